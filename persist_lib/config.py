@@ -1,0 +1,87 @@
+"""Settings (a dozen numbers with units and reasons) and the runtime (everything ambient).
+
+Components such as stores, clocks and random numbers are arguments, never settings. Nothing here reads the environment.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Config(BaseModel):
+    """Settings of a client. Sizes in bytes, durations as the name says. Values out of bounds are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inline_bytes: int = Field(16 * KIB, ge=0, le=256 * KIB)
+    """A batch at most this large is stored in the state itself: one compare-and-set, no object."""
+    part_bytes: int = Field(128 * MIB, ge=64 * KIB, le=1024 * MIB)
+    """About the size of one object. Larger costs memory per task, smaller costs requests."""
+    lease_ms: int = Field(15 * 60_000, ge=100)
+    """How long a reader or writer lives without a heartbeat. Longer delays collection after a crash."""
+    rollup_every: int = Field(128, ge=1)
+    """Transitions between rollups: the most that opening a shard has to replay."""
+    timeout_s: float = Field(60.0, gt=0)
+    """What a call may take unless it says otherwise."""
+    poll_s: float = Field(0.01, gt=0)
+    """How often a listener looks for news at first; it backs off to fifty times that when nothing comes."""
+    merge_bytes: int = Field(256 * MIB, ge=1 * MIB)
+    """Memory for buffered windows of a merge."""
+    read_threads: int = Field(4, ge=1, le=64)
+    """Objects fetched in parallel."""
+    compact_fan_in: int = Field(8, ge=2, le=64)
+    """How many batches of one size class are let stand before they are merged: write against read amplification."""
+    spark_above_bytes: int = Field(64 * MIB, ge=0)
+    """Compactions that read more than this go to Spark when the engine is `auto`."""
+    task_bytes: int = Field(128 * MIB, ge=64 * KIB)
+    """Input of one merge task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Everything ambient that client code uses. Tests and simulations replace it."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    random: random.Random = field(default_factory=random.SystemRandom)
+    background: bool = True
+    """Whether leases are kept up in the background; a simulation calls `client.heartbeat()` itself."""
+
+    def entropy(self) -> int:
+        """64 random bits."""
+        return self.random.getrandbits(64)
+
+    def deadline(self, timeout_s: float) -> Deadline:
+        """The moment at which a call that starts now has to give up."""
+        return Deadline(self, timeout_s, self.monotonic() + timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a call gives up."""
+
+    runtime: Runtime
+    timeout_s: float
+    ends: float
+
+    def remaining_s(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self.ends - self.runtime.monotonic())
+
+    def has_passed(self) -> bool:
+        """Whether nothing is left."""
+        return self.runtime.monotonic() >= self.ends
+
+    def pause(self, seconds: float) -> None:
+        """Sleep for a jittered `seconds`, but not beyond the deadline."""
+        self.runtime.sleep(min(self.remaining_s(), seconds * self.runtime.random.uniform(0.5, 1.5)))
+
+

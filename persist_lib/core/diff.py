@@ -1,0 +1,105 @@
+"""The change from one state to the next: what a row of the log holds.
+
+A transition answers a `StateDiff`, and `apply_diff` is the only way to a new state, for the one who commits as for
+everybody who replays; so a replay cannot come out differently. Old values are kept in the diff and must match.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from persist_lib.core.state import Batch, Garbage, Hold, Reader, Rollup, State, Writer
+from persist_lib.errors import InvariantViolated
+from persist_lib.frontier import Antichain
+from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
+from persist_lib.schema import Schema
+
+MODULUS = 2**64
+
+
+class TraceEdit(msgspec.Struct, frozen=True, array_like=True):
+    """The batches with ids `removed`, contiguous, are replaced by `added`; without any, `added` goes to the end."""
+
+    removed: tuple[tuple[int, int], ...]
+    added: tuple[Batch, ...]
+
+
+class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What changed: `(old, new)` for values, `(key, old, new)` for entries, with None for absent."""
+
+    since: tuple[Antichain, Antichain] | None = None
+    trace: TraceEdit | None = None
+    schemas: tuple[Schema, ...] = ()
+    writers: tuple[tuple[WriterId, Writer | None, Writer | None], ...] = ()
+    readers: tuple[tuple[ReaderId, Reader | None, Reader | None], ...] = ()
+    holds: tuple[tuple[str, Hold | None, Hold | None], ...] = ()
+    retired: tuple[tuple[str, SeqNo | None, SeqNo | None], ...] = ()
+    garbage: tuple[tuple[PartKey, Garbage | None, Garbage | None], ...] = ()
+    rollups: tuple[tuple[SeqNo, Rollup | None, Rollup | None], ...] = ()
+    retention: tuple[int | None, int | None] | None = None
+
+
+def apply_diff(state: State, diff: StateDiff) -> State:
+    """The state after `diff`. Raises InvariantViolated where the old values are not the state's."""
+    changes: dict[str, object] = {}
+    if diff.since is not None:
+        _expect(diff.since[0], state.since, "since")
+        changes["since"] = diff.since[1]
+    if diff.retention is not None:
+        _expect(diff.retention[0], state.retention, "retention")
+        changes["retention"] = diff.retention[1]
+    if diff.schemas:
+        changes["schemas"] = state.schemas + diff.schemas
+    if diff.trace is not None:
+        changes.update(_apply_trace(state, diff.trace))
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups"):
+        if edits := getattr(diff, name):
+            changes[name] = _apply_edits(getattr(state, name), edits, name)
+    return msgspec.structs.replace(state, **changes)
+
+
+def find_slice(trace: tuple[Batch, ...], ids: tuple[tuple[int, int], ...]) -> int | None:
+    """Where `ids` start in the trace if they are a contiguous slice of it, else None."""
+    start = bisect_left(trace, ids[0][0], key=lambda batch: batch.lo)
+    found = trace[start : start + len(ids)]
+    return start if tuple(batch.id for batch in found) == ids else None
+
+
+def _apply_trace(state: State, edit: TraceEdit) -> dict[str, object]:
+    start = find_slice(state.trace, edit.removed) if edit.removed else len(state.trace)
+    if start is None:
+        raise InvariantViolated(f"the diff removes batches {edit.removed} which the trace does not have")
+    end = start + len(edit.removed)
+    gone, came = state.trace[start:end], edit.added
+    return {
+        "trace": state.trace[:start] + came + state.trace[end:],
+        "inline_size": state.inline_size + sum(b.inline_size for b in came) - sum(b.inline_size for b in gone),
+        "fingerprint": (state.fingerprint + sum(b.fingerprint for b in came) - sum(b.fingerprint for b in gone))
+        % MODULUS,
+        "count": state.count + sum(b.count for b in came) - sum(b.count for b in gone),
+        "size": state.size + sum(b.size for b in came) - sum(b.size for b in gone),
+    }
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _apply_edits(entries: Mapping[K, V], edits: tuple[tuple[K, V | None, V | None], ...], what: str) -> dict[K, V]:
+    changed = dict(entries)
+    for key, old, new in edits:
+        _expect(old, changed.get(key), f"{what}[{key}]")
+        if new is None:
+            del changed[key]
+        else:
+            changed[key] = new
+    return changed
+
+
+def _expect(recorded: object, actual: object, what: str) -> None:
+    if recorded != actual:
+        raise InvariantViolated(f"the diff changes {what} from {recorded!r}, but it is {actual!r}")

@@ -1,0 +1,80 @@
+"""Liveness: extending leases, retiring ids, and what the live hold back. Leases never decide what is deleted.
+
+`now` and `lease_until` are ms of the Consensus store's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from persist_lib.core import commands as c
+from persist_lib.core.diff import StateDiff
+from persist_lib.core.state import Hold, Reader, State, Writer
+from persist_lib.frontier import Antichain, meet_all
+from persist_lib.ids import ReaderId, SeqNo, WriterId
+
+
+class Overdue(NamedTuple):
+    """A live id whose lease has ended: for how long (ms), and what it holds back."""
+
+    id: str
+    overdue_ms: int
+    since: Antichain | None
+    seqno: SeqNo | None
+
+
+def plan_expiry(state: State, now: int) -> list[Overdue]:
+    """Who would be retired by `Expire(now)`."""
+    writers = [Overdue(id_, now - w.lease_until, None, None) for id_, w in state.writers.items() if w.lease_until < now]
+    readers = [
+        Overdue(id_, now - r.lease_until, r.since, r.seqno) for id_, r in state.readers.items() if r.lease_until < now
+    ]
+    return writers + readers
+
+
+def expire(state: State, seqno: SeqNo, now: int) -> StateDiff | c.Refusal:
+    """Retire all that are overdue. SUBTLE: since stays where it is, even when the last reader goes."""
+    return retire(state, seqno, tuple(overdue.id for overdue in plan_expiry(state, now))) or c.NothingDue()
+
+
+def retire(state: State, seqno: SeqNo, ids: tuple[str, ...]) -> StateDiff | None:
+    """Take live ids out for ever; None when none of them is live."""
+    writers = tuple((WriterId(i), state.writers[WriterId(i)], None) for i in ids if i in state.writers)
+    readers = tuple((ReaderId(i), state.readers[ReaderId(i)], None) for i in ids if i in state.readers)
+    if not writers and not readers:
+        return None
+    gone = (*(id_ for id_, *_ in writers), *(id_ for id_, *_ in readers))
+    return StateDiff(writers=writers, readers=readers, retired=tuple((id_, None, seqno) for id_ in gone))
+
+
+def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | c.Refusal:
+    """Extend the leases of those of `ids` that are live; refused when none is."""
+    writers = []
+    for id_ in ids:
+        if (old := state.writers.get(WriterId(id_))) is not None and old.lease_until < lease_until:
+            writers.append((WriterId(id_), old, Writer(old.purpose, lease_until, old.outcomes)))
+    readers = []
+    for id_ in ids:
+        if (reader := state.readers.get(ReaderId(id_))) is not None and reader.lease_until < lease_until:
+            renewed = Reader(reader.since, reader.seqno, lease_until, reader.purpose)
+            readers.append((ReaderId(id_), reader, renewed))
+    if not any(id_ in state.writers or id_ in state.readers for id_ in ids):
+        return c.NotLive(ids)
+    if not writers and not readers:
+        return c.AlreadyDone()
+    return StateDiff(writers=tuple(writers), readers=tuple(readers))
+
+
+def fold_since(
+    state: State,
+    readers: Mapping[ReaderId, Reader] | None = None,
+    holds: Mapping[str, Hold] | None = None,
+) -> tuple[Antichain, Antichain] | None:
+    """The change of the shard's since that these readers and holds allow; None for no change, never back."""
+    readers = state.readers if readers is None else readers
+    holds = state.holds if holds is None else holds
+    frontiers = [reader.since for reader in readers.values()] + [hold.since for hold in holds.values()]
+    if not frontiers or meet_all(frontiers) <= state.since:
+        return None
+    return (state.since, meet_all(frontiers))

@@ -1,0 +1,185 @@
+"""One version of a shard's metadata, as immutable values.
+
+Every type here is a frozen msgspec struct whose field order is its stored form (see `format.encoding`): fields are only
+ever added at the end, with a default. Mappings are never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from persist_lib.frontier import MINIMUM, TOP, Antichain
+from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
+from persist_lib.schema import Schema
+
+RETENTION = "retention"
+"""The hold that the retention policy moves."""
+INLINE_TOTAL_BYTES = 1024 * 1024
+"""All inline batches of a shard together; a rollup carries them all."""
+TOKENS_KEPT = 4
+"""How many of its last tokens a writer's entry remembers."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One sorted piece of a batch: an object, or inline bytes (then `key` is empty).
+
+    The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive.
+    """
+
+    key: PartKey
+    size: int
+    rows: int
+    digests: bytes
+    key_lower: bytes
+    key_upper: bytes
+    time_lower: int
+    time_upper: int
+    schema: int
+    inline: bytes | None = None
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """Updates with times in `[lower, upper)`, exact for every as_of at or beyond `since`.
+
+    `count`, `diff_sum` and `fingerprint` are those of the registered bounds, which may be tighter than what the
+    parts hold (`exact` is then false, and readers filter). `runs[i]` is where the i-th sorted run starts in `parts`;
+    a run is sorted as a whole, and consolidated as of `since`. `(lo, hi)` is its durable place in the trace.
+    """
+
+    lo: int
+    hi: int
+    lower: Antichain
+    upper: Antichain
+    since: Antichain
+    count: int
+    diff_sum: int
+    fingerprint: int
+    parts: tuple[Part, ...] = ()
+    runs: tuple[int, ...] = ()
+    exact: bool = True
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Its durable id."""
+        return (self.lo, self.hi)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its parts."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def inline_size(self) -> int:
+        """Bytes of its inline parts."""
+        return sum(part.size for part in self.parts if part.inline is not None)
+
+    @property
+    def keys(self) -> tuple[PartKey, ...]:
+        """The blobs it refers to."""
+        return tuple(part.key for part in self.parts if part.inline is None)
+
+    def run_parts(self) -> list[tuple[Part, ...]]:
+        """Its parts, run by run."""
+        ends = (*self.runs[1:], len(self.parts))
+        return [self.parts[start:end] for start, end in zip(self.runs, ends, strict=True)]
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What an append answered: at which seqno it was committed, and the upper it left."""
+
+    token: bytes
+    seqno: SeqNo
+    upper: Antichain
+
+
+class Writer(msgspec.Struct, frozen=True, array_like=True):
+    """A live writer: for what, until when (ms of the store's clock), and its last outcomes, oldest first."""
+
+    purpose: Literal["ingest", "maintenance"]
+    lease_until: int
+    outcomes: tuple[Outcome, ...] = ()
+
+
+class Reader(msgspec.Struct, frozen=True, array_like=True):
+    """A live reader: history it needs (`since`), the oldest state it may still read from, and until when it lives."""
+
+    since: Antichain
+    seqno: SeqNo
+    lease_until: int
+    purpose: str = ""
+
+
+class Hold(msgspec.Struct, frozen=True, array_like=True):
+    """A durable hold on history, without a lease. `opaque` fences its owners off from one another."""
+
+    since: Antichain
+    opaque: bytes = b""
+
+
+class Rollup(msgspec.Struct, frozen=True, array_like=True):
+    """A whole copy of the state at a seqno, in Blob."""
+
+    key: PartKey
+    size: int
+    digests: bytes
+
+
+class Garbage(msgspec.Struct, frozen=True, array_like=True):
+    """A blob logically deleted at `seqno`: no state from there on refers to it. `size` in bytes."""
+
+    seqno: SeqNo
+    size: int
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """One version of a shard. `core.validate` lists what always holds."""
+
+    since: Antichain = MINIMUM
+    trace: tuple[Batch, ...] = ()
+    schemas: tuple[Schema, ...] = ()
+    writers: Mapping[WriterId, Writer] = {}
+    readers: Mapping[ReaderId, Reader] = {}
+    holds: Mapping[str, Hold] = {}
+    retired: Mapping[str, SeqNo] = {}
+    garbage: Mapping[PartKey, Garbage] = {}
+    rollups: Mapping[SeqNo, Rollup] = {}
+    retention: int | None = None
+    inline_size: int = 0
+    fingerprint: int = 0
+    count: int = 0
+    size: int = 0
+
+    @property
+    def upper(self) -> Antichain:
+        """Everything before it is known, for ever."""
+        return self.trace[-1].upper if self.trace else MINIMUM
+
+    @property
+    def next_id(self) -> int:
+        """Where the next batch's id range starts."""
+        return self.trace[-1].hi if self.trace else 0
+
+    @property
+    def newest_rollup(self) -> SeqNo:
+        """The seqno of the newest rollup, 0 for none."""
+        return max(self.rollups, default=SeqNo(0))
+
+    def is_finished(self) -> bool:
+        """Whether this is a tombstone."""
+        return self.since == TOP and self.upper == TOP
+
+    def seqno_since(self, seqno: SeqNo) -> SeqNo:
+        """The oldest state that a live reader may still read from, given that this one is at `seqno`."""
+        return min((reader.seqno for reader in self.readers.values()), default=seqno)
+
+
+class Version(msgspec.Struct, frozen=True):
+    """A state, and where in the log it stands. `digest` is the hash of the row that led here."""
+
+    seqno: SeqNo
+    state: State
+    digest: bytes
+    rollup: tuple[SeqNo, Rollup] | None = None

@@ -1,0 +1,93 @@
+"""The trace: all batches of a shard, oldest first, contiguous from the minimum time to upper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from persist_lib.core.diff import TraceEdit
+from persist_lib.core.state import Batch, Part, State
+from persist_lib.frontier import MAX_TIME
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Each this much of an object has a digest of its own, so that ranges of it can be verified."""
+DIGEST_BYTES = 16
+
+
+class Level(NamedTuple):
+    """The batches of one size class: `2**level` updates or a little fewer. `level` is -1 for empty batches."""
+
+    level: int
+    batches: int
+    updates: int
+    size: int
+
+
+def level_of(count: int) -> int:
+    """The size class of a batch with `count` updates: -1 for none, k for (2**(k-1), 2**k]."""
+    return (count - 1).bit_length() if count > 0 else -1
+
+
+def levels(trace: Iterable[Batch]) -> list[Level]:
+    """The trace by size class, largest first."""
+    found: dict[int, Level] = {}
+    for batch in trace:
+        level = level_of(batch.count)
+        old = found.get(level, Level(level, 0, 0, 0))
+        found[level] = Level(level, old.batches + 1, old.updates + batch.count, old.size + batch.size)
+    return sorted(found.values(), reverse=True)
+
+
+def push(state: State, batch: Batch) -> TraceEdit:
+    """Put a batch at the end. An empty batch on an empty one extends that, so idle time costs no space."""
+    last = state.trace[-1] if state.trace else None
+    if last is not None and last.count == 0 and batch.count == 0:
+        fused = Batch(last.lo, last.hi + 1, last.lower, batch.upper, last.since.join(batch.since), 0, 0, 0)
+        return TraceEdit((last.id,), (fused,))
+    lo = state.next_id
+    placed = Batch(
+        lo, lo + 1, batch.lower, batch.upper, batch.since, batch.count, batch.diff_sum, batch.fingerprint, batch.parts,
+        batch.runs, batch.exact,
+    )  # fmt: skip
+    return TraceEdit((), (placed,))
+
+
+def batch_problems(batch: Batch, state: State) -> list[str]:
+    """What is wrong with a batch by itself, one sentence each; nothing for a sound one."""
+    found = []
+    if not batch.lower < batch.upper:
+        found.append(f"bounds [{batch.lower}, {batch.upper}) are empty")
+    if (batch.count == 0) != (not batch.parts) or batch.count > sum(part.rows for part in batch.parts):
+        found.append(f"{batch.count} updates in {len(batch.parts)} parts")
+    if batch.exact and batch.count != sum(part.rows for part in batch.parts):
+        found.append(f"{batch.count} updates, but the parts hold {sum(part.rows for part in batch.parts)}")
+    if batch.count == 0 and (batch.fingerprint or batch.diff_sum):
+        found.append("an empty batch has a fingerprint")
+    if list(batch.runs) != sorted(set(batch.runs)) or bool(batch.runs) != bool(batch.parts):
+        found.append(f"runs {batch.runs} are not ascending starts")
+    if batch.runs and (batch.runs[0] != 0 or batch.runs[-1] >= len(batch.parts)):
+        found.append(f"runs {batch.runs} do not fit {len(batch.parts)} parts")
+    if not 0 <= batch.fingerprint < 2**64 or not -(2**63) <= batch.diff_sum < 2**63:
+        found.append("fingerprint or diff sum is out of range")
+    for part in batch.parts:
+        found += _part_problems(part, batch, len(state.schemas))
+    return found
+
+
+def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:
+    found = []
+    if (part.inline is None) != bool(part.key):
+        found.append(f"part {part.key!r} must be either an object or inline")
+    if part.rows <= 0 or part.size <= 0:
+        found.append(f"part {part.key!r} is empty")
+    if len(part.digests) != DIGEST_BYTES * -(-part.size // CHUNK_BYTES):
+        found.append(f"part {part.key!r} lacks digests")
+    if part.inline is not None and len(part.inline) != part.size:
+        found.append("an inline part's size is not its bytes'")
+    if not 0 <= part.schema < schemas:
+        found.append(f"part {part.key!r} has unknown schema {part.schema}")
+    if not 0 <= part.time_lower <= part.time_upper <= MAX_TIME or part.key_lower > part.key_upper:
+        found.append(f"part {part.key!r} has impossible bounds")
+    if batch.exact and not (batch.lower.is_before(part.time_lower) and batch.upper.has_passed(part.time_upper)):
+        found.append(f"part {part.key!r} has times outside of [{batch.lower}, {batch.upper})")
+    return found

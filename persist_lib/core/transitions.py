@@ -1,0 +1,259 @@
+"""What each command does to a state, as a table: for each command the refusals first, then the one effect.
+
+Pure and total: no I/O, no clock, no randomness. `seqno` is where in the log the transition would be committed.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from persist_lib.core import commands as c
+from persist_lib.core.diff import MODULUS, StateDiff, TraceEdit, apply_diff, find_slice
+from persist_lib.core.leases import expire, extend, fold_since, retire
+from persist_lib.core.state import (
+    INLINE_TOTAL_BYTES,
+    TOKENS_KEPT,
+    Batch,
+    Garbage,
+    Hold,
+    Outcome,
+    Reader,
+    State,
+    Writer,
+)
+from persist_lib.core.trace import batch_problems, push
+from persist_lib.errors import SchemaMismatch
+from persist_lib.frontier import MINIMUM, TOP
+from persist_lib.ids import PartKey, SeqNo, uploader_of
+
+
+def apply(state: State, seqno: SeqNo, command: c.Command) -> State | c.Refusal:
+    """The state after `command`, or why it does not apply."""
+    answer = change(state, seqno, command)
+    return apply_diff(state, answer) if isinstance(answer, StateDiff) else answer
+
+
+def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refusal:
+    """What `command` changes in `state` when committed at `seqno`, or why it does not apply."""
+    match command:
+        case c.Create() if state.schemas:
+            return c.Exists("shard")
+        case c.Create(schema):
+            return StateDiff(schemas=(schema,))
+        case c.ForgetGarbage(keys):
+            return _forget_garbage(state, keys)
+        case c.ForgetRetired(ids):
+            return _forget_retired(state, ids)
+        case c.AddRollup():
+            return _add_rollup(state, seqno, command)
+        case _ if state.is_finished():
+            return c.Finished()
+        case c.RegisterWriter(writer) if writer in state.writers or writer in state.retired:
+            return c.Exists(writer)
+        case c.RegisterWriter(writer, purpose, lease_until):
+            return StateDiff(writers=((writer, None, Writer(purpose, lease_until)),))
+        case c.RegisterReader(reader) if reader in state.readers or reader in state.retired:
+            return c.Exists(reader)
+        case c.RegisterReader(reader, lease_until, purpose):
+            return StateDiff(readers=((reader, None, Reader(state.since, seqno, lease_until, purpose)),))
+        case c.CompareAndAppend() | c.Append():
+            return _append(state, seqno, command)
+        case c.Heartbeat(ids, lease_until):
+            return extend(state, ids, lease_until)
+        case c.DowngradeSince(reader) if reader not in state.readers:
+            return c.NotLive((reader,))
+        case c.DowngradeSince():
+            return _downgrade_since(state, seqno, command)
+        case c.SetHold():
+            return _set_hold(state, command)
+        case c.ReleaseHold(name, expected):
+            hold = state.holds.get(name)
+            if hold is None or hold.opaque != expected:
+                return c.WrongOpaque(name, expected, hold and hold.opaque)
+            return StateDiff(holds=((name, hold, None),))
+        case c.SetRetention(distance) if distance == state.retention:
+            return c.AlreadyDone()
+        case c.SetRetention(distance):
+            return StateDiff(retention=(state.retention, distance))
+        case c.Expire(now):
+            return expire(state, seqno, now)
+        case c.Retire(id_):
+            return retire(state, seqno, (id_,)) or c.NotLive((id_,))
+        case c.ApplyCompaction():
+            return _apply_compaction(state, seqno, command)
+        case c.EvolveSchema(expected, schema):
+            return _evolve_schema(state, expected, schema)
+        case c.Finish():
+            return _finish(state, seqno)
+        case _:
+            assert_never(command)
+
+
+def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) -> StateDiff | c.Refusal:
+    writer, batch = state.writers.get(command.writer), command.batch
+    if writer is None:
+        return c.NotLive((command.writer,))
+    for outcome in writer.outcomes:
+        if outcome.token == command.token:
+            return c.AlreadyDone(outcome)
+    if strangers := _dead_uploaders(state, batch.keys):
+        return c.NotLive(strangers)
+    if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
+        return c.InvalidBounds("; ".join(problems))
+    if isinstance(command, c.Append) and batch.upper <= state.upper:
+        return c.AlreadyDone()
+    if batch.lower != state.upper:
+        return c.WrongUpper(batch.lower, state.upper)
+    if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
+        return c.InlineFull(state.inline_size)
+    outcomes = (*writer.outcomes, Outcome(command.token, seqno, batch.upper))[-TOKENS_KEPT:]
+    renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes)
+    return StateDiff(trace=push(state, batch), writers=((command.writer, writer, renewed),))
+
+
+def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> StateDiff:
+    old = state.readers[command.reader]
+    new = Reader(
+        since=old.since.join(command.since),
+        seqno=max(old.seqno, min(command.seqno, seqno)),
+        lease_until=max(old.lease_until, command.lease_until),
+        purpose=old.purpose,
+    )
+    since = fold_since(state, readers={**state.readers, command.reader: new})
+    return StateDiff(since=since, readers=((command.reader, old, new),))
+
+
+def _set_hold(state: State, command: c.SetHold) -> StateDiff | c.Refusal:
+    old = state.holds.get(command.name)
+    actual = old.opaque if old else None
+    if actual != command.expected:
+        return c.WrongOpaque(command.name, command.expected, actual)
+    least = old.since if old else state.since
+    if command.since < least:
+        return c.BelowSince(command.since, least)
+    new = Hold(command.since, command.opaque)
+    if new == old:
+        return c.AlreadyDone()
+    since = fold_since(state, holds={**state.holds, command.name: new})
+    return StateDiff(since=since, holds=((command.name, old, new),))
+
+
+def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) -> StateDiff | c.Refusal:
+    inputs, output = command.inputs, command.output
+    if command.worker not in state.writers:
+        return c.NotLive((command.worker,))
+    start = find_slice(state.trace, inputs) if inputs else None
+    if start is None:
+        return c.InputsGone(inputs)
+    gone = state.trace[start : start + len(inputs)]
+    held = {key: part.size for b in gone for part in b.parts if part.inline is None for key in (part.key,)}
+    fresh = tuple(key for key in output.keys if key not in held)
+    if strangers := _dead_uploaders(state, fresh):
+        return c.NotLive(strangers)
+    if reason := _not_equivalent(state, gone, output, fresh):
+        return c.NotEquivalent(reason)
+    placed = _placed(output, gone[0].lo, gone[-1].hi)
+    if state.inline_size + output.inline_size - sum(b.inline_size for b in gone) > INLINE_TOTAL_BYTES:
+        return c.InlineFull(state.inline_size)
+    freed = held.keys() - set(output.keys)
+    return StateDiff(
+        trace=TraceEdit(inputs, (placed,)),
+        garbage=tuple((key, None, Garbage(seqno, held[key])) for key in sorted(freed)),
+    )
+
+
+def _not_equivalent(state: State, gone: tuple[Batch, ...], output: Batch, fresh: tuple[PartKey, ...]) -> str | None:
+    """Why `output` does not stand for the batches `gone`; None when it does."""
+    if problems := batch_problems(output, state):
+        return "; ".join(problems)
+    if (output.lower, output.upper) != (gone[0].lower, gone[-1].upper):
+        return f"bounds [{output.lower}, {output.upper}) are not [{gone[0].lower}, {gone[-1].upper})"
+    if output.since > state.since:
+        return f"since {output.since} is beyond the shard's {state.since}"
+    if any(output.since < batch.since for batch in gone):
+        return f"since {output.since} is behind an input's"
+    if output.count > sum(batch.count for batch in gone):
+        return f"{output.count} updates are more than the inputs' {sum(batch.count for batch in gone)}"
+    for name in ("fingerprint", "diff_sum"):
+        expected = sum(getattr(batch, name) for batch in gone)
+        if (expected - getattr(output, name)) % MODULUS:
+            return f"{name} is {getattr(output, name)}, the inputs' is {expected % MODULUS}"
+    if any(key in state.garbage for key in fresh):
+        return "a key is garbage already"
+    return None
+
+
+def _add_rollup(state: State, seqno: SeqNo, command: c.AddRollup) -> StateDiff | c.Refusal:
+    # A tombstone has no live writers, and needs its one rollup all the same.
+    if command.worker not in state.writers and not state.is_finished():
+        return c.NotLive((command.worker,))
+    newest = state.newest_rollup
+    if command.seqno <= newest:
+        return c.TooOld(command.seqno, newest)
+    if command.seqno >= seqno:
+        return c.InvalidBounds(f"a rollup of seqno {command.seqno} cannot be linked at {seqno}")
+    keep = {newest} if not state.is_finished() else set()
+    old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at not in keep]
+    return StateDiff(
+        rollups=(*((at, rollup, None) for at, rollup in old), (command.seqno, None, command.rollup)),
+        garbage=tuple((rollup.key, None, Garbage(seqno, rollup.size)) for _, rollup in old),
+    )
+
+
+def _forget_garbage(state: State, keys: tuple[PartKey, ...]) -> StateDiff | c.Refusal:
+    if not keys or any(key not in state.garbage for key in keys):
+        return c.Unknown(tuple(key for key in keys if key not in state.garbage))
+    return StateDiff(garbage=tuple((key, state.garbage[key], None) for key in keys))
+
+
+def _forget_retired(state: State, ids: tuple[str, ...]) -> StateDiff | c.Refusal:
+    if not ids or any(id_ not in state.retired for id_ in ids):
+        return c.Unknown(tuple(id_ for id_ in ids if id_ not in state.retired))
+    return StateDiff(retired=tuple((id_, state.retired[id_], None) for id_ in ids))
+
+
+def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | c.Refusal:
+    newest = len(state.schemas) - 1
+    if schema == state.schemas[newest]:
+        return c.AlreadyDone()
+    if expected != newest:
+        return c.WrongSchema(newest, f"the newest schema is number {newest}, not {expected}")
+    try:
+        state.schemas[newest].check_additive(schema)  # type: ignore[arg-type]
+    except SchemaMismatch as mismatch:
+        return c.WrongSchema(newest, mismatch.message)
+    return StateDiff(schemas=(schema,))  # type: ignore[arg-type]
+
+
+def _finish(state: State, seqno: SeqNo) -> StateDiff | c.Refusal:
+    if by := (*state.readers, *(f"hold {name}" for name in state.holds)):
+        return c.Held(tuple(by))
+    parts = {part.key: part.size for batch in state.trace for part in batch.parts if part.inline is None}
+    old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
+    empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0)
+    gone = retire(state, seqno, tuple(state.writers))
+    return StateDiff(
+        since=(state.since, TOP),
+        trace=TraceEdit(tuple(batch.id for batch in state.trace), (empty,)),
+        writers=gone.writers if gone else (),
+        retired=gone.retired if gone else (),
+        rollups=tuple((at, rollup, None) for at, rollup in old),
+        garbage=(
+            *((PartKey(key), None, Garbage(seqno, size)) for key, size in sorted(parts.items())),
+            *((rollup.key, None, Garbage(seqno, rollup.size)) for _, rollup in old),
+        ),
+        retention=(state.retention, None) if state.retention is not None else None,
+    )
+
+
+def _dead_uploaders(state: State, keys: tuple[PartKey, ...]) -> tuple[str, ...]:
+    return tuple(sorted({uploader_of(key) for key in keys} - state.writers.keys()))
+
+
+def _placed(batch: Batch, lo: int, hi: int) -> Batch:
+    return Batch(
+        lo, hi, batch.lower, batch.upper, batch.since, batch.count, batch.diff_sum, batch.fingerprint, batch.parts,
+        batch.runs, batch.exact,
+    )  # fmt: skip
+
+

@@ -1,0 +1,141 @@
+"""What always holds of a state, as code: whole after each load, for what changed before each compare-and-set.
+
+`check_state(state, seqno)` and `check_change(old, diff, new, seqno)` raise InvariantViolated with one sentence for each
+broken invariant. Neither is ever compiled out; a client never commits on top of a state that fails.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+
+from persist_lib.core.diff import MODULUS, StateDiff
+from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
+from persist_lib.core.trace import batch_problems
+from persist_lib.errors import InvariantViolated, SchemaMismatch
+from persist_lib.frontier import MINIMUM
+from persist_lib.ids import READER, WRITER, SeqNo, uploader_of
+
+
+def check_state(state: State, seqno: SeqNo) -> None:
+    """Raise InvariantViolated unless all state-local invariants hold."""
+    _refuse(_schemas(state) + _trace(state) + _totals(state) + _keys(state) + _ids(state, seqno), seqno)
+
+
+def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
+    """Raise InvariantViolated unless `new` keeps the invariants that `diff` could break. Costs O(change)."""
+    found = []
+    if new.since < old.since or new.upper < old.upper:
+        found.append(f"since or upper went back: {old.since}, {old.upper} -> {new.since}, {new.upper}")
+    if diff.trace is not None:
+        found += _trace_change(new, diff)
+    if new.inline_size > INLINE_TOTAL_BYTES:
+        found.append(f"{new.inline_size} inline bytes")
+    if diff.readers or diff.holds or diff.since is not None:
+        found += _holders(new)
+    for id_, before, after in (*diff.writers, *diff.readers):
+        if before is None and id_ in old.retired:
+            found.append(f"{id_} came back from the retired")
+        if after is not None and id_ in new.retired:
+            found.append(f"{id_} is both live and retired")
+    for key, before, _after in diff.garbage:
+        if before is None and key in old.garbage:
+            found.append(f"{key} became garbage twice")
+    _refuse(found, seqno)
+
+
+def _trace_change(new: State, diff: StateDiff) -> list[str]:
+    if diff.trace is None:
+        return []
+    found = []
+    for added in diff.trace.added:
+        found += batch_problems(added, new)
+        index = bisect_left(new.trace, added.lo, key=lambda batch: batch.lo)
+        around = new.trace[max(0, index - 1) : index + 2]
+        found += _contiguous(around, first=index <= 1)
+        if added.since > new.since:
+            found.append(f"batch {added.id} has since {added.since} beyond {new.since}")
+        found += [f"{key} is both garbage and referred to" for key in added.keys if key in new.garbage]
+    return found
+
+
+def _contiguous(batches: tuple[Batch, ...], first: bool) -> list[str]:
+    found = []
+    if first and batches and (batches[0].lower != MINIMUM or batches[0].lo != 0):
+        found.append("the trace does not start at the minimum")
+    for left, right in pairwise(batches):
+        if left.upper != right.lower or left.hi != right.lo or not left.lo < left.hi:
+            found.append(f"batches {left.id} [{left.lower}, {left.upper}) and {right.id} [{right.lower}, … do not meet")
+    return found
+
+
+def _trace(state: State) -> list[str]:
+    found = _contiguous(state.trace, first=True)
+    for batch in state.trace:
+        found += [f"batch {batch.id}: {problem}" for problem in batch_problems(batch, state)]
+        if batch.since > state.since:
+            found.append(f"batch {batch.id} has since {batch.since} beyond the shard's {state.since}")
+    return found
+
+
+def _schemas(state: State) -> list[str]:
+    found = [] if state.schemas else ["there is no schema"]
+    for older, newer in pairwise(state.schemas):
+        try:
+            older.check_additive(newer)
+        except SchemaMismatch as mismatch:
+            found.append(mismatch.message)
+    return found
+
+
+def _totals(state: State) -> list[str]:
+    sums = {
+        "inline_size": sum(batch.inline_size for batch in state.trace),
+        "fingerprint": sum(batch.fingerprint for batch in state.trace) % MODULUS,
+        "count": sum(batch.count for batch in state.trace),
+        "size": sum(batch.size for batch in state.trace),
+    }
+    found = [f"{name} is {getattr(state, name)}, not {n}" for name, n in sums.items() if getattr(state, name) != n]
+    if state.inline_size > INLINE_TOTAL_BYTES:
+        found.append(f"{state.inline_size} inline bytes")
+    return found
+
+
+def _keys(state: State) -> list[str]:
+    parts = [key for batch in state.trace for key in batch.keys]
+    rollups = [rollup.key for rollup in state.rollups.values()]
+    live = parts + rollups
+    found = []
+    if len(set(live)) != len(live):
+        found.append("a blob is referred to twice")
+    found += [f"{key} is both garbage and referred to" for key in live if key in state.garbage]
+    found += [f"{key} has no uploader" for key in parts if not WRITER.fullmatch(uploader_of(key))]
+    if len(state.rollups) > 2:
+        found.append(f"{len(state.rollups)} rollups")
+    return found
+
+
+def _holders(state: State) -> list[str]:
+    found = [f"{id_} holds {r.since}, before since" for id_, r in state.readers.items() if r.since < state.since]
+    return found + [f"{name} holds {h.since}, before since" for name, h in state.holds.items() if h.since < state.since]
+
+
+def _ids(state: State, seqno: SeqNo) -> list[str]:
+    found = _holders(state)
+    found += [f"writer id {id_!r} is malformed" for id_ in state.writers if not WRITER.fullmatch(id_)]
+    found += [f"reader id {id_!r} is malformed" for id_ in state.readers if not READER.fullmatch(id_)]
+    found += [f"{id_} is both live and retired" for id_ in (*state.writers, *state.readers) if id_ in state.retired]
+    future = [
+        *(r.seqno for r in state.readers.values()), *(g.seqno for g in state.garbage.values()),
+        *state.retired.values(), *(at + 1 for at in state.rollups),
+    ]  # fmt: skip
+    return found + [f"seqno {at} is beyond {seqno}" for at in future if at > seqno]
+
+
+def _refuse(broken: list[str], seqno: SeqNo) -> None:
+    if broken:
+        raise InvariantViolated(
+            f"the state at v{seqno} breaks what must always hold: {'; '.join(broken[:8])}. Nothing was written; "
+            "this is a bug in Persist or damage to the log: keep the location as it is and report it",
+            broken=broken, seqno=seqno,
+        )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Every exception Persist raises on purpose.
+
+    PersistError
+    ├── InvalidUsage               the call is wrong; raised at once, nothing was written
+    │   ├── SchemaMismatch         the shard holds another schema, or the change is not additive
+    │   └── InvalidName            a name that cannot become a path
+    ├── Refused                    the shard answered no; nothing was written
+    │   ├── UpperMismatch          another writer moved upper first (expected, actual)
+    │   ├── SinceViolation         as_of is before since (as_of, since)
+    │   ├── LeaseExpired           this id is retired for ever (id)
+    │   ├── HoldConflict           somebody else owns the hold (name, expected, actual)
+    │   ├── CompactionRefused      the output does not stand for its inputs (reason)
+    │   ├── ShardFinished          a tombstone: nothing can change any more
+    │   └── StillRead              a live reader or hold still needs the shard
+    ├── NotFound                   no such location or shard
+    ├── DiffOverflow               an exact sum of diffs does not fit in 64 bits
+    ├── Determinate                the world failed, and the call did certainly not happen
+    │   └── TimedOut               the caller's timeout ran out
+    ├── Indeterminate              the world failed, and the call may have happened
+    └── Damage                     stop: stored data is not what was written
+        ├── Corrupt                bytes differ from their digest, or do not decode (key)
+        ├── Missing                an object that must exist does not (key)
+        ├── NewerFormat            written by a newer release; nothing was touched
+        ├── HistoryRegressed       the log went backwards: a restored backup, a fork
+        └── InvariantViolated      a state breaks its own invariants (a bug, or damage)
+
+Unknown failures of a store count as `Indeterminate`. Every message says what was asked, what is so, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PersistError(Exception):
+    """Base of all of them. Fields are keyword arguments and stay readable as attributes."""
+
+    def __init__(self, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> object:
+        # Only called for names not found otherwise; `fields` may be missing while unpickling.
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.fields)
+
+
+def _rebuild(kind: type[PersistError], message: str, fields: dict[str, object]) -> PersistError:
+    return kind(message, **fields)
+
+
+class InvalidUsage(PersistError):
+    """The arguments are wrong. Nothing was read or written."""
+
+
+class SchemaMismatch(InvalidUsage):
+    """The shard holds another schema, or the proposed one is not an additive change of it."""
+
+
+class InvalidName(InvalidUsage):
+    """A shard, hold or column name that cannot be used as one."""
+
+
+class Refused(PersistError):
+    """The shard's state machine said no. Nothing was written."""
+
+
+class UpperMismatch(Refused):
+    """Another writer moved the shard's upper first. Fields: expected, actual (frontiers)."""
+
+
+class SinceViolation(Refused):
+    """History before `since` has been given up. Fields: as_of, since."""
+
+
+class LeaseExpired(Refused):
+    """This reader or writer is retired for ever; register anew. Field: id."""
+
+
+class HoldConflict(Refused):
+    """The hold's fencing value is another one. Fields: name, expected, actual."""
+
+
+class CompactionRefused(Refused):
+    """A compaction's output does not stand for its inputs, or they were replaced meanwhile."""
+
+
+class ShardFinished(Refused):
+    """The shard is a tombstone. It can neither be read nor written, and never comes back."""
+
+
+class StillRead(Refused):
+    """A live reader or a hold still needs the shard. Field: by."""
+
+
+class NotFound(PersistError):
+    """There is no such location or shard."""
+
+
+class DiffOverflow(PersistError):
+    """An exact sum of diffs does not fit in a signed 64-bit integer."""
+
+
+class Determinate(PersistError):
+    """A store failed, and the operation certainly did not happen."""
+
+
+class TimedOut(Determinate):
+    """The caller's timeout ran out before the thing waited for came about. Field: timeout_s."""
+
+
+class Indeterminate(PersistError):
+    """A store failed, and the operation may or may not have happened."""
+
+
+class Damage(PersistError):
+    """Stored data is not what was written. Nothing more is done with it."""
+
+
+class Corrupt(Damage):
+    """Bytes do not match their digest or do not decode. Fields: key, expected, actual."""
+
+
+class Missing(Damage):
+    """An object that a live state refers to is not there. Field: key."""
+
+
+class NewerFormat(Damage):
+    """Written by a newer release of Persist; upgrade before touching it. Fields: found, known."""
+
+
+class HistoryRegressed(Damage):
+    """The log is older than what this client has already seen. Fields: seen, head."""
+
+
+class InvariantViolated(Damage):
+    """A state breaks its own invariants. Field: broken (one sentence each)."""

@@ -1,0 +1,58 @@
+"""The names that appear in paths and logs, each a type of its own so that they are never mixed.
+
+`ShardId` is the user's name for a shard. `WriterId` and `ReaderId` are minted once, at random, and never used
+again: `w…` and `r…`. A `PartKey` is the path of a blob below its shard's prefix. `SeqNo` counts the versions of one
+shard's state: 1 is the first.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from persist_lib.errors import InvalidName
+
+ShardId = NewType("ShardId", str)
+WriterId = NewType("WriterId", str)
+ReaderId = NewType("ReaderId", str)
+PartKey = NewType("PartKey", str)
+SeqNo = NewType("SeqNo", int)
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+WRITER = re.compile(r"w[0-9a-f]{16}")
+READER = re.compile(r"r[0-9a-f]{16}")
+
+
+def parse_shard_id(name: object) -> ShardId:
+    """Check that `name` can be a shard's name: 1 to 100 of letters, digits, `_ . -`, not starting with `.` or `-`."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidName(
+            f"a shard's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got {name!r}",
+            name=name,
+        )
+    return ShardId(name)
+
+
+def parse_hold_name(name: object) -> str:
+    """Check that `name` can name a hold; the same rule as for shards."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidName(
+            f"a hold's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got {name!r}",
+            name=name,
+        )
+    return name
+
+
+def format_writer_id(entropy: int) -> WriterId:
+    """The writer id for 64 random bits."""
+    return WriterId(f"w{entropy & 0xFFFF_FFFF_FFFF_FFFF:016x}")
+
+
+def format_reader_id(entropy: int) -> ReaderId:
+    """The reader id for 64 random bits."""
+    return ReaderId(f"r{entropy & 0xFFFF_FFFF_FFFF_FFFF:016x}")
+
+
+def uploader_of(key: PartKey) -> str:
+    """The id whose upload a key is: the first segment of its path (`rollup` for rollups)."""
+    return key.partition("/")[0]

@@ -1,0 +1,100 @@
+"""What a location must do: `Blob` keeps bytes by key, `Consensus` keeps versions by compare-and-set.
+
+Implementations raise only `Determinate` (it certainly did not happen), `Indeterminate` (it may have) and `Damage`.
+Whatever they do not understand is `Indeterminate`. They do not retry: `location.retrying` does, where it is safe.
+All of them may be used from several threads, and, memory aside, from several processes and after a fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from persist_lib.ids import SeqNo
+
+
+class BlobEntry(NamedTuple):
+    """One listed object: its key and its size in bytes."""
+
+    key: str
+    size: int
+
+
+class Row(NamedTuple):
+    """One version of one key of Consensus."""
+
+    seqno: SeqNo
+    data: bytes
+
+
+@runtime_checkable
+class Blob(Protocol):
+    """Immutable bytes by key. Keys are `/`-separated paths. Linearizable: what was set is seen by every later get."""
+
+    def get(self, key: str) -> bytes | None:
+        """The whole object, or None when there is none."""
+        ...
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """Bytes `[start, end)` of the object, cut at its end; None when there is no object."""
+        ...
+
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """Store durably before returning. Keys are written once; a retry of the very same bytes succeeds."""
+        ...
+
+    def delete(self, key: str) -> bool:
+        """Delete; answers whether there was one. A missing object is no error."""
+        ...
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
+        """Delete all of them; answers what could not be deleted, and why."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        """Every object whose key starts with `prefix` (which ends in `/`), in pages, in no promised order."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and files. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Consensus(Protocol):
+    """A log of rows per key, seqnos contiguous, extended only by compare-and-set."""
+
+    def head(self, key: str) -> Row | None:
+        """The newest row, possibly stale; None when the key was never set."""
+        ...
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """At most `limit` rows with seqno >= from_seqno, ascending. Linearizable."""
+        ...
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+        """Append `data` at expected + 1 if `expected` is the newest seqno (None: never set, and then at 1).
+
+        False means that another row is there: the caller lost, and nothing changed.
+        """
+        ...
+
+    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+        """All of them or none, atomically. Raises InvalidUsage where the store has no transactions."""
+        ...
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """Delete the rows below `seqno`; answers how many. Never passes the newest row (Determinate error)."""
+        ...
+
+    def list_keys(self) -> Iterator[str]:
+        """Every key that was ever set."""
+        ...
+
+    def now(self) -> int:
+        """The store's clock in ms since the epoch, without a round trip of its own."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and files. Idempotent."""
+        ...
