@@ -21,6 +21,7 @@ SeqNo = NewType("SeqNo", int)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 WRITER = re.compile(r"w[0-9a-f]{16}")
 READER = re.compile(r"r[0-9a-f]{16}")
+ROLLUP = re.compile(r"rollup/v(\d{20})-[0-9a-f]{16}")
 
 
 def parse_shard_id(name: object) -> ShardId:
@@ -56,3 +57,9 @@ def format_reader_id(entropy: int) -> ReaderId:
 def uploader_of(key: PartKey) -> str:
     """The id whose upload a key is: the first segment of its path (`rollup` for rollups)."""
     return key.partition("/")[0]
+
+
+def parse_rollup_key(key: PartKey) -> SeqNo | None:
+    """The seqno in a rollup's key; None for other keys."""
+    match = ROLLUP.fullmatch(key)
+    return SeqNo(int(match[1])) if match else None

@@ -1,0 +1,94 @@
+"""What may be physically deleted, decided without a clock: pure plans from one state.
+
+A blob logically deleted at X may go when no live reader can still hold a state before X (`seqno_since > X`), and a rollup
+exists beyond X, so that nobody ever rebuilds such a state either. Log rows below the newest rollup at or below
+`seqno_since` may go. Blobs first, rows after.
+
+An orphan is a blob that no state refers to and that nobody can ever link: its uploader is not live in a state that was
+read *after* the listing. Ages are never consulted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from persist_lib.core.state import State
+from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, uploader_of
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Garbage that has to wait: why, and for whom."""
+
+    keys: int
+    size: int
+    why: str
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """What a collection would do: delete these keys (with their sizes), then truncate the log below a seqno."""
+
+    keys: Mapping[PartKey, int]
+    truncate_below: SeqNo
+    held: tuple[Held, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes that would be freed."""
+        return sum(self.keys.values())
+
+
+def plan_collection(state: State, seqno: SeqNo) -> Collection:
+    """What no live reader can reach any more, given the state at `seqno`."""
+    since, newest = state.seqno_since(seqno), state.newest_rollup
+    free = {key: g.size for key, g in state.garbage.items() if g.seqno < since and g.seqno < newest}
+    readers = {key: g for key, g in state.garbage.items() if g.seqno >= since}
+    unrolled = {key: g for key, g in state.garbage.items() if g.seqno < since and g.seqno >= newest}
+    held = []
+    if readers:
+        holders = sorted(id_ for id_, reader in state.readers.items() if reader.seqno == since)
+        why = f"reader {', '.join(holders)} may still read from v{since}" if holders else f"deleted only now, at v{seqno}"
+        held.append(Held(len(readers), sum(g.size for g in readers.values()), why))
+    if unrolled:
+        why = f"no rollup beyond v{max(g.seqno for g in unrolled.values())} yet; the newest is v{newest}"
+        held.append(Held(len(unrolled), sum(g.size for g in unrolled.values()), why))
+    usable = [at for at in state.rollups if at <= since]
+    return Collection(free, max(usable, default=SeqNo(0)), tuple(held))
+
+
+class Orphans(msgspec.Struct, frozen=True):
+    """What an audit found: orphans with their sizes, and retired ids below which nothing is left."""
+
+    keys: Mapping[PartKey, int]
+    swept: tuple[str, ...]
+    live: int
+    pending: int
+
+
+def plan_orphans(state: State, listed: Iterable[tuple[PartKey, int]]) -> Orphans:
+    """Judge a listing that was complete *before* `state` was read (linearizably).
+
+    SUBTLE: the other order would delete what was linked in between.
+    """
+    referred = {key for batch in state.trace for key in batch.keys} | {r.key for r in state.rollups.values()}
+    orphans: dict[PartKey, int] = {}
+    uploaders: set[str] = set()
+    live = pending = 0
+    for key, size in listed:
+        uploaders.add(uploader_of(key))
+        if key in referred:
+            live += 1
+        elif key in state.garbage or not _can_never_be_linked(key, state):
+            pending += 1
+        else:
+            orphans[key] = size
+    return Orphans(orphans, tuple(sorted(state.retired.keys() - uploaders)), live, pending)
+
+
+def _can_never_be_linked(key: PartKey, state: State) -> bool:
+    if (seqno := parse_rollup_key(key)) is not None:
+        return seqno <= state.newest_rollup
+    uploader = uploader_of(key)
+    is_ours = WRITER.fullmatch(uploader) or READER.fullmatch(uploader)
+    return bool(is_ours) and uploader not in state.writers
