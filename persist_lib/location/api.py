@@ -84,7 +84,7 @@ class Consensus(Protocol):
         ...
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """Delete the rows below `seqno`; answers how many. Never passes the newest row (Determinate error)."""
+        """Delete the rows below `seqno`; answers how many. Never passes the newest row (InvalidUsage)."""
         ...
 
     def list_keys(self) -> Iterator[str]:

@@ -1,0 +1,148 @@
+"""A location in memory: for tests, and to measure what the library itself costs. Nothing survives the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from persist_lib.errors import Corrupt, InvalidUsage
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import BlobEntry, Row
+from persist_lib.location.clock import Clock, machine_clock, now_ms
+from persist_lib.location.keys import check_key, check_prefix, check_range
+
+
+class MemoryBlob:
+    """A dict of objects. `close` does nothing: what is shared by name outlives each of its users."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """See `api.Blob`."""
+        return self._objects.get(check_key(key))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """See `api.Blob`."""
+        check_range(key, start, end)
+        data = self._objects.get(key)
+        return None if data is None else data[start:end]
+
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """See `api.Blob`."""
+        check_key(key)
+        copy = bytes(data)
+        with self._lock:
+            if self._objects.setdefault(key, copy) != copy:
+                raise written_before(key, len(copy), len(self._objects[key]))
+
+    def delete(self, key: str) -> bool:
+        """See `api.Blob`."""
+        return self._objects.pop(check_key(key), None) is not None
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
+        """See `api.Blob`. Never fails."""
+        for key in keys:
+            self.delete(key)
+        return {}
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        """See `api.Blob`. As of the call."""
+        check_prefix(prefix)
+        with self._lock:
+            found = [BlobEntry(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix)]
+        return iter(found)
+
+    def close(self) -> None:
+        """See `api.Blob`."""
+
+
+class MemoryConsensus:
+    """A dict of logs. A key's rows are never empty once it has any: so it can never be created again."""
+
+    def __init__(self, clock: Clock = machine_clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._logs: dict[str, list[Row]] = {}
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`."""
+        rows = self._logs.get(key)
+        return rows[-1] if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        check_limit(limit)
+        with self._lock:
+            rows = self._logs.get(key)
+            if not rows:
+                return []
+            first = max(0, from_seqno - rows[0].seqno)
+            return rows[first : first + limit]
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+        """See `api.Consensus`."""
+        return self.compare_and_set_many({key: (expected, data)})
+
+    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+        """See `api.Consensus`."""
+        with self._lock:
+            if any(self._newest(key) != expected for key, (expected, _) in changes.items()):
+                return False
+            for key, (expected, data) in changes.items():
+                self._logs.setdefault(key, []).append(Row(SeqNo((expected or 0) + 1), bytes(data)))
+            return True
+
+    def _newest(self, key: str) -> SeqNo | None:
+        rows = self._logs.get(key)
+        return rows[-1].seqno if rows else None
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`."""
+        with self._lock:
+            newest = self._newest(key)
+            if newest is None or seqno > newest:
+                raise passes_newest(key, seqno, newest)
+            rows = self._logs[key]
+            dropped = max(0, seqno - rows[0].seqno)
+            # A new list: a head being read meanwhile keeps seeing the old one whole.
+            self._logs[key] = rows[dropped:]
+            return dropped
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`. As of the call."""
+        with self._lock:
+            return iter(list(self._logs))
+
+    def now(self) -> int:
+        """See `api.Consensus`."""
+        return now_ms(self._clock)
+
+    def close(self) -> None:
+        """See `api.Consensus`. Nothing to release."""
+
+
+def written_before(key: str, size: int, found: int) -> Corrupt:
+    """The error for a write-once key that holds other bytes. Fail-stop: one of the two writers is wrong."""
+    return Corrupt(
+        f"blob {key} was written before with other bytes ({found} there, {size} now). Keys are written once and never "
+        "changed; nothing was written. Use a fresh key",
+        key=key, expected=size, actual=found,
+    )  # fmt: skip
+
+
+def passes_newest(key: str, seqno: SeqNo, newest: SeqNo | None) -> InvalidUsage:
+    """The error for a truncation that would delete the newest row. No retry could make it right."""
+    there = "it has no row" if newest is None else f"its newest row is {newest}"
+    return InvalidUsage(
+        f"consensus {key!r} cannot be truncated to {seqno}: {there}, and the newest is never deleted. Nothing "
+        "was deleted",
+        key=key, seqno=seqno, newest=newest,
+    )  # fmt: skip
+
+
+def check_limit(limit: int) -> None:
+    """Refuse a limit that means nothing (SQL reads -1 as no limit at all)."""
+    if limit < 0:
+        raise InvalidUsage(f"a scan's limit must not be negative: got {limit}", limit=limit)

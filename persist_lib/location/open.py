@@ -1,0 +1,118 @@
+"""Open a location by its URLs, here or in another process.
+
+    memory:          a new one each time                     memory:name      shared by name within the process
+    file:./data      blobs below ./data/blob, consensus in ./data/consensus.sqlite
+    file:/x, file:///x                                       absolute paths
+
+Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
+`Scheme`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Self
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.location import file_location, memory_location
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.clock import Clock, machine_clock
+from persist_lib.location.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
+from persist_lib.location.scheme import Opening, Scheme
+
+ENTRY_POINTS = "persist.locations"
+BUILT_IN: Mapping[str, Scheme] = {"memory": memory_location.SCHEME, "file": file_location.SCHEME}
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """An open Blob and Consensus, and the absolute URLs by which any process opens the same. Pickles as those."""
+
+    url: str
+    consensus_url: str
+    read_only: bool
+    blob: Blob = field(repr=False, compare=False)
+    consensus: Consensus = field(repr=False, compare=False)
+
+    def close(self) -> None:
+        """Release connections and files. Idempotent."""
+        self.blob.close()
+        self.consensus.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Location], tuple[object, ...]]:
+        return _reopen, (self.url, self.consensus_url, self.read_only)
+
+
+def open_location(
+    url: str,
+    consensus: str | None = None,
+    *,
+    create: bool = False,
+    read_only: bool = False,
+    clock: Clock = machine_clock,
+) -> Location:
+    """Open the Blob at `url` and the Consensus at `consensus` (None: the same place).
+
+    NotFound where there is none, unless `create`. `read_only` never writes anything anywhere, so it also creates
+    nothing; what would write raises InvalidUsage. `clock` (ns since the epoch) is what an embedded Consensus tells the
+    time by.
+    """
+    opening = Opening(create and not read_only, read_only, clock)
+    scheme = _scheme(url)
+    url = scheme.canonical(url)
+    consensus_scheme = scheme if consensus is None else _scheme(consensus)
+    consensus_url = url if consensus is None else consensus_scheme.canonical(consensus)
+    blob = _open_blob(scheme, url, opening)
+    try:
+        return Location(url, consensus_url, read_only, blob, _open_consensus(consensus_scheme, consensus_url, opening))
+    except BaseException:
+        blob.close()
+        raise
+
+
+def _reopen(url: str, consensus_url: str, read_only: bool) -> Location:
+    return open_location(url, consensus_url, read_only=read_only)
+
+
+def _open_blob(scheme: Scheme, url: str, opening: Opening) -> Blob:
+    if scheme.blob is None:
+        raise InvalidUsage(f"{url} keeps no blobs; give it as consensus=, beside the URL of a place for blobs", url=url)
+    blob = scheme.blob(url, opening)
+    return ReadOnlyBlob(blob) if opening.read_only else blob
+
+
+def _open_consensus(scheme: Scheme, url: str, opening: Opening) -> Consensus:
+    if scheme.consensus is None:
+        raise InvalidUsage(f"{url} keeps blobs only; say where the consensus is, with consensus=", url=url)
+    consensus = scheme.consensus(url, opening)
+    is_writable = opening.read_only and not isinstance(consensus, RefusesWrites)
+    return ReadOnlyConsensus(consensus) if is_writable else consensus
+
+
+def _scheme(url: str) -> Scheme:
+    name, colon, _ = url.partition(":") if isinstance(url, str) else ("", "", "")
+    if colon and name in BUILT_IN:
+        return BUILT_IN[name]
+    added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if not colon or name not in added:
+        known = ", ".join(f"{known}:" for known in sorted({*BUILT_IN, *added}))
+        raise InvalidUsage(
+            f"a location's URL starts with its scheme ({known}), as in 'file:./data': got {url!r}", url=url
+        )
+    scheme = added[name].load()
+    if not isinstance(scheme, Scheme):
+        raise InvalidUsage(
+            f"the entry point of {name}: is no persist_lib.location.scheme.Scheme: got {scheme!r}", url=url
+        )
+    return scheme

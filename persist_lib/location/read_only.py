@@ -1,0 +1,92 @@
+"""A location that only reads: whatever would write raises InvalidUsage before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Blob, BlobEntry, Consensus, Row
+
+
+def read_only(doing: str) -> InvalidUsage:
+    """The refusal to write."""
+    return InvalidUsage(f"cannot {doing}: the location was opened with read_only=True. Nothing was written")
+
+
+class ReadOnlyBlob:
+    """The reading half of another Blob."""
+
+    def __init__(self, inner: Blob) -> None:
+        self._inner = inner
+
+    def get(self, key: str) -> bytes | None:
+        """See `api.Blob`."""
+        return self._inner.get(key)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """See `api.Blob`."""
+        return self._inner.get_range(key, start, end)
+
+    def set(self, key: str, data: bytes | memoryview) -> None:  # noqa: ARG002
+        """Refused."""
+        raise read_only(f"store blob {key!r}")
+
+    def delete(self, key: str) -> bool:
+        """Refused."""
+        raise read_only(f"delete blob {key!r}")
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
+        """Refused."""
+        raise read_only(f"delete {len(keys)} blobs")
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        """See `api.Blob`."""
+        return self._inner.list(prefix)
+
+    def close(self) -> None:
+        """See `api.Blob`."""
+        self._inner.close()
+
+
+class RefusesWrites:
+    """The half of a Consensus that a read-only one refuses."""
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:  # noqa: ARG002
+        """Refused."""
+        raise read_only(f"write to {key!r}")
+
+    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+        """Refused."""
+        raise read_only(f"write to {list(changes)}")
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:  # noqa: ARG002
+        """Refused."""
+        raise read_only(f"truncate {key!r}")
+
+
+class ReadOnlyConsensus(RefusesWrites):
+    """The reading half of another Consensus."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self._inner = inner
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`."""
+        return self._inner.head(key)
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        return self._inner.scan(key, from_seqno, limit)
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`."""
+        return self._inner.list_keys()
+
+    def now(self) -> int:
+        """See `api.Consensus`."""
+        return self._inner.now()
+
+    def close(self) -> None:
+        """See `api.Consensus`."""
+        self._inner.close()

@@ -1,0 +1,35 @@
+"""What a URL scheme brings: how to open its Blob, its Consensus, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.clock import Clock, machine_clock
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a location is to be opened. Never both `create` and `read_only`."""
+
+    create: bool = False
+    read_only: bool = False
+    clock: Clock = machine_clock
+
+
+def unchanged(url: str) -> str:
+    """A URL that already means the same everywhere."""
+    return url
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A scheme. An opener raises NotFound when there is nothing, unless `create`; with `read_only` it writes nothing.
+
+    `canonical` makes a URL mean the same in any process (say, an absolute path).
+    """
+
+    blob: Callable[[str, Opening], Blob] | None = None
+    consensus: Callable[[str, Opening], Consensus] | None = None
+    canonical: Callable[[str], str] = unchanged

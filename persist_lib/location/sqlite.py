@@ -1,0 +1,216 @@
+"""Consensus in an SQLite database: the embedded default, durable on return, safe among threads and processes.
+
+A compare-and-set is one statement and therefore one transaction: there is no moment at which an interrupt could find
+one half done, and nothing is asked that its correctness does not need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from persist_lib.config import Deadline, Runtime
+from persist_lib.errors import Determinate
+from persist_lib.ids import SeqNo
+from persist_lib.location import sqlite_file
+from persist_lib.location.api import Row
+from persist_lib.location.clock import Clock, machine_clock, now_ms
+from persist_lib.location.connections import Connections, Session
+from persist_lib.location.memory import check_limit, passes_newest
+
+BUSY_S = 10.0
+"""How long to wait for the one write lock. A transaction holds it for less than a millisecond."""
+FIRST_PAUSE_S = 0.0002
+LONGEST_PAUSE_S = 0.004
+
+NEWEST = "SELECT seqno, data FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
+NEWEST_SEQNO = "SELECT seqno FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
+SCAN = "SELECT seqno, data FROM consensus WHERE key = ? AND seqno >= ? ORDER BY seqno LIMIT ?"
+CREATE = """
+INSERT INTO consensus (key, seqno, data)
+SELECT ?1, 1, ?2 WHERE NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1)
+"""
+# As seqnos are contiguous, `expected` is the newest if it is there and its successor is not.
+APPEND = """
+INSERT INTO consensus (key, seqno, data)
+SELECT ?1, ?2 + 1, ?3
+WHERE EXISTS (SELECT 1 FROM consensus WHERE key = ?1 AND seqno = ?2)
+AND NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1 AND seqno = ?2 + 1)
+"""
+TRUNCATE = "DELETE FROM consensus WHERE key = ? AND seqno < ?"
+# DISTINCT would read every row; this seeks from key to key.
+KEYS = """
+WITH RECURSIVE found (key) AS (
+    SELECT min(key) FROM consensus
+    UNION ALL SELECT (SELECT min(key) FROM consensus WHERE key > found.key) FROM found WHERE found.key IS NOT NULL
+) SELECT key FROM found WHERE key IS NOT NULL
+"""
+
+
+class SqliteConsensus:
+    """Rows in the table `consensus` of the database at `path`.
+
+    A key's newest row is never deleted, so a key once created can never be created again. `busy_s` bounds the wait for
+    the write lock; after it, Determinate.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        create: bool = True,
+        clock: Clock = machine_clock,
+        runtime: Runtime | None = None,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        self._path = Path(path).absolute()
+        self._clock = clock
+        self._runtime = runtime or Runtime()
+        self._busy_s = busy_s
+        self._connections = Connections(self._connect, f"the SQLite database {self._path}")
+        with self._connections.under_way():
+            if create:
+                sqlite_file.create(self._path)
+            sqlite_file.check_format(self._path)
+        self._turn = _Turn()
+
+    def _connect(self) -> apsw.Connection:
+        try:
+            connection = sqlite_file.connect(self._path)
+        except apsw.Error as error:
+            raise sqlite_file.read_failed(error, self._path) from error
+        connection.set_busy_handler(_Patience(self._runtime, self._busy_s))
+        return connection
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`. Never stale here."""
+        rows = self._read(NEWEST, (key,))
+        return Row(*rows[0]) if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        check_limit(limit)
+        return list(map(Row._make, self._read(SCAN, (key, from_seqno, limit))))
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`. As of the call."""
+        return iter([key for (key,) in self._read(KEYS, ())])
+
+    def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+        with self._connections.lend() as session:
+            try:
+                return session.cursor.execute(sql, values).fetchall()
+            except apsw.Error as error:
+                raise sqlite_file.read_failed(error, self._path) from error
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+        """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
+        with self._writing() as session:
+            return _append(session, key, expected, data)
+
+    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+        """See `api.Consensus`."""
+        with self._writing() as session, _transaction(session) as transaction:
+            if all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
+                transaction.commit()
+                return True
+            return False
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`."""
+        with self._writing() as session, _transaction(session) as transaction:
+            newest: SeqNo | None = session.cursor.execute(NEWEST_SEQNO, (key,)).get
+            if newest is None or seqno > newest:
+                raise passes_newest(key, seqno, newest)
+            session.cursor.execute(TRUNCATE, (key, seqno))
+            dropped = session.connection.changes()
+            transaction.commit()
+            return dropped
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """A session whose owner is the only one of this process that writes: the rest queue here, not in SQLite."""
+        with self._connections.lend() as session, self._turn.taken(self._busy_s, self._path):
+            try:
+                yield session
+            except apsw.Error as error:
+                raise sqlite_file.write_failed(error, self._path) from error
+
+    def now(self) -> int:
+        """See `api.Consensus`: this machine's clock."""
+        return now_ms(self._clock)
+
+    def close(self) -> None:
+        """See `api.Consensus`."""
+        self._connections.close()
+
+
+def _append(session: Session, key: str, expected: SeqNo | None, data: bytes) -> bool:
+    if expected is None:
+        session.cursor.execute(CREATE, (key, data))
+    else:
+        session.cursor.execute(APPEND, (key, expected, data))
+    return bool(session.connection.changes())
+
+
+class _Turn:
+    """A lock with a bounded wait. It is only held while a session is lent, so no fork ever finds it taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def taken(self, seconds: float, path: Path) -> Iterator[None]:
+        if not self._lock.acquire(timeout=seconds):
+            raise Determinate(f"waited {seconds:g} s for this process's other writers of {path}; nothing was written")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+class _Patience:
+    """SQLite's busy handler: short jittered pauses, where its own would sleep 1 to 100 ms for a lock of 0.3 ms."""
+
+    def __init__(self, runtime: Runtime, seconds: float) -> None:
+        self._runtime = runtime
+        self._deadline = Deadline(runtime, seconds, 0.0)
+        self._seconds = seconds
+
+    def __call__(self, prior_calls: int) -> bool:
+        if prior_calls == 0:
+            self._deadline = self._runtime.deadline(self._seconds)
+        if self._deadline.has_passed():
+            return False
+        self._deadline.pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 1.3 ** min(prior_calls, 20)))
+        return True
+
+
+class _Transaction:
+    """An open transaction: committed on request, else rolled back."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def commit(self) -> None:
+        self._session.cursor.execute("COMMIT")
+
+
+@contextmanager
+def _transaction(session: Session) -> Iterator[_Transaction]:
+    """BEGIN IMMEDIATE: a deferred one would fail at its first write when another has committed since.
+
+    SUBTLE: this also ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which it was. If
+    rolling back fails, the connection is given up by whoever lent it.
+    """
+    try:
+        session.cursor.execute("BEGIN IMMEDIATE")
+        yield _Transaction(session)
+    finally:
+        if session.connection.in_transaction:
+            session.cursor.execute("ROLLBACK")

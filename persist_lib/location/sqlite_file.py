@@ -1,0 +1,147 @@
+"""The database file of `SqliteConsensus`: made whole or not at all, recognised before it is touched, errors understood.
+
+What it holds is told by the header of the file itself: `application_id` says that it is ours, `user_version` is the
+version of its format. Both are read before SQLite makes any file beside the database.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import apsw
+
+from persist_lib.config import Runtime
+from persist_lib.errors import (
+    Corrupt,
+    Determinate,
+    Indeterminate,
+    InvalidUsage,
+    NewerFormat,
+    NotFound,
+    PersistError,
+)
+from persist_lib.location.directories import fsync_directory
+
+APPLICATION_ID = 0x50525354  # "PRST"
+FORMAT = 1
+CHECKPOINT_PAGES = 1000
+"""The log is written back to the database about every 4 MiB (some hundred commits), and then overwritten in place."""
+LOG_LIMIT_BYTES = 64 * 1024 * 1024
+"""A log that grew because somebody read for long is cut back to this."""
+
+# Rows of one key are neighbours. `exists` on the primary key is what makes compare-and-set one statement.
+SCHEMA = """
+CREATE TABLE consensus (
+    key TEXT NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (key, seqno)
+) WITHOUT ROWID
+"""
+
+NEVER_BEGAN = (
+    apsw.BusyError, apsw.LockedError, apsw.ProtocolError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError,
+    apsw.AuthError,
+)  # fmt: skip
+"""What SQLite answers when it cannot have a lock, open the file, or write to it. A commit to the log answers none."""
+
+
+def create(path: Path) -> None:
+    """Make the database at `path`, durably, unless there is one."""
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{Runtime().entropy():016x}")
+    try:
+        connection = apsw.Connection(str(temporary))
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; {SCHEMA}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.close()
+        os.link(temporary, path)
+    except FileExistsError:
+        return  # somebody else made it meanwhile
+    except (OSError, apsw.Error) as error:
+        raise Determinate(f"could not create the SQLite database {path}: {error}", path=str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+
+
+def check_format(path: Path) -> None:
+    """Refuse a database that is missing, foreign, or of a newer release; nothing is written, not even beside it.
+
+    SUBTLE: never read the file with `open`. Closing any descriptor of a file drops all POSIX locks that the process has
+    on it, also those of its SQLite connections. SQLite's own `immutable` opening knows, takes no lock, makes no file.
+    """
+    if not path.exists():
+        raise NotFound(f"there is no SQLite database {path}; create the location first", path=str(path))
+    try:
+        connection = open_immutable(path)
+        _check_pragmas(connection, path)
+        connection.close()
+    except apsw.Error as error:
+        raise read_failed(error, path) from error
+
+
+def _check_pragmas(connection: apsw.Connection, path: Path) -> None:
+    application, found = connection.pragma("application_id"), connection.pragma("user_version")
+    if application != APPLICATION_ID:
+        raise InvalidUsage(
+            f"{path} is an SQLite database, but not one of Persist's; nothing was touched", path=str(path)
+        )
+    if found > FORMAT:
+        raise NewerFormat(
+            f"{path} has format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
+            found=found, known=FORMAT,
+        )  # fmt: skip
+
+
+def connect(path: Path) -> apsw.Connection:
+    """A connection whose acknowledged commits survive a power cut. Does not create the database."""
+    connection = apsw.Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
+    connection.execute(
+        f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}; "
+        f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}"
+    )
+    # Once more: an upgrade may still be in the log, which the immutable look at the header does not see.
+    _check_pragmas(connection, path)
+    return connection
+
+
+def connect_read_only(path: Path) -> apsw.Connection:
+    """A connection that writes neither the database nor its log nor its shared memory; both must exist."""
+    url = _url(path, "ro") + "&readonly_shm=1"
+    return apsw.Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+def open_immutable(path: Path) -> apsw.Connection:
+    """A connection that sees the database file alone, as if nobody ever wrote: without locks and without its log."""
+    url = _url(path, "ro") + "&immutable=1"
+    return apsw.Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+def _url(path: Path, mode: str) -> str:
+    return f"file:{quote(str(path))}?mode={mode}"
+
+
+def read_failed(error: apsw.Error, path: Path) -> PersistError:
+    """What a failed read means: it changed nothing, whatever it was."""
+    if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+        return Corrupt(
+            f"the SQLite database {path} is damaged ({error}); restore it from a copy", key=str(path), expected=None,
+            actual=str(error),
+        )  # fmt: skip
+    return Determinate(f"could not read the SQLite database {path}: {error}", path=str(path))
+
+
+def write_failed(error: apsw.Error, path: Path) -> PersistError:
+    """What a failed write means. Only what is known to come before the commit is determinate.
+
+    A full disk or an I/O error may have come after the last frame of the log was written: a recovery would find it.
+    """
+    if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+        return read_failed(error, path)
+    if isinstance(error, apsw.TooBigError):
+        return InvalidUsage(f"a row is too large for the SQLite database {path}; nothing was written", path=str(path))
+    if isinstance(error, NEVER_BEGAN):
+        return Determinate(f"could not begin to write to the SQLite database {path}: {error}", path=str(path))
+    return Indeterminate(f"writing to the SQLite database {path} may have failed: {error}", path=str(path))
