@@ -1,0 +1,81 @@
+# Every target sets up what it needs; a second set-up does nothing. `make` alone lists the targets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PACKAGES := .venv/.packages
+PROJECT := .venv/.project
+PYTHON_IN_VENV := .venv/bin/python
+PYTEST := $(PYTHON_IN_VENV) -m pytest
+
+# spark-submit, dagster and persist are found, also by what they start.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+# Evaluated where used: a JVM is only looked for by what runs Spark.
+WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
+
+# What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
+ALONE := spark or dagster or torture
+
+.PHONY: help setup check format test torture sim demo dev bench lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(PROJECT) ## the virtual environment, pinned packages, a Java if none is found
+	@$(WITH_JAVA) echo "ready: $$($(PYTHON_IN_VENV) --version), Java in $$JAVA_HOME"
+
+$(PACKAGES): $(wildcard requirements/*.txt) scripts/setup
+	scripts/setup packages
+	@touch $@
+
+$(PROJECT): $(PACKAGES) pyproject.toml
+	scripts/setup project
+	@touch $@
+
+check: $(PROJECT) ## format, lint, types, import contract, fast tests (under a minute)
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PYTEST) -q -m "not slow and not ($(ALONE))"
+
+format: $(PROJECT) ## rewrite the code as `check` wants it
+	.venv/bin/ruff check --fix --exit-zero
+	.venv/bin/ruff format
+
+test: $(PROJECT) ## all tests
+	$(PYTEST) -n 2 -m "not ($(ALONE))"
+	$(WITH_JAVA) $(PYTEST) -m "$(ALONE)"
+
+torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
+	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
+
+sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
+	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) $(PYTEST) -n 2 --timeout=0 tests/simulation
+
+demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
+	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))
+
+dev: export DAGSTER_HOME := $(CURDIR)/.dagster
+dev: export PERSIST_LOCATION ?= file:$(CURDIR)/data
+dev: $(PROJECT) ## the Dagster UI on PERSIST_LOCATION (default: ./data), PORT=3000
+	@mkdir -p "$$DAGSTER_HOME" && ln -sf ../dagster.yaml "$$DAGSTER_HOME/dagster.yaml"
+	$(WITH_JAVA) exec .venv/bin/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(or $(PORT),3000)
+
+bench: $(PROJECT) ## figures beside their peers: NAME=one QUICK=1
+	$(WITH_JAVA) $(PYTHON_IN_VENV) -m bench $(NAME) $(if $(QUICK),--quick)
+
+COMPILE = .venv/bin/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-header \
+	--no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade)
+
+lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the newest)
+	@test -x .venv/bin/uv || scripts/setup packages
+	$(COMPILE) requirements/uv.in -o requirements/uv.txt
+	$(COMPILE) requirements/build.in -o requirements/build.txt
+	$(COMPILE) requirements/java.in -o requirements/java.txt
+	$(COMPILE) --all-extras pyproject.toml requirements/dev.in requirements/bench.in -o requirements/dev.txt
+
+clean: ## remove caches, demo output and the virtual environment; never data
+	rm -rf .venv build demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
