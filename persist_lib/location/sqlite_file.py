@@ -52,8 +52,10 @@ def create(path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{Runtime().entropy():016x}")
     try:
         connection = apsw.Connection(str(temporary))
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; {SCHEMA}")
-        connection.execute("PRAGMA journal_mode = WAL")
+        connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", FORMAT)
+        connection.execute(SCHEMA)
+        connection.pragma("journal_mode", "wal")
         connection.close()
         os.link(temporary, path)
     except FileExistsError:
@@ -98,10 +100,11 @@ def connect(path: Path) -> apsw.Connection:
     """A connection whose acknowledged commits survive a power cut. Does not create the database."""
     connection = apsw.Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
     # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
-    connection.execute(
-        f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}; "
-        f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}"
-    )
+    # SUBTLE: one by one; of several in one string, those after the first that answers a row are not run.
+    connection.pragma("journal_mode", "wal")
+    connection.pragma("synchronous", "full")
+    connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+    connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
     # Once more: an upgrade may still be in the log, which the immutable look at the header does not see.
     _check_pragmas(connection, path)
     return connection

@@ -1,0 +1,105 @@
+"""Wrappers of Blob and Consensus that do something around every operation: retry it, count it, fail it, record it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Blob, BlobEntry, Consensus, Row
+
+T = TypeVar("T")
+
+
+class Operation(NamedTuple):
+    """One call: the method's name, the key (or prefix; the first of several), and the bytes it sends."""
+
+    kind: str
+    key: str
+    size: int = 0
+
+
+class Around(ABC):
+    """What is done around every operation."""
+
+    @abstractmethod
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        """Carry out `call`, or not, or several times."""
+
+
+class AroundBlob(Around):
+    """A Blob whose operations all go through `around`. A listing is one operation, carried out whole."""
+
+    def __init__(self, inner: Blob) -> None:
+        self.inner = inner
+
+    def get(self, key: str) -> bytes | None:
+        """See `api.Blob`."""
+        return self.around(Operation("get", key), lambda: self.inner.get(key))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """See `api.Blob`."""
+        return self.around(Operation("get_range", key), lambda: self.inner.get_range(key, start, end))
+
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """See `api.Blob`."""
+        return self.around(Operation("set", key, memoryview(data).nbytes), lambda: self.inner.set(key, data))
+
+    def delete(self, key: str) -> bool:
+        """See `api.Blob`."""
+        return self.around(Operation("delete", key), lambda: self.inner.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
+        """See `api.Blob`."""
+        return self.around(Operation("delete_many", next(iter(keys), "")), lambda: self.inner.delete_many(keys))
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        """See `api.Blob`."""
+        return iter(self.around(Operation("list", prefix), lambda: [*self.inner.list(prefix)]))
+
+    def close(self) -> None:
+        """See `api.Blob`."""
+        self.inner.close()
+
+
+class AroundConsensus(Around):
+    """A Consensus whose operations all go through `around`, except `now`, which is no request."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self.inner = inner
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`."""
+        return self.around(Operation("head", key), lambda: self.inner.head(key))
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        return self.around(Operation("scan", key), lambda: self.inner.scan(key, from_seqno, limit))
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+        """See `api.Consensus`."""
+        operation = Operation("compare_and_set", key, len(data))
+        return self.around(operation, lambda: self.inner.compare_and_set(key, expected, data))
+
+    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+        """See `api.Consensus`."""
+        size = sum(len(data) for _, data in changes.values())
+        operation = Operation("compare_and_set_many", next(iter(changes), ""), size)
+        return self.around(operation, lambda: self.inner.compare_and_set_many(changes))
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`."""
+        return self.around(Operation("truncate", key), lambda: self.inner.truncate(key, seqno))
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`."""
+        return iter(self.around(Operation("list_keys", ""), lambda: [*self.inner.list_keys()]))
+
+    def now(self) -> int:
+        """See `api.Consensus`."""
+        return self.inner.now()
+
+    def close(self) -> None:
+        """See `api.Consensus`."""
+        self.inner.close()

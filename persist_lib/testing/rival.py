@@ -1,0 +1,47 @@
+"""A race without threads: a rival acts just before the next compare-and-set.
+
+rival = Rival(consensus)
+rival.before_next(lambda: other_writer.append(…))
+writer.append(…)                                  # loses the race, on every machine, every time
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from persist_lib.location.api import Consensus
+from persist_lib.location.around import AroundConsensus, Operation
+
+T = TypeVar("T")
+RACED = frozenset({"compare_and_set", "compare_and_set_many"})
+
+
+class Rival(AroundConsensus):
+    """A Consensus before whose next compare-and-sets something else is done first, each once, in order."""
+
+    def __init__(self, inner: Consensus) -> None:
+        super().__init__(inner)
+        self._acts: deque[Callable[[], object]] = deque()
+
+    def before_next(self, act: Callable[[], object]) -> None:
+        """Call `act` just before the next compare-and-set that has none yet. It may use this very Consensus."""
+        self._acts.append(act)
+
+    @property
+    def waiting(self) -> int:
+        """How many acts have not been called yet: 0 at the end of a test that raced as it meant to."""
+        return len(self._acts)
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        """Let the rival act first."""
+        if operation.kind in RACED and self._acts:
+            # Taken off before it is called: the act's own compare-and-sets must not race against it again.
+            acts, self._acts = self._acts, deque()
+            act = acts.popleft()
+            try:
+                act()
+            finally:
+                self._acts.extendleft(reversed(acts))
+        return call()
