@@ -1,0 +1,196 @@
+"""Arrow columns as numpy words: what ordering, hashing and key encoding have in common.
+
+A column becomes a sequence of u64 words such that comparing its words one after the other (and, for types of varying
+length, the lengths last) orders rows as the contract says: integers naturally, floats by the total order of their
+bits, text and binary by bytes. Two values have the same words and length exactly when their bits are equal. Nothing
+here depends on chunking, offsets, dictionary encoding, what lies under nulls, or the machine's byte order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+U64 = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+TOP_BIT = np.uint64(1 << 63)
+WORD = 8
+# KEEP[n] keeps the n leading bytes of a big-endian word.
+KEEP = np.array([0] + [(1 << 64) - (1 << (64 - 8 * n)) for n in range(1, 9)], dtype=np.uint64)
+
+
+def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one array without dictionary encoding."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # an empty column may stay chunked
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column
+
+
+def unpack_bits(buffer: pa.Buffer, offset: int, length: int) -> Flags:
+    """`length` bits of an Arrow bitmap, from bit `offset`."""
+    first = offset // 8
+    raw = np.frombuffer(buffer, np.uint8)[first : (offset + length + 7) // 8]
+    return np.unpackbits(raw, count=offset % 8 + length, bitorder="little")[offset % 8 :].view(np.bool_)
+
+
+def validity(array: pa.Array) -> Flags | None:
+    """Which rows are not null; None when none is null."""
+    if array.null_count == 0:
+        return None
+    buffer = array.buffers()[0]
+    if buffer is None:  # the null type, which no schema allows
+        return np.zeros(len(array), np.bool_)
+    return unpack_bits(buffer, array.offset, len(array))
+
+
+def fixed(array: pa.Array, dtype: str) -> npt.NDArray[Any]:
+    """The values of a fixed-width array, without a copy; what is under nulls is undefined."""
+    buffer = array.buffers()[1]
+    if buffer is None or len(array) == 0:
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(buffer, dtype, count=array.offset + len(array))[array.offset :]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWords:
+    """A column of fixed width, at most two words a row. Words of nulls are 0."""
+
+    valid: Flags | None
+    words: tuple[U64, ...]
+
+    @property
+    def width(self) -> int:
+        """How many words the widest value has."""
+        return len(self.words)
+
+    @property
+    def lengths(self) -> None:
+        """All values are equally long."""
+        return None
+
+    def word(self, index: int, rows: Rows | None = None) -> U64:
+        """The word at `index` of the chosen rows, or of all."""
+        words = self.words[index]
+        return words if rows is None else words.take(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteWords:
+    """A column of byte strings: values are `data[start : start + length]`. Nulls have length 0."""
+
+    valid: Flags | None
+    data: npt.NDArray[np.uint8]  # at least 8 bytes long
+    starts: Rows
+    lengths: Rows
+    longest: int
+    shortest: int
+
+    @property
+    def width(self) -> int:
+        """How many words the longest value has."""
+        return -(-self.longest // WORD)
+
+    def word(self, index: int, rows: Rows | None = None) -> U64:
+        """Bytes `[8 * index, 8 * index + 8)` of the chosen rows, big-endian, zero beyond a value's end."""
+        skip = index * WORD
+        starts, lengths = (self.starts, self.lengths) if rows is None else (self.starts[rows], self.lengths[rows])
+        at = starts + skip if skip else starts
+        words = self._load(at)
+        if self.shortest < skip + WORD:
+            words &= KEEP.take(np.clip(lengths - skip, 0, WORD))
+        return words
+
+    def _load(self, at: Rows) -> U64:
+        last = len(self.data) - WORD
+        every = np.ndarray(shape=(last + 1,), dtype="<u8", buffer=self.data, strides=(1,))
+        if at.size == 0 or int(at.max()) <= last:
+            return _swap(every[at])
+        # SUBTLE: the last values end less than a word before the end of the buffer. Load the last whole word instead,
+        # and shift; what lies wholly beyond the end is cleared by the caller, as it is beyond the value's length.
+        over = np.maximum(at - last, 0)
+        return _swap(every[at - over] >> (np.minimum(over, 7) * 8).astype(np.uint64))
+
+
+Words = FixedWords | ByteWords
+
+
+def _swap(little: npt.NDArray[Any]) -> U64:
+    return little.astype(np.uint64, copy=False).byteswap(inplace=True)
+
+
+def words_of(column: pa.Array | pa.ChunkedArray) -> Words:
+    """The words of one column."""
+    array = plain(column)
+    kind = array.type
+    valid = validity(array)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _bytes(array, valid, fixed_offsets(array, "<i4"), array.buffers()[2])
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return _bytes(array, valid, fixed_offsets(array, "<i8"), array.buffers()[2])
+    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
+        first, width = array.offset, kind.byte_width
+        offsets = np.arange(first * width, (first + len(array) + 1) * width, width, dtype=np.int64)
+        return _bytes(array, valid, offsets, array.buffers()[1])
+    words = _fixed_words(array)
+    if valid is not None:
+        words = tuple(np.where(valid, word, np.uint64(0)) for word in words)
+    return FixedWords(valid, words)
+
+
+def fixed_offsets(array: pa.Array, dtype: str) -> Rows:
+    """The offsets of a variable-length array, one more than it has rows."""
+    buffer = array.buffers()[1]
+    if buffer is None or buffer.size == 0:
+        return np.zeros(len(array) + 1, np.int64)
+    end = array.offset + len(array) + 1
+    return np.frombuffer(buffer, dtype, count=end)[array.offset :].astype(np.int64)
+
+
+def _bytes(array: pa.Array, valid: Flags | None, offsets: Rows, buffer: pa.Buffer | None) -> ByteWords:
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(buffer, np.uint8)[first:last] if buffer is not None and last > first else np.empty(0, np.uint8)
+    if data.size < WORD:
+        data = np.concatenate([data, np.zeros(WORD, np.uint8)])
+    lengths = np.diff(offsets)
+    if valid is not None:
+        lengths = np.where(valid, lengths, 0)
+    longest, shortest = (int(lengths.max()), int(lengths.min())) if len(array) else (0, 0)
+    return ByteWords(valid, data, offsets[:-1] - first, lengths, longest, shortest)
+
+
+def _fixed_words(array: pa.Array) -> tuple[U64, ...]:
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        return (unpack_bits(array.buffers()[1], array.offset, len(array)).astype(np.uint64),)
+    if pa.types.is_decimal128(kind):
+        halves = fixed(_doubled(array), "<u8").reshape(-1, 2)
+        return halves[:, 1] ^ TOP_BIT, np.ascontiguousarray(halves[:, 0])
+    bits = kind.bit_width
+    if pa.types.is_floating(kind):
+        return (_total_order(fixed(array, f"<u{bits // 8}").astype(np.uint64), bits),)
+    if pa.types.is_unsigned_integer(kind):
+        return (fixed(array, f"<u{bits // 8}").astype(np.uint64, copy=False),)
+    return (fixed(array, f"<i{bits // 8}").astype(np.int64, copy=False).view(np.uint64) ^ TOP_BIT,)
+
+
+def _doubled(array: pa.Array) -> pa.Array:
+    """A 16-byte-wide array seen as twice as many 8-byte integers."""
+    buffers = array.buffers()
+    return pa.Array.from_buffers(pa.uint64(), 2 * len(array), [None, buffers[1]], offset=2 * array.offset)
+
+
+def _total_order(bits: U64, width: int) -> U64:
+    """IEEE bits such that unsigned order is the total order: -NaN < -inf < … < -0.0 < 0.0 < … < inf < NaN."""
+    sign = np.uint64(1 << (width - 1))
+    every = np.uint64((1 << width) - 1)
+    return np.where(bits & sign, bits ^ every, bits | sign)

@@ -1,0 +1,197 @@
+"""The canonical order of updates: sorting, and finding out whether something is sorted and where rows are equal.
+
+Rows are ordered by (key columns…, value columns…, `_time`), nulls first, by the words of `columns`. Sorting packs as
+many leading words as fit into one u64 a row and sorts those; only rows that tie look at further words. Near-distinct
+keys are thus decided by one integer sort, whatever their types, and runs laid end to end are merged by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_lib.format.columns import U64, ByteWords, Flags, Rows, Words, plain, words_of
+from persist_lib.schema import TIME, Schema
+
+Digit = Callable[[Rows | None], U64]
+
+DEEP = 32  # words of text compared one by one; what still ties is ranked by whole values
+
+
+def columns_in_order(schema: Schema, table: pa.Table) -> list[pa.Array]:
+    """The columns that order a table, the first one first; `_time` where it has one."""
+    names = schema.names + ([TIME] if TIME in table.schema.names else [])
+    return [plain(table.column(name)) for name in names]
+
+
+def sort_updates(schema: Schema, table: pa.Table) -> pa.Table:
+    """The table in canonical order; itself when it is already."""
+    columns = columns_in_order(schema, table)
+    if table.num_rows < 2 or adjacent_ties(columns) is not None:
+        return table
+    return take(table, sort_order(columns)[0])
+
+
+def is_sorted(schema: Schema, table: pa.Table) -> bool:
+    """Whether the table is in canonical order."""
+    return table.num_rows < 2 or adjacent_ties(columns_in_order(schema, table)) is not None
+
+
+def adjacent_ties(columns: Sequence[pa.Array]) -> Flags | None:
+    """For sorted rows, which equal the row after them (one flag fewer than rows); None when they are not sorted."""
+    count = len(columns[0])
+    ties = np.ones(max(0, count - 1), np.bool_)
+    undecided: Rows | None = None
+    for digit in digits_of(columns):
+        if undecided is None:
+            word = digit(None)
+            before, after = word[:-1], word[1:]
+        else:
+            both = digit(np.concatenate([undecided, undecided + 1]))
+            before, after = both[: len(undecided)], both[len(undecided) :]
+        if bool((before > after).any()):
+            return None
+        same = before == after
+        if undecided is None:
+            ties = same
+            undecided = np.flatnonzero(same)
+        else:
+            ties[undecided] = same
+            undecided = undecided[same]
+        if undecided.size == 0:
+            break
+    return ties
+
+
+def sort_order(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
+    """The rows in order, and which of them equal the one after them."""
+    digits = list(digits_of(columns))
+    codes, used = _pack(digits, None, 64)
+    order = np.argsort(codes, kind="stable")
+    ordered = codes.take(order)
+    ties = ordered[1:] == ordered[:-1]
+    while used < len(digits) and ties.any():
+        used = _refine(digits, used, order, ties)
+    return order, ties
+
+
+def take(table: pa.Table, rows: Rows) -> pa.Table:
+    """The chosen rows of a table."""
+    chosen = pa.array(rows)
+    return pa.table([plain(column).take(chosen) for column in table.columns], schema=table.schema)
+
+
+def digits_of(columns: Sequence[pa.Array]) -> Iterator[Digit]:
+    """What to compare, one u64 after the other: null or not, the words, and the length last."""
+    for column in columns:
+        words = words_of(column)
+        if words.valid is not None:
+            yield _validity_digit(words.valid)
+        if isinstance(words, ByteWords) and words.width > DEEP:
+            for index in range(DEEP):
+                yield _word_digit(words, index)
+            yield _rank_digit(column)
+            continue
+        for index in range(words.width):
+            yield _word_digit(words, index)
+        if isinstance(words, ByteWords) and words.longest != words.shortest:
+            yield _length_digit(words.lengths)
+
+
+def _validity_digit(valid: Flags) -> Digit:
+    return lambda rows: (valid if rows is None else valid[rows]).astype(np.uint64)
+
+
+def _word_digit(words: Words, index: int) -> Digit:
+    return lambda rows: words.word(index, rows)
+
+
+def _length_digit(lengths: Rows) -> Digit:
+    return lambda rows: (lengths if rows is None else lengths[rows]).view(np.uint64)
+
+
+def _rank_digit(column: pa.Array) -> Digit:
+    # SUBTLE: ranks are comparable only among the rows of one call.
+    def rank(rows: Rows | None) -> U64:
+        chosen = column if rows is None else column.take(pa.array(rows))
+        distinct = chosen.dictionary_encode()
+        by_bytes = pc.array_sort_indices(distinct.dictionary).to_numpy()
+        ranks = np.zeros(max(1, len(by_bytes)), np.uint64)
+        ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
+        return ranks.take(distinct.indices.fill_null(0).to_numpy())
+
+    return rank
+
+
+def _pack(digits: Sequence[Digit], rows: Rows | None, room: int) -> tuple[U64, int]:
+    """As many leading digits as fit into `room` bits; also how many of them are in there whole.
+
+    A digit takes the bits by which its values differ at all. What does not fit gives its leading bits and is not
+    counted, so that ties look at all of it again.
+    """
+    codes: U64 | None = None
+    for index, digit in enumerate(digits):
+        word, bits = _narrow(digit(rows))
+        if bits > room:
+            word, bits, whole = word >> np.uint64(bits - room), room, False
+        else:
+            whole = True
+        if bits:
+            codes = word if codes is None else (codes << np.uint64(bits)) | word
+        room -= bits
+        if not whole or (room == 0):
+            break
+    else:
+        index, whole = len(digits) - 1, True
+    if codes is None:
+        codes = np.zeros(_length(digits[0], rows), np.uint64)
+    return codes, index + 1 if whole else index
+
+
+def _length(digit: Digit, rows: Rows | None) -> int:
+    return len(digit(rows)) if rows is None else len(rows)
+
+
+def _narrow(word: U64) -> tuple[U64, int]:
+    """The word without the bits that all rows share at its start or end, and how many bits are left."""
+    if word.size == 0:
+        return word, 0
+    least, most = word.min(), word.max()
+    if least == most:
+        return word, 0
+    word = word - least
+    anywhere = int(np.bitwise_or.reduce(word))
+    trailing = (anywhere & -anywhere).bit_length() - 1
+    return word >> np.uint64(trailing), int(most - least).bit_length() - trailing
+
+
+def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int:
+    """Order the rows that tie by the digits after `used`, in place; answers how many digits are used now."""
+    tied = np.zeros(len(order), np.bool_)
+    tied[:-1] = ties
+    tied[1:] |= ties
+    places = np.flatnonzero(tied)
+    rows = order[places]
+    # Groups are numbered by how often a tie ended before; a row starts a group unless it ties with the one before.
+    starts = ~np.concatenate([[False], ties])[places]
+    group = np.cumsum(starts).astype(np.uint64)
+    width = 64 - int(group[-1]).bit_length()
+    codes, now_used = _pack(digits[used:], rows, width)
+    if now_used:
+        combined = (group << np.uint64(width)) | codes
+        by = np.argsort(combined, kind="stable")
+        ordered = combined.take(by)
+        same = ordered[1:] == ordered[:-1]
+    else:
+        # The next digit is too wide to share a word with the groups.
+        word, now_used = digits[used](rows), 1
+        by = np.lexsort((word, group))
+        ordered, group = word.take(by), group.take(by)
+        same = (ordered[1:] == ordered[:-1]) & (group[1:] == group[:-1])
+    order[places] = rows[by]
+    # Neighbours among the tied places that were one group are neighbours in the order, too.
+    ties[places[:-1][~same]] = False
+    return used + now_used
