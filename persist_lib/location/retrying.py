@@ -10,15 +10,14 @@ simulation has to decide both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from persist_lib.config import Config, Deadline, Runtime
 from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.deadline import deadline_or
 from persist_lib.location.open import Location
 
 T = TypeVar("T")
@@ -29,18 +28,6 @@ TIMEOUT_S = 60.0
 
 ONCE = frozenset({"compare_and_set", "compare_and_set_many"})
 """Operations that are not the same when done twice."""
-
-_deadline: ContextVar[Deadline | None] = ContextVar("persist_deadline", default=None)
-
-
-@contextmanager
-def within(deadline: Deadline) -> Iterator[None]:
-    """Operations of this thread in the block are retried until `deadline`. Other threads need a block of their own."""
-    token = _deadline.set(deadline)
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
 
 
 def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> T:
@@ -76,7 +63,7 @@ class _Retrying:
 
     def deadline(self) -> Deadline:
         """The caller's, or one that starts now."""
-        return _deadline.get() or self.runtime.deadline(self.timeout_s)
+        return deadline_or(self.runtime, self.timeout_s)
 
 
 class RetryingBlob(_Retrying, AroundBlob):
@@ -107,7 +94,7 @@ class RetryingConsensus(_Retrying, AroundConsensus):
 
 
 def retrying(location: Location, config: Config, runtime: Runtime) -> tuple[RetryingBlob, RetryingConsensus]:
-    """Both halves of `location`, trying again for `config.timeout_s` unless a deadline says otherwise (see `within`)."""
+    """Both halves of `location`, trying again for `config.timeout_s` or until the deadline (see `deadline.within`)."""
     return (
         RetryingBlob(location.blob, runtime, config.timeout_s),
         RetryingConsensus(location.consensus, runtime, config.timeout_s),

@@ -21,6 +21,7 @@ from persist_lib.location import sqlite_file
 from persist_lib.location.api import Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.connections import Connections, Session
+from persist_lib.location.deadline import patience_s
 from persist_lib.location.memory import check_limit, passes_newest
 
 BUSY_S = 10.0
@@ -55,8 +56,8 @@ WITH RECURSIVE found (key) AS (
 class SqliteConsensus:
     """Rows in the table `consensus` of the database at `path`.
 
-    A key's newest row is never deleted, so a key once created can never be created again. `busy_s` bounds the wait for
-    the write lock; after it, Determinate.
+    A key's newest row is never deleted, so a key once created can never be created again. `busy_s` (and the
+    caller's deadline) bounds the wait for the write lock; after it, Determinate.
     """
 
     def __init__(
@@ -81,11 +82,9 @@ class SqliteConsensus:
 
     def _connect(self) -> apsw.Connection:
         try:
-            connection = sqlite_file.connect(self._path)
+            return sqlite_file.connect(self._path, _Patience(self._runtime, self._busy_s))
         except apsw.Error as error:
             raise sqlite_file.read_failed(error, self._path) from error
-        connection.set_busy_handler(_Patience(self._runtime, self._busy_s))
-        return connection
 
     def head(self, key: str) -> Row | None:
         """See `api.Consensus`. Never stale here."""
@@ -135,7 +134,7 @@ class SqliteConsensus:
     @contextmanager
     def _writing(self) -> Iterator[Session]:
         """A session whose owner is the only one of this process that writes: the rest queue here, not in SQLite."""
-        with self._connections.lend() as session, self._turn.taken(self._busy_s, self._path):
+        with self._connections.lend() as session, self._turn.taken(patience_s(self._busy_s), self._path):
             try:
                 yield session
             except apsw.Error as error:
@@ -184,7 +183,7 @@ class _Patience:
 
     def __call__(self, prior_calls: int) -> bool:
         if prior_calls == 0:
-            self._deadline = self._runtime.deadline(self._seconds)
+            self._deadline = self._runtime.deadline(patience_s(self._seconds))
         if self._deadline.has_passed():
             return False
         self._deadline.pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 1.3 ** min(prior_calls, 20)))

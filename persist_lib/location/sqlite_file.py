@@ -7,6 +7,7 @@ version of its format. Both are read before SQLite makes any file beside the dat
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -96,9 +97,11 @@ def _check_pragmas(connection: apsw.Connection, path: Path) -> None:
         )  # fmt: skip
 
 
-def connect(path: Path) -> apsw.Connection:
+def connect(path: Path, when_busy: Callable[[int], bool]) -> apsw.Connection:
     """A connection whose acknowledged commits survive a power cut. Does not create the database."""
     connection = apsw.Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    # First of all: the first look at the file may already meet somebody who recovers its log.
+    connection.set_busy_handler(when_busy)
     # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
     # SUBTLE: one by one; of several in one string, those after the first that answers a row are not run.
     connection.pragma("journal_mode", "wal")

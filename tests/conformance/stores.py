@@ -1,0 +1,74 @@
+"""Every implementation that the conformance suite runs over, in one registry.
+
+To add one (S3, PostgreSQL): a `BlobKind` or `ConsensusKind` here whose `prepare` answers the URL of a fresh, empty
+place (skipping the test if its server cannot be had). Nothing else in this folder names an implementation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus
+from persist_lib.location.open import open_location
+from persist_lib.location.retrying import RetryingBlob, RetryingConsensus
+
+
+def _blob(url: str, read_only: bool = False) -> Blob:
+    return open_location(url, create=not read_only, read_only=read_only).blob
+
+
+def _consensus(url: str, read_only: bool = False) -> Consensus:
+    return open_location(url, create=not read_only, read_only=read_only).consensus
+
+
+def _retrying_blob(url: str, read_only: bool = False) -> Blob:
+    return MeteredBlob(RetryingBlob(_blob(url, read_only)), Meter())
+
+
+def _retrying_consensus(url: str, read_only: bool = False) -> Consensus:
+    return MeteredConsensus(RetryingConsensus(_consensus(url, read_only)), Meter())
+
+
+def _memory_url(_: Path) -> str:
+    return f"memory:{os.urandom(8).hex()}"
+
+
+def _file_url(path: Path) -> str:
+    return f"file:{path}/location"
+
+
+@dataclass(frozen=True)
+class BlobKind:
+    """An implementation of Blob: where to find a fresh one, and how to open it (also in another process)."""
+
+    prepare: Callable[[Path], str]
+    open: Callable[..., Blob] = _blob
+    is_shared: bool = True  # among processes
+    more_than_a_page: int = 40
+
+
+@dataclass(frozen=True)
+class ConsensusKind:
+    """An implementation of Consensus."""
+
+    prepare: Callable[[Path], str]
+    open: Callable[..., Consensus] = _consensus
+    is_shared: bool = True
+    has_transactions: bool = True
+
+
+BLOBS = {
+    "memory": BlobKind(_memory_url, is_shared=False, more_than_a_page=1100),
+    "file": BlobKind(_file_url),
+    "retrying, metered memory": BlobKind(_memory_url, _retrying_blob, is_shared=False),
+}
+
+CONSENSUSES = {
+    "memory": ConsensusKind(_memory_url, is_shared=False),
+    "sqlite": ConsensusKind(_file_url),
+    "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
+}

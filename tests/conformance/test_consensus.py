@@ -1,0 +1,358 @@
+"""What every Consensus promises."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import pytest
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Consensus, Row
+from persist_lib.location.memory import MemoryConsensus
+from tests.conformance import racers
+from tests.conformance.conftest import PROCESSES, Race
+from tests.conformance.history import violations
+from tests.conformance.stores import ConsensusKind
+
+EVERYTHING = 1_000_000
+AWKWARD = ["a b", "ümläut-日本語-🦉", "it's", 'say "no"', "a;b--c", "%_like", "A", "a", "x" * 200, "1", "null"]
+
+
+def scan_all(consensus: Consensus, key: str) -> list[Row]:
+    return consensus.scan(key, SeqNo(0), EVERYTHING)
+
+
+def fill(consensus: Consensus, key: str, rows: int) -> None:
+    for n in range(rows):
+        assert consensus.compare_and_set(key, SeqNo(n) if n else None, f"{key}{n + 1}".encode())
+
+
+def test_a_key_that_was_never_set_has_no_rows(consensus: Consensus) -> None:
+    assert consensus.head("s") is None
+    assert scan_all(consensus, "s") == []
+    assert [*consensus.list_keys()] == []
+
+
+def test_the_first_row_is_1_and_each_next_one_follows(consensus: Consensus) -> None:
+    fill(consensus, "s", 5)
+    assert consensus.head("s") == Row(SeqNo(5), b"s5")
+    assert scan_all(consensus, "s") == [Row(SeqNo(n), f"s{n}".encode()) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("expected", [None, 0, 1, 2, 4, 99, -1])
+def test_who_expects_another_seqno_than_the_newest_loses_and_changes_nothing(
+    consensus: Consensus, expected: int | None
+) -> None:
+    fill(consensus, "s", 3)
+    before = scan_all(consensus, "s")
+    assert not consensus.compare_and_set("s", expected if expected is None else SeqNo(expected), b"late")
+    assert scan_all(consensus, "s") == before
+
+
+@pytest.mark.parametrize("expected", [0, 1, 5, -1])
+def test_who_expects_a_row_of_a_key_that_was_never_set_loses(consensus: Consensus, expected: int) -> None:
+    assert not consensus.compare_and_set("s", SeqNo(expected), b"x")
+    assert consensus.head("s") is None
+    assert [*consensus.list_keys()] == []
+
+
+def test_keys_do_not_know_each_other(consensus: Consensus) -> None:
+    fill(consensus, "a", 3)
+    fill(consensus, "ab", 1)
+    assert consensus.truncate("a", SeqNo(3)) == 2
+    assert consensus.head("ab") == Row(SeqNo(1), b"ab1")
+    assert sorted(consensus.list_keys()) == ["a", "ab"]
+
+
+def test_a_scan_answers_at_most_its_limit_in_order_from_where_it_is_told(consensus: Consensus) -> None:
+    fill(consensus, "s", 6)
+    for start in range(8):
+        for limit in (0, 1, 2, 6, 100):
+            expected = [n for n in range(1, 7) if n >= start][:limit]
+            assert [row.seqno for row in consensus.scan("s", SeqNo(start), limit)] == expected
+
+
+def test_a_negative_limit_is_refused_and_not_taken_for_none(consensus: Consensus) -> None:
+    fill(consensus, "s", 1)
+    with pytest.raises(InvalidUsage):
+        consensus.scan("s", SeqNo(1), -1)
+
+
+def test_rows_keep_their_bytes_whatever_they_are(consensus: Consensus) -> None:
+    payloads = [b"", b"\0", b"\xff\xfe", bytes(range(256)) * 10, os.urandom(3 * 1024 * 1024)]
+    for n, payload in enumerate(payloads):
+        assert consensus.compare_and_set("s", SeqNo(n) if n else None, payload)
+    assert [row.data for row in scan_all(consensus, "s")] == payloads
+
+
+@pytest.mark.parametrize("key", AWKWARD)
+def test_awkward_keys_are_keys(consensus: Consensus, key: str) -> None:
+    fill(consensus, key, 2)
+    fill(consensus, "other", 1)
+    assert consensus.truncate(key, SeqNo(2)) == 1
+    assert [row.seqno for row in scan_all(consensus, key)] == [2]
+    assert sorted(consensus.list_keys()) == sorted([key, "other"])
+
+
+def test_truncate_deletes_the_rows_below_and_answers_how_many(consensus: Consensus) -> None:
+    fill(consensus, "s", 6)
+    assert consensus.truncate("s", SeqNo(4)) == 3
+    assert [row.seqno for row in scan_all(consensus, "s")] == [4, 5, 6]
+    assert [row.seqno for row in consensus.scan("s", SeqNo(1), 2)] == [4, 5]
+    assert consensus.truncate("s", SeqNo(4)) == 0
+    assert consensus.truncate("s", SeqNo(2)) == 0
+    assert consensus.truncate("s", SeqNo(6)) == 2
+    assert consensus.head("s") == Row(SeqNo(6), b"s6")
+
+
+@pytest.mark.parametrize(("rows", "seqno"), [(3, 4), (3, 99), (0, 1), (0, 5)])
+def test_truncate_never_passes_the_newest_row(consensus: Consensus, rows: int, seqno: int) -> None:
+    fill(consensus, "s", rows)
+    with pytest.raises(InvalidUsage):
+        consensus.truncate("s", SeqNo(seqno))
+    assert len(scan_all(consensus, "s")) == rows
+
+
+def test_a_truncated_key_goes_on_where_it_was_and_can_never_be_created_again(consensus: Consensus) -> None:
+    fill(consensus, "s", 5)
+    consensus.truncate("s", SeqNo(5))
+    for expected in (None, SeqNo(1), SeqNo(4)):
+        assert not consensus.compare_and_set("s", expected, b"again")
+    assert consensus.compare_and_set("s", SeqNo(5), b"s6")
+    assert [row.seqno for row in scan_all(consensus, "s")] == [5, 6]
+    assert [*consensus.list_keys()] == ["s"]
+
+
+def test_many_are_set_all_or_none(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
+    if not consensus_kind.has_transactions:
+        with pytest.raises(InvalidUsage):
+            consensus.compare_and_set_many({"a": (None, b"x")})
+        return
+    fill(consensus, "a", 2)
+    assert consensus.compare_and_set_many({"a": (SeqNo(2), b"a3"), "b": (None, b"b1")})
+    for losing in ({"a": (SeqNo(3), b"!"), "b": (None, b"!")}, {"c": (None, b"!"), "a": (SeqNo(2), b"!")}):
+        assert not consensus.compare_and_set_many(losing)
+    assert consensus.head("a") == Row(SeqNo(3), b"a3")
+    assert consensus.head("b") == Row(SeqNo(1), b"b1")
+    assert consensus.head("c") is None
+    assert sorted(consensus.list_keys()) == ["a", "b"]
+    assert consensus.compare_and_set_many({})
+
+
+def test_now_is_milliseconds_since_the_epoch(consensus: Consensus) -> None:
+    assert abs(consensus.now() - time.time() * 1000) < 60_000
+
+
+def test_another_opening_sees_every_row_at_once(
+    consensus: Consensus, consensus_kind: ConsensusKind, consensus_url: str
+) -> None:
+    other = consensus_kind.open(consensus_url)
+    for n in range(10):
+        writer, reader = (consensus, other) if n % 2 else (other, consensus)
+        assert writer.compare_and_set("s", SeqNo(n) if n else None, b"x")
+        assert len(reader.scan("s", SeqNo(0), 99)) == n + 1
+    other.close()
+
+
+def test_closing_twice_is_fine_and_loses_nothing(consensus_kind: ConsensusKind, consensus_url: str) -> None:
+    consensus = consensus_kind.open(consensus_url)
+    fill(consensus, "s", 3)
+    consensus.close()
+    consensus.close()
+    again = consensus_kind.open(consensus_url)
+    assert len(scan_all(again, "s")) == 3
+    again.close()
+
+
+def test_read_only_reads_and_refuses_to_write(
+    consensus: Consensus, consensus_kind: ConsensusKind, consensus_url: str
+) -> None:
+    fill(consensus, "s", 3)
+    reader = consensus_kind.open(consensus_url, read_only=True)
+    for n in range(3, 6):
+        assert reader.head("s") == Row(SeqNo(n), f"s{n}".encode())
+        assert consensus.compare_and_set("s", SeqNo(n), f"s{n + 1}".encode())
+    assert [*reader.list_keys()] == ["s"]
+    for write in (
+        lambda: reader.compare_and_set("s", SeqNo(6), b"x"),
+        lambda: reader.compare_and_set_many({"s": (SeqNo(6), b"x")}),
+        lambda: reader.truncate("s", SeqNo(2)),
+    ):
+        with pytest.raises(InvalidUsage, match="read_only"):
+            write()
+    assert len(scan_all(consensus, "s")) == 6
+    reader.close()
+
+
+def test_of_threads_that_race_one_wins_each_row(consensus: Consensus) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        claims = [*chain.from_iterable(pool.map(lambda who: racers.extend(consensus, "s", who, 60), range(8)))]
+    rows = scan_all(consensus, "s")
+    assert len(rows) == 60
+    assert violations("s", claims, rows) == []
+
+
+def test_of_threads_that_create_a_key_one_wins(consensus: Consensus) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(10):
+            won = list(pool.map(lambda who, n=n: consensus.compare_and_set(f"s{n}", None, b"%d" % who), range(8)))  # type: ignore[misc]
+            assert won.count(True) == 1
+            assert scan_all(consensus, f"s{n}") == [Row(SeqNo(1), b"%d" % won.index(True))]
+
+
+def test_of_threads_that_truncate_meanwhile_none_frees_a_row_to_be_won_twice(consensus: Consensus) -> None:
+    fill(consensus, "s", 1)
+    done = threading.Event()
+
+    def truncate() -> None:
+        while not done.is_set():
+            head = consensus.head("s")
+            consensus.truncate("s", head.seqno if head else SeqNo(0))
+
+    with ThreadPoolExecutor(8) as pool:
+        truncating = pool.submit(truncate)
+        claims = [*chain.from_iterable(pool.map(lambda who: racers.extend(consensus, "s", who, 60), range(4)))]
+        done.set()
+        truncating.result()
+    rows = scan_all(consensus, "s")
+    assert rows[-1].seqno == 60
+    assert violations("s", claims, rows) == []
+
+
+def test_of_threads_that_set_many_at_once_none_wins_half(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
+    if not consensus_kind.has_transactions:
+        pytest.skip("no transactions")
+
+    def attempt(who: int) -> int:
+        wins = 0
+        for n in range(12):
+            a, b = (SeqNo(n), SeqNo(n)) if n else (None, None)
+            wins += consensus.compare_and_set_many({"a": (a, b"%d" % who), "b": (b, b"%d" % who)})
+        return wins
+
+    with ThreadPoolExecutor(4) as pool:
+        wins = sum(pool.map(attempt, range(4)))
+    rows = scan_all(consensus, "a")
+    assert rows == scan_all(consensus, "b")
+    assert len(rows) == wins
+
+
+def test_of_processes_that_create_extend_and_truncate_one_wins_each_row(
+    consensus: Consensus, consensus_name: str, consensus_kind: ConsensusKind, consensus_url: str, race: Race
+) -> None:
+    if not consensus_kind.is_shared:
+        pytest.skip("not shared among processes")
+    until = 150
+    calls = [(racers.extend_in_process, consensus_name, consensus_url, "s", who, until) for who in range(PROCESSES - 1)]
+    calls.append((racers.truncate_in_process, consensus_name, consensus_url, "s", PROCESSES - 1, until))
+    claims = [*chain.from_iterable(race(calls))]
+    rows = scan_all(consensus, "s")
+    assert rows[-1].seqno == until
+    assert violations("s", claims, rows) == []
+    winners = {claim.data.split(b":")[0] for claim in claims if claim.won}
+    assert len(winners) >= PROCESSES // 2, "most of the processes starved"
+
+
+def test_of_processes_that_extend_none_loses_an_acknowledged_row(
+    consensus: Consensus, consensus_name: str, consensus_kind: ConsensusKind, consensus_url: str, race: Race
+) -> None:
+    if not consensus_kind.is_shared:
+        pytest.skip("not shared among processes")
+    until = 150
+    claims = [
+        *chain.from_iterable(
+            race(
+                [(racers.extend_in_process, consensus_name, consensus_url, "s", who, until) for who in range(PROCESSES)]
+            )
+        )
+    ]
+    rows = scan_all(consensus, "s")
+    assert len(rows) == until
+    assert violations("s", claims, rows) == []
+
+
+def test_a_forked_child_has_a_connection_of_its_own(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
+    if not consensus_kind.is_shared:
+        pytest.skip("not shared among processes")
+    fill(consensus, "s", 1)
+    wake, waked = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            assert consensus.compare_and_set("s", SeqNo(1), b"child")
+            os.write(wake[1], b"!")
+            os.read(waked[0], 1)  # the parent has closed by now; what we commit must still not be lost
+            os._exit(0 if consensus.compare_and_set("s", SeqNo(2), b"child") else 1)
+        finally:
+            os._exit(2)
+    os.read(wake[0], 1)
+    assert len(scan_all(consensus, "s")) == 2
+    consensus.close()
+    os.write(waked[1], b"!")
+    assert os.waitpid(child, 0)[1] == 0
+    for fd in (*wake, *waked):
+        os.close(fd)
+
+
+def test_what_a_forked_child_was_told_to_be_done_is_there(consensus_kind: ConsensusKind, consensus_url: str) -> None:
+    if not consensus_kind.is_shared:
+        pytest.skip("not shared among processes")
+    consensus = consensus_kind.open(consensus_url)
+    fill(consensus, "s", 1)
+    wake = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            assert consensus.head("s") is not None
+            os.read(wake[0], 1)
+            os._exit(0 if consensus.compare_and_set("s", SeqNo(1), b"child") else 1)
+        finally:
+            os._exit(2)
+    assert consensus.head("s") is not None
+    consensus.close()
+    os.write(wake[1], b"!")
+    assert os.waitpid(child, 0)[1] == 0
+    again = consensus_kind.open(consensus_url)
+    assert [row.data for row in scan_all(again, "s")] == [b"s1", b"child"]
+    again.close()
+    for fd in wake:
+        os.close(fd)
+
+
+class LosesUpdates(MemoryConsensus):
+    """Looks, and only then writes: what a first version over any store does."""
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+        head = self.head(key)
+        if (head.seqno if head else None) != expected:
+            return False
+        time.sleep(0.002)
+        seqno = SeqNo((expected or 0) + 1)
+        rows = [row for row in self._logs.get(key, []) if row.seqno < seqno]
+        self._logs[key] = [*rows, Row(seqno, data)]
+        return True
+
+
+class TruncatesAll(MemoryConsensus):
+    """Forgets the newest row as well, so that its seqno, or even the key, can be won again."""
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        return len(self._logs.pop(key, []))
+
+
+def test_the_checker_sees_a_store_that_loses_updates() -> None:
+    consensus = LosesUpdates()
+    with ThreadPoolExecutor(8) as pool:
+        claims = [*chain.from_iterable(pool.map(lambda who: racers.extend(consensus, "s", who, 20), range(8)))]
+    assert any("two winners" in v for v in violations("s", claims, scan_all(consensus, "s")))
+
+
+def test_the_checker_sees_a_store_whose_truncation_frees_a_row() -> None:
+    consensus = TruncatesAll()
+    claims = racers.extend(consensus, "s", 0, 3)
+    consensus.truncate("s", SeqNo(3))
+    claims += racers.extend(consensus, "s", 1, 3)
+    assert any("two winners" in v for v in violations("s", claims, scan_all(consensus, "s")))
