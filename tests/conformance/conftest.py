@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def race(processes: ProcessPoolExecutor, tmp_path: Path) -> Race:
     def run(calls: list[tuple[Any, ...]]) -> list[Any]:
         start = tmp_path / "start"
         start.mkdir()
-        futures = [processes.submit(call[0], *call[1:], str(start)) for call in calls]
+        futures = [processes.submit(partial(call[0], *call[1:], str(start))) for call in calls]
         while len(list(start.iterdir())) < len(calls):
             for future in futures:
                 if future.done():

@@ -200,7 +200,7 @@ def test_of_threads_that_race_one_wins_each_row(consensus: Consensus) -> None:
 def test_of_threads_that_create_a_key_one_wins(consensus: Consensus) -> None:
     with ThreadPoolExecutor(8) as pool:
         for n in range(10):
-            won = list(pool.map(lambda who, n=n: consensus.compare_and_set(f"s{n}", None, b"%d" % who), range(8)))  # type: ignore[misc]
+            won = list(pool.map(lambda who, n=n: consensus.compare_and_set(f"s{n}", None, b"%d" % who), range(8)))
             assert won.count(True) == 1
             assert scan_all(consensus, f"s{n}") == [Row(SeqNo(1), b"%d" % won.index(True))]
 

@@ -1,0 +1,282 @@
+"""What a Blob of files does with the system calls that can fail it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
+from persist_lib.location.file import FileBlob
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "blob"
+
+
+@pytest.fixture
+def blob(root: Path) -> Iterator[FileBlob]:
+    opened = FileBlob(root)
+    yield opened
+    opened.close()
+
+
+class Calls:
+    """The system calls that decide about durability, in order, with the path that each was about."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[tuple[str, str]] = []
+        self.fail: dict[str, int] = {}
+        fsync, link, write = os.fsync, os.link, os.write
+
+        def traced_fsync(fd: int) -> None:
+            self.note("fsync", str(Path(f"/proc/self/fd/{fd}").readlink()))
+            fsync(fd)
+
+        def traced_link(source: Any, target: Any, **options: Any) -> None:
+            self.note("link", str(target))
+            link(source, target, **options)
+
+        def traced_write(fd: int, data: Any) -> int:
+            self.note("write", str(Path(f"/proc/self/fd/{fd}").readlink()))
+            return write(fd, data)
+
+        monkeypatch.setattr(os, "fsync", traced_fsync)
+        monkeypatch.setattr(os, "link", traced_link)
+        monkeypatch.setattr(os, "write", traced_write)
+
+    def note(self, name: str, path: str) -> None:
+        self.made.append((name, path))
+        for pattern, code in self.fail.items():
+            if pattern in f"{name} {path}":
+                raise OSError(code, os.strerror(code))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def temporary_files(root: Path) -> list[Path]:
+    return [p for p in (root / ".tmp").rglob("*") if p.is_file() and p.name != "lock"]
+
+
+def test_an_object_is_durable_before_its_name_and_its_name_before_the_answer(
+    blob: FileBlob, root: Path, calls: Calls
+) -> None:
+    blob.set("s/w/first", b"x")
+    calls.made.clear()
+    blob.set("s/w/part", b"data")
+    (write, _), (fsync, temporary), (link, name), (last, directory) = calls.made
+    assert (write, fsync, link, last) == ("write", "fsync", "link", "fsync")
+    assert temporary.startswith(str(root / ".tmp"))
+    assert name == "part"
+    assert directory == str(root / "s/w")
+
+
+def test_every_new_directory_is_durable_up_to_one_that_was_there(blob: FileBlob, root: Path, calls: Calls) -> None:
+    blob.set("s/w/part", b"data")
+    synced = {path for name, path in calls.made if name == "fsync"}
+    assert {str(root / "s/w"), str(root / "s"), str(root), str(root.parent), str(root.parent.parent)} <= synced
+
+
+def test_a_directory_that_someone_else_made_is_synced_too_as_he_may_not_have_come_to_it(
+    blob: FileBlob, root: Path, calls: Calls
+) -> None:
+    (root / "s/w").mkdir(parents=True)
+    blob.set("s/w/part", b"data")
+    assert {("fsync", str(root / "s")), ("fsync", str(root))} <= set(calls.made)
+
+
+def test_short_writes_are_gone_on_with(blob: FileBlob, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    blob.set("s/part", bytes(range(100)))
+    monkeypatch.undo()
+    assert blob.get("s/part") == bytes(range(100))
+
+
+def test_a_full_disk_is_determinate_and_leaves_nothing(blob: FileBlob, root: Path, calls: Calls) -> None:
+    calls.fail["write"] = errno.ENOSPC
+    with pytest.raises(Determinate, match="No space"):
+        blob.set("s/part", b"data")
+    assert blob.get("s/part") is None
+    assert temporary_files(root) == []
+
+
+def test_a_failed_fsync_is_indeterminate_and_a_retry_takes_another_file(
+    blob: FileBlob, root: Path, calls: Calls
+) -> None:
+    calls.fail["fsync " + str(root / ".tmp")] = errno.EIO
+    with pytest.raises(Indeterminate):
+        blob.set("s/part", b"data")
+    assert blob.get("s/part") is None
+    assert temporary_files(root) == []
+    failed = next(path for name, path in calls.made if name == "fsync" and ".tmp" in path)
+    calls.fail.clear()
+    calls.made.clear()
+    blob.set("s/part", b"data")
+    assert failed not in {path for _, path in calls.made}
+    assert blob.get("s/part") == b"data"
+
+
+def test_a_failed_fsync_of_the_directory_is_indeterminate_and_a_retry_syncs_it_again(
+    blob: FileBlob, root: Path, calls: Calls
+) -> None:
+    blob.set("s/other", b"x")
+    calls.fail[f"fsync {root}/s"] = errno.EIO
+    with pytest.raises(Indeterminate):
+        blob.set("s/part", b"data")
+    calls.fail.clear()
+    calls.made.clear()
+    blob.set("s/part", b"data")
+    assert calls.made[-1] == ("fsync", str(root / "s"))
+
+
+def test_a_delete_is_durable(blob: FileBlob, root: Path, calls: Calls) -> None:
+    for n in range(10):
+        blob.set(f"s/w/{n}", b"x")
+    calls.made.clear()
+    assert blob.delete("s/w/0")
+    assert calls.made == [("fsync", str(root / "s/w"))]
+    calls.made.clear()
+    assert blob.delete_many([f"s/w/{n}" for n in range(1, 10)]) == {}
+    assert calls.made == [("fsync", str(root / "s/w"))]
+
+
+def test_what_cannot_be_deleted_is_named_and_the_rest_is_gone(blob: FileBlob, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(100):
+        blob.set(f"s/w{n % 2}/{n}", b"x")
+    unlink = Path.unlink
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "7":
+            raise OSError(errno.EIO, "broken")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", failing)
+    failures = blob.delete_many([f"s/w{n % 2}/{n}" for n in range(100)])
+    assert list(failures) == ["s/w1/7"]
+    assert isinstance(failures["s/w1/7"], Indeterminate)
+    assert [entry.key for entry in blob.list("")] == ["s/w1/7"]
+
+
+def test_empty_directories_go_with_their_last_object(blob: FileBlob, root: Path) -> None:
+    blob.set("s/w1/part", b"x")
+    blob.set("s/w2/part", b"x")
+    blob.delete("s/w1/part")
+    assert sorted(p.name for p in (root / "s").iterdir()) == ["w2"]
+    blob.delete_many(["s/w2/part"])
+    assert sorted(p.name for p in root.iterdir()) == [".tmp"]
+
+
+def test_a_directory_removed_by_another_process_is_made_again_durably(blob: FileBlob, root: Path, calls: Calls) -> None:
+    blob.set("s/w/part", b"x")
+    FileBlob(root).delete("s/w/part")
+    calls.made.clear()
+    blob.set("s/w/next", b"x")
+    assert {("fsync", str(root / "s")), ("fsync", str(root))} <= set(calls.made)
+    assert blob.get("s/w/next") == b"x"
+
+
+def test_a_key_that_continues_an_object_or_is_continued_by_one_is_refused(blob: FileBlob) -> None:
+    blob.set("s/a", b"x")
+    with pytest.raises(InvalidUsage):
+        blob.set("s/a/b", b"x")
+    blob.set("s/d/e", b"x")
+    with pytest.raises(InvalidUsage):
+        blob.set("s/d", b"x")
+
+
+def test_an_unreadable_object_or_directory_is_an_error_and_not_missing(
+    blob: FileBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob.set("s/part", b"x")
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "scandir", broken)
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(Determinate):
+        list(blob.list("s/"))
+    with pytest.raises(Determinate):
+        blob.get_range("s/part", 0, 1)
+
+
+def leave_half_written(root: Path, *, die: bool) -> int:
+    """A child process that stops in the middle of a set, and is dead afterwards or not; answers its id."""
+    if (child := os.fork()) == 0:
+        try:
+            blob = FileBlob(root)
+
+            def stop(_: int) -> None:
+                (root / f"stopped-{os.getpid()}").touch()
+                if die:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+
+            os.fsync = stop  # type: ignore[assignment]
+            blob.set("half", b"half of it")
+        finally:
+            os._exit(1)
+    while not (root / f"stopped-{child}").exists():
+        time.sleep(0.002)
+    return child
+
+
+def test_sweeping_removes_what_dead_processes_left_and_nothing_of_the_living(blob: FileBlob, root: Path) -> None:
+    blob.set("mine", b"x")
+    dead, alive = leave_half_written(root, die=True), leave_half_written(root, die=False)
+    os.waitpid(dead, 0)
+    try:
+        assert len(temporary_files(root)) == 2
+        assert {entry.key for entry in blob.list("")} == {"mine", f"stopped-{dead}", f"stopped-{alive}"}
+        assert blob.sweep_temporary() == 1
+        (left,) = temporary_files(root)
+        assert left.parent.name.startswith(f"{alive}-")
+        blob.set("still works", b"x")
+    finally:
+        os.kill(alive, signal.SIGKILL)
+        os.waitpid(alive, 0)
+    assert blob.sweep_temporary() == 1
+    assert temporary_files(root) == []
+    assert blob.sweep_temporary() == 0
+
+
+def test_a_set_whose_temporary_directory_is_swept_away_under_it_starts_anew(blob: FileBlob, root: Path) -> None:
+    blob.set("first", b"x")
+    for directory in (root / ".tmp").iterdir():
+        for file in directory.iterdir():
+            file.unlink()
+        directory.rmdir()
+    blob.set("second", b"y")
+    assert blob.get("second") == b"y"
+
+
+def test_opening_and_reading_makes_no_directory(root: Path) -> None:
+    blob = FileBlob(root)
+    assert blob.get("s/x") is None
+    assert list(blob.list("")) == []
+    assert not blob.delete("s/x")
+    assert blob.delete_many(["s/x", "t/x"]) == {}
+    assert blob.sweep_temporary() == 0
+    blob.close()
+    assert not root.exists()
+
+
+def test_no_file_descriptor_is_left_open(root: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    blob = FileBlob(root)
+    for n in range(300):
+        blob.set(f"s/{n}/x", b"x")
+        assert blob.get_range(f"s/{n}/x", 0, 1) == b"x"
+    blob.close()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before

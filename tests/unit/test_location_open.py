@@ -1,0 +1,209 @@
+"""Locations are opened by URL, the same in every process, and nothing is made or touched that should not be."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_lib.errors import Corrupt, InvalidUsage, Missing, NewerFormat, NotFound
+from persist_lib.ids import SeqNo
+from persist_lib.location import Location, Scheme, open_location
+from persist_lib.location import open as opening
+from persist_lib.location.memory import MemoryBlob, MemoryConsensus
+from persist_lib.testing import ManualClock
+
+ROOT = Path(__file__).parents[2]
+
+
+def tree(path: Path) -> dict[str, tuple[int, int]]:
+    return {str(p.relative_to(path)): (p.stat().st_size, p.stat().st_mtime_ns) for p in path.rglob("*")}
+
+
+def test_a_file_location_has_its_blobs_and_its_consensus_where_it_is_told(tmp_path: Path) -> None:
+    with open_location(f"file:{tmp_path}/data", create=True) as location:
+        location.blob.set("s/w/part", b"x")
+        location.consensus.compare_and_set("s", None, b"x")
+    assert (tmp_path / "data/blob/s/w/part").read_bytes() == b"x"
+    assert (tmp_path / "data/consensus.sqlite").exists()
+    assert json.loads((tmp_path / "data/persist.json").read_text()) == {"format": 1}
+
+
+@pytest.mark.parametrize("form", ["file:{0}/a", "file://{0}/a", "file:./a", "file:a", "file:b/../a", "file:{0}//a/"])
+def test_every_form_of_a_path_means_one_absolute_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_location(form.format(tmp_path), create=True) as location:
+        assert location.url == location.consensus_url == f"file:{tmp_path}/a"
+
+
+@pytest.mark.parametrize("url", ["file:", "file://", "file://host/x", "", "x", "./data", "nosuch:x", "memory", None, 7])
+def test_what_is_no_url_of_a_location_is_refused(url: Any) -> None:
+    with pytest.raises(InvalidUsage):
+        open_location(url, create=True)
+
+
+def test_odd_paths_are_taken_literally(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/with space/50%20?mode=memory#x/ü"
+    with open_location(url, create=True) as location:
+        location.consensus.compare_and_set("s", None, b"x")
+        location.blob.set("s/x", b"x")
+    assert (tmp_path / "with space/50%20?mode=memory#x/ü/consensus.sqlite").exists()
+    with open_location(url, read_only=True) as location:
+        assert location.consensus.head("s") == (1, b"x")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_location_that_is_not_there_is_not_found_and_not_made(tmp_path: Path, read_only: bool) -> None:
+    url = f"file:{tmp_path}/a/b"
+    with pytest.raises(NotFound, match="create=True") as error:
+        open_location(url, read_only=read_only)
+    assert url in str(error.value)
+    assert tree(tmp_path) == {}
+
+
+def test_read_only_creates_nothing_even_if_told_to(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        open_location(f"file:{tmp_path}/a", create=True, read_only=True)
+    assert tree(tmp_path) == {}
+
+
+def test_a_newer_format_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    (tmp_path / "persist.json").write_text('{"format": 2}')
+    before = tree(tmp_path)
+    for options in ({"create": True}, {}, {"read_only": True}):
+        with pytest.raises(NewerFormat) as error:
+            open_location(f"file:{tmp_path}", **options)  # type: ignore[arg-type]
+        assert error.value.fields == {"found": 2, "known": 1}
+    assert tree(tmp_path) == before
+
+
+def test_a_damaged_marker_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "persist.json").write_text("{")
+    with pytest.raises(Corrupt):
+        open_location(f"file:{tmp_path}", create=True)
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    before = tree(tmp_path)
+    with pytest.raises(InvalidUsage, match="thesis"):
+        open_location(f"file:{tmp_path}", create=True)
+    assert tree(tmp_path) == before
+
+
+def test_a_lost_database_is_damage_and_not_an_empty_one(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/data"
+    with open_location(url, create=True) as location:
+        location.blob.set("s/x", b"x")
+    (tmp_path / "data/consensus.sqlite").unlink()
+    for options in ({"create": True}, {}, {"read_only": True}):
+        with pytest.raises(Missing, match="consensus"):
+            open_location(url, **options)  # type: ignore[arg-type]
+
+
+def test_a_creation_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "persist.json").write_text('{"format": 1}')
+    with pytest.raises(NotFound):
+        open_location(f"file:{tmp_path}")
+    open_location(f"file:{tmp_path}", create=True).close()
+    open_location(f"file:{tmp_path}").close()
+
+
+def test_read_only_touches_nothing(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/data"
+    with open_location(url, create=True) as location:
+        location.blob.set("s/x", b"x")
+        location.consensus.compare_and_set("s", None, b"x")
+    before = tree(tmp_path)
+    with open_location(url, read_only=True) as reader:
+        assert reader.blob.get("s/x") == b"x"
+        assert reader.consensus.head("s") == (1, b"x")
+        with pytest.raises(InvalidUsage):
+            reader.blob.set("s/y", b"y")
+        with pytest.raises(InvalidUsage):
+            reader.consensus.compare_and_set("s", SeqNo(1), b"y")
+    assert tree(tmp_path) == before
+
+
+def test_a_pickled_location_opens_in_another_process_from_another_directory(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/data"
+    with open_location(url, create=True) as location:
+        location.blob.set("s/x", b"from here")
+        program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).blob.get('s/x').decode())"
+        run = subprocess.run(
+            [sys.executable, "-c", program], input=pickle.dumps(location), capture_output=True, check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert run.stdout.decode().strip() == "from here"
+
+
+def test_a_pickled_location_stays_read_only_and_keeps_both_urls(tmp_path: Path) -> None:
+    a, b = f"file:{tmp_path}/a", f"file:{tmp_path}/b"
+    open_location(a, b, create=True).close()
+    with open_location(a, b, read_only=True) as location:
+        again = pickle.loads(pickle.dumps(location))
+    assert again == location
+    assert (again.url, again.consensus_url, again.read_only) == (a, b, True)
+    assert not (tmp_path / "a/consensus.sqlite").exists()
+    again.close()
+
+
+def test_each_unnamed_memory_is_new_and_a_named_one_is_shared() -> None:
+    one, two = open_location("memory:"), open_location("memory:")
+    one.blob.set("s/x", b"x")
+    assert two.blob.get("s/x") is None
+    named = open_location("memory:shared-by-name", create=True)
+    named.blob.set("s/x", b"x")
+    named.close()
+    del named
+    gc.collect()
+    assert open_location("memory:shared-by-name").blob.get("s/x") == b"x"
+    with pytest.raises(NotFound):
+        open_location("memory:never-made")
+
+
+def test_an_unnamed_memory_pickles_within_the_process_and_is_gone_with_its_last_user() -> None:
+    location = open_location("memory:")
+    location.blob.set("s/x", b"x")
+    pickled = pickle.dumps(location)
+    again = pickle.loads(pickled)
+    assert again.blob.get("s/x") == b"x"
+    del location, again
+    gc.collect()
+    with pytest.raises(NotFound):
+        pickle.loads(pickled)
+
+
+@pytest.mark.parametrize("url", ["memory:", "file:{0}/data"])
+def test_the_clock_of_an_embedded_consensus_is_an_argument(tmp_path: Path, url: str) -> None:
+    clock = ManualClock(7_000_000_000)
+    with open_location(url.format(tmp_path), create=True, clock=clock) as location:
+        assert location.consensus.now() == 7000
+
+
+def test_other_packages_add_schemes_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "entry_points", lambda group: [EntryPoint("mine", f"{__name__}:MINE", group)])
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys)
+    monkeypatch.setattr(sys.modules[__name__], "MINE", MINE, raising=False)
+    location = open_location("mine:there", "memory:")
+    assert isinstance(location, Location)
+    assert isinstance(location.blob, MemoryBlob)
+    assert isinstance(location.consensus, MemoryConsensus)
+    with pytest.raises(InvalidUsage, match="consensus="):
+        open_location("mine:there")
+    with pytest.raises(InvalidUsage, match="mine:"):
+        open_location("other:there")
+
+
+MINE = Scheme(blob=lambda _url, _opening: MemoryBlob())
