@@ -1,0 +1,88 @@
+"""Persist: durable, definite, time-varying collections on plain object storage.
+
+    import persist_lib as persist
+
+    client = persist.open("file:./data")
+    orders = persist.Schema(key={"order_id": "int64"}, value={"state": "string", "cents": "int64"})
+    write, read = client.open_shard("orders", orders)
+    write.compare_and_append([{"order_id": 1, "state": "placed", "cents": 999}], expected_upper=0, new_upper=1)
+    read.snapshot(as_of=0).to_arrow()
+"""
+
+from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
+from persist_lib.config import Config, Runtime
+from persist_lib.core.compaction import Policy
+from persist_lib.errors import (
+    CompactionRefused,
+    Corrupt,
+    Damage,
+    Determinate,
+    DiffOverflow,
+    HistoryRegressed,
+    HoldConflict,
+    Indeterminate,
+    InvalidName,
+    InvalidUsage,
+    InvariantViolated,
+    LeaseExpired,
+    Missing,
+    NewerFormat,
+    NotFound,
+    PersistError,
+    Refused,
+    SchemaMismatch,
+    ShardFinished,
+    SinceViolation,
+    StillRead,
+    TimedOut,
+    UpperMismatch,
+)
+from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.listen import Listen, Progress, Updates
+from persist_lib.read import ReadHandle
+from persist_lib.schema import Schema
+from persist_lib.snapshot import Snapshot, Split
+from persist_lib.write import Appended, WriteHandle
+
+__all__ = [
+    "TOP",
+    "Antichain",
+    "Appended",
+    "Client",
+    "CompactionRefused",
+    "Config",
+    "Corrupt",
+    "Damage",
+    "Determinate",
+    "DiffOverflow",
+    "HistoryRegressed",
+    "HoldConflict",
+    "Indeterminate",
+    "InvalidName",
+    "InvalidUsage",
+    "InvariantViolated",
+    "LeaseExpired",
+    "Listen",
+    "Missing",
+    "NewerFormat",
+    "NotFound",
+    "PersistError",
+    "Policy",
+    "Progress",
+    "ReadHandle",
+    "Refused",
+    "Runtime",
+    "Schema",
+    "SchemaMismatch",
+    "ShardFinished",
+    "SinceViolation",
+    "Snapshot",
+    "Split",
+    "StillRead",
+    "TimedOut",
+    "Updates",
+    "UpperMismatch",
+    "WriteHandle",
+    "at",
+    "open",
+]

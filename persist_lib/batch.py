@@ -1,0 +1,205 @@
+"""Building a batch: the user's updates become sorted, consolidated, fingerprinted parts, inline or in Blob.
+
+Memory is bounded by about two parts, however long the input: each part's worth of updates is one sorted run, unless the
+input comes in order. Objects are uploaded while the next one is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.config import Config
+from persist_lib.core.diff import MODULUS
+from persist_lib.core.state import Batch, Part
+from persist_lib.format.consolidation import consolidate
+from persist_lib.format.fingerprint import diffs_of, hash_rows
+from persist_lib.format.parts import EncodedPart, encode_inline, encode_part
+from persist_lib.format.paths import blob_key, part_key
+from persist_lib.frontier import MINIMUM, Antichain
+from persist_lib.ids import PartKey, ShardId, WriterId
+from persist_lib.location.api import Blob
+from persist_lib.schema import TIME, Schema
+
+UPLOADS = 2
+"""Objects under way at once: one uploads while the next is encoded."""
+
+
+class ByTime(msgspec.Struct, frozen=True):
+    """Per distinct time, ascending: how many updates, their diff sum and fingerprint; sums over suffixes."""
+
+    times: np.ndarray
+    counts: np.ndarray
+    diff_sums: np.ndarray
+    fingerprints: np.ndarray
+
+    def from_(self, lower: int) -> tuple[int, int, int]:
+        """Count, diff sum and fingerprint of the updates at `lower` or later."""
+        start = int(np.searchsorted(self.times, lower))
+        return (
+            int(self.counts[start:].sum()),
+            int(self.diff_sums[start:].sum()),
+            int(self.fingerprints[start:].sum()),
+        )
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A batch that is ready to be committed. `table` is there while it is inline, `by_time` if it was asked for."""
+
+    batch: Batch
+    by_time: ByTime | None = None
+    table: pa.Table | None = None
+
+    def trimmed(self, lower: Antichain) -> Batch:
+        """The batch registered from `lower` on: its statistics are those of the tighter bounds."""
+        if lower <= self.batch.lower or self.by_time is None or lower.time is None:
+            return self.batch
+        count, diff_sum, print_ = self.by_time.from_(lower.time)
+        kept = msgspec.structs.replace(
+            self.batch, lower=lower, count=count, diff_sum=diff_sum, fingerprint=print_, exact=False
+        )
+        return kept if count else Batch(0, 0, lower, self.batch.upper, MINIMUM, 0, 0, 0)
+
+
+class Builder:
+    """Builds batches for one uploader. `bounds` and schema are checked by whoever makes the tables."""
+
+    def __init__(
+        self, shard: ShardId, uploader: WriterId, schema: Schema, schema_id: int, blob: Blob, config: Config,
+        entropy: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._shard = shard
+        self._uploader = uploader
+        self._schema = schema
+        self._schema_id = schema_id
+        self._blob = blob
+        self._config = config
+        self._entropy = entropy
+
+    def build(
+        self,
+        tables: Iterator[pa.Table],
+        lower: Antichain,
+        upper: Antichain,
+        *,
+        inline_bytes: int,
+        by_time: bool = False,
+    ) -> Built:
+        """The batch of all updates of `tables`; inline if its bytes are at most `inline_bytes`."""
+        chunks = _chunks(tables, self._config.part_bytes)
+        first = next(chunks, None)
+        if first is None:
+            return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
+        first = consolidate(self._schema, first)
+        second = next(chunks, None)
+        if second is None and not first.num_rows:
+            return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
+        if second is None and first.nbytes <= inline_bytes:
+            inline = encode_inline(self._schema, self._schema_id, first)
+            if inline.size <= inline_bytes:
+                part = as_part(inline, None, self._schema_id)
+                return self._built([part], [inline], lower, upper, [first] if by_time else [], first)
+        return self._upload(first, second, chunks, lower, upper, by_time)
+
+    def externalised(self, built: Built) -> Built:
+        """The same batch with its inline part as an object."""
+        if built.table is None or not built.batch.parts:
+            return built
+        encoded = encode_part(self._schema, self._schema_id, built.table)
+        part = as_part(encoded, self._put(encoded), self._schema_id)
+        return msgspec.structs.replace(built, batch=msgspec.structs.replace(built.batch, parts=(part,)), table=None)
+
+    def _upload(
+        self, first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], lower: Antichain, upper: Antichain,
+        by_time: bool,
+    ) -> Built:  # fmt: skip
+        pending: list[tuple[EncodedPart, Future[PartKey]]] = []
+        kept: list[pa.Table] = []
+        with ThreadPoolExecutor(UPLOADS, thread_name_prefix="persist-upload") as pool:
+            for table in _all(first, second, rest, self._schema):
+                if not table.num_rows:
+                    continue
+                if by_time:
+                    kept.append(table)
+                encoded = encode_part(self._schema, self._schema_id, table)
+                if len(pending) >= UPLOADS:
+                    pending[-UPLOADS][1].result()
+                pending.append((encoded, pool.submit(self._put, encoded)))
+        parts = [as_part(encoded, future.result(), self._schema_id) for encoded, future in pending]
+        return self._built(parts, [encoded for encoded, _ in pending], lower, upper, kept, None)
+
+    def _built(
+        self, parts: list[Part], sums: Sequence[EncodedPart], lower: Antichain, upper: Antichain, kept: list[pa.Table],
+        table: pa.Table | None,
+    ) -> Built:  # fmt: skip
+        batch = Batch(
+            0, 0, lower, upper, MINIMUM,
+            count=sum(part.rows for part in parts),
+            diff_sum=(sum(encoded.diff_sum for encoded in sums) + 2**63) % MODULUS - 2**63,
+            fingerprint=sum(encoded.fingerprint for encoded in sums) % MODULUS,
+            parts=tuple(parts), runs=_runs(parts),
+        )  # fmt: skip
+        return Built(batch, _by_time(self._schema, kept) if kept else None, table)
+
+    def _put(self, encoded: EncodedPart) -> PartKey:
+        key = part_key(self._uploader, self._entropy())
+        self._blob.set(blob_key(self._shard, key), encoded.data)
+        return key
+
+
+def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
+    """How the state refers to an encoded part that was stored under `key`, or holds it itself (None)."""
+    return Part(
+        key or PartKey(""), encoded.size, encoded.rows, encoded.digests, encoded.key_lower, encoded.key_upper,
+        encoded.time_lower, encoded.time_upper, schema_id, None if key else bytes(encoded.data),
+    )  # fmt: skip
+
+
+def _chunks(tables: Iterator[pa.Table], chunk_bytes: int) -> Iterator[pa.Table]:
+    """The same updates in tables of about `chunk_bytes` in memory."""
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        step = max(1, int(table.num_rows * chunk_bytes / max(1, table.nbytes)))
+        for start in range(0, table.num_rows, step):
+            piece = table.slice(start, step)
+            held.append(piece)
+            size += piece.nbytes
+            if size >= chunk_bytes:
+                yield pa.concat_tables(held)
+                held, size = [], 0
+    if held:
+        yield pa.concat_tables(held) if len(held) > 1 else held[0]
+
+
+def _all(first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], schema: Schema) -> Iterator[pa.Table]:
+    yield first
+    if second is not None:
+        yield consolidate(schema, second)
+    for table in rest:
+        yield consolidate(schema, table)
+
+
+def _runs(parts: list[Part]) -> tuple[int, ...]:
+    """Parts that follow one another in key order are one run. Bounds that touch might overlap: a new run then."""
+    return tuple(i for i, part in enumerate(parts) if i == 0 or not parts[i - 1].key_upper < part.key_lower)
+
+
+def _by_time(schema: Schema, tables: list[pa.Table]) -> ByTime:
+    times = np.concatenate([table.column(TIME).to_numpy() for table in tables])
+    diffs = np.concatenate([diffs_of(table) for table in tables])
+    hashes = np.concatenate([hash_rows(schema, table) for table in tables])
+    order = np.argsort(times, kind="stable")
+    distinct, starts, counts = np.unique(times[order], return_index=True, return_counts=True)
+    with np.errstate(over="ignore"):
+        products = (diffs * hashes)[order]
+        return ByTime(
+            distinct,
+            counts,
+            np.add.reduceat(diffs[order], starts).astype(np.int64) if len(starts) else counts,
+            np.add.reduceat(products, starts) if len(starts) else counts.astype(np.uint64),
+        )

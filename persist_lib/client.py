@@ -1,0 +1,293 @@
+"""The client: `open()` a location, open shards in it, and look after them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
+
+from persist_lib.config import Config, Runtime
+from persist_lib.core import commands as c
+from persist_lib.core.compaction import Policy
+from persist_lib.core.state import Version
+from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.frontier import parse_frontier
+from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id
+from persist_lib.leases import Leases
+from persist_lib.location import open_location
+from persist_lib.location.retrying import retrying
+from persist_lib.machine import Machine
+from persist_lib.maintain import (
+    Audited,
+    Census,
+    Collected,
+    Compacted,
+    Engine,
+    Expired,
+    Maintained,
+    Retained,
+    RolledUp,
+    Scrubbed,
+    Worker,
+    audit_orphans,
+    collect,
+    compact,
+    expire,
+    maintain,
+    retain,
+    roll_up,
+    scrub,
+    take_census,
+)
+from persist_lib.read import ReadHandle
+from persist_lib.schema import Schema
+from persist_lib.write import WriteHandle
+
+Progress = Callable[[int, int], None]
+
+
+def open(  # noqa: A001 - `persist.open` is what users write
+    url: str,
+    consensus: str | None = None,
+    *,
+    config: Config | None = None,
+    runtime: Runtime | None = None,
+    read_only: bool = False,
+    create: bool = True,
+) -> Client:
+    """Open a location: `file:./data`, `memory:`, or blobs at `url` and Consensus elsewhere.
+
+    A location that does not exist is created, unless `create` is false (then NotFound). A read-only client never writes
+    anything anywhere, not even a lease: what it reads may be collected under its eyes, and it then looks again at the
+    newest state.
+    """
+    return Client(url, consensus, config or Config(), runtime or Runtime(), read_only=read_only, create=create)
+
+
+class Client:
+    """One process's view of a location. Thread-safe; a context manager; `close` retires what it registered."""
+
+    def __init__(
+        self, url: str, consensus: str | None, config: Config, runtime: Runtime, *, read_only: bool, create: bool
+    ) -> None:
+        location = open_location(url, consensus, create=create and not read_only, read_only=read_only)
+        self.location = location
+        self.config = config
+        self.runtime = runtime
+        self.read_only = read_only
+        self.blob, self.consensus = retrying(location, config, runtime)
+        shareable = not location.consensus_url.startswith("memory:")
+        self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
+        self._lock = threading.Lock()
+        self._machines: dict[ShardId, Machine] = {}
+        self._handles: list[WriteHandle | ReadHandle] = []
+
+    @property
+    def url(self) -> str:
+        """Where the blobs are, for any process."""
+        return self.location.url
+
+    @property
+    def consensus_url(self) -> str:
+        """Where Consensus is, for any process."""
+        return self.location.consensus_url
+
+    def machine(self, name: str) -> Machine:
+        """The shard's machine: one per shard and client, shared by all handles."""
+        shard = parse_shard_id(name)
+        with self._lock:
+            if shard not in self._machines:
+                self._machines[shard] = Machine(shard, self.blob, self.consensus, self.config, self.runtime)
+            return self._machines[shard]
+
+    def shards(self) -> list[str]:
+        """The names of all shards, finished ones included."""
+        return sorted(self.consensus.list_keys())
+
+    def open_shard(self, name: str, schema: Schema) -> tuple[WriteHandle, ReadHandle]:
+        """Handles to write and read a shard, which is created if there is none.
+
+        Raises SchemaMismatch when the shard has another schema; nothing is changed then.
+        """
+        return self.open_writer(name, schema), self.open_reader(name, schema)
+
+    def open_writer(self, name: str, schema: Schema) -> WriteHandle:
+        """A handle to write; creates the shard if there is none."""
+        self._writable("open_writer")
+        machine = self.machine(name)
+        if machine.try_fetch() is None:
+            answer = machine.try_commit(lambda _state, _now: c.Create(schema))
+            if isinstance(answer, c.Exists):
+                machine.fetch()  # somebody else created it at the same moment
+        handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema))
+        self._handles.append(handle)
+        return handle
+
+    def open_reader(self, name: str, schema: Schema | None = None, *, purpose: str = "") -> ReadHandle:
+        """A handle to read, in the given schema or the newest. Raises NotFound when there is no such shard."""
+        machine = self.machine(name)
+        schemas = machine.fetch().state.schemas
+        if schema is not None:
+            _schema_id(machine, schema)
+        handle = ReadHandle(
+            machine, self.leases, schema or schemas[-1], (self.url, self.consensus_url),
+            read_only=self.read_only, purpose=purpose,
+        )  # fmt: skip
+        self._handles.append(handle)
+        return handle
+
+    def worker(self, name: str) -> Worker:
+        """A maintenance worker for a `with` block."""
+        self._writable("worker")
+        return Worker(self.machine(name), self.leases)
+
+    def census(self, name: str, policy: Policy | None = None) -> Census:
+        """What the shard is made of, in numbers."""
+        return take_census(self.machine(name), policy)
+
+    def maintain(
+        self,
+        name: str,
+        *,
+        policy: Policy | None = None,
+        engine: Engine | None = None,
+        dry_run: bool = False,
+    ) -> Maintained:
+        """All duties, here and now."""
+        return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run)
+
+    def compact(
+        self,
+        name: str,
+        *,
+        policy: Policy | None = None,
+        engine: Engine | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Compacted:
+        """Merge what is in debt."""
+        with Worker(self.machine(name), self.leases) as worker:
+            return compact(worker.machine, worker, policy=policy, engine=engine, dry_run=dry_run, progress=progress)
+
+    def roll_up(self, name: str, *, force: bool = False, dry_run: bool = False) -> RolledUp:
+        """Copy the state to Blob, if that is due."""
+        with Worker(self.machine(name), self.leases) as worker:
+            return roll_up(worker.machine, worker, force=force, dry_run=dry_run)
+
+    def expire(self, name: str, *, dry_run: bool = False) -> Expired:
+        """Retire readers and writers whose lease has ended."""
+        return expire(self.machine(name), dry_run=dry_run)
+
+    def retain(self, name: str, *, dry_run: bool = False) -> Retained:
+        """Move the retention hold as the policy says."""
+        return retain(self.machine(name), dry_run=dry_run)
+
+    def collect(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
+        """Delete the garbage that nobody can reach, and truncate the log."""
+        return collect(self.machine(name), dry_run=dry_run, progress=progress)
+
+    def audit_orphans(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
+        """Delete objects that nobody can ever link."""
+        return audit_orphans(self.machine(name), dry_run=dry_run, progress=progress)
+
+    def scrub(self, name: str, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
+        """Re-read and verify every batch. Changes nothing."""
+        return scrub(self.machine(name), after=after, progress=progress)
+
+    def set_hold(
+        self,
+        name: str,
+        hold: str,
+        since: object,
+        *,
+        opaque: bytes = b"",
+        expected: bytes | Literal["any"] | None = "any",
+    ) -> None:
+        """Keep history from `since` on, durably and without a lease, under a name.
+
+        `expected` is the fencing value that the hold must have now (None: it must not exist yet); "any" does not check.
+        """
+        self._writable("set_hold")
+        hold, frontier = parse_hold_name(hold), parse_frontier(since, "since")
+
+        def build(state: object, _now: int) -> c.SetHold:
+            current = state.holds.get(hold)  # type: ignore[attr-defined]
+            fence = (current.opaque if current else None) if expected == "any" else expected
+            return c.SetHold(hold, frontier, fence, opaque)  # type: ignore[arg-type]
+
+        self.machine(name).commit(build)
+
+    def release_hold(self, name: str, hold: str, *, expected: bytes | Literal["any"] = "any") -> None:
+        """Drop a named hold. since moves on with the next downgrade or hold that moves."""
+        self._writable("release_hold")
+        hold = parse_hold_name(hold)
+
+        def build(state: object, _now: int) -> c.ReleaseHold:
+            current = state.holds.get(hold)  # type: ignore[attr-defined]
+            return c.ReleaseHold(hold, (current.opaque if current else b"") if expected == "any" else expected)  # type: ignore[arg-type]
+
+        self.machine(name).commit(build)
+
+    def set_retention(self, name: str, distance: int | None) -> None:
+        """Keep `distance` times of history behind upper; None: whatever readers and holds keep."""
+        self._writable("set_retention")
+        if distance is not None and (isinstance(distance, bool) or not isinstance(distance, int) or distance < 0):
+            raise InvalidUsage(f"a retention distance is a number of times, 0 or more, or None: got {distance!r}")
+        self.machine(name).commit(lambda _state, _now: c.SetRetention(distance))
+
+    def evolve_schema(self, name: str, schema: Schema) -> None:
+        """Add value columns at the end, all nullable. Older updates read as null there."""
+        self._writable("evolve_schema")
+        self.machine(name).commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
+
+    def finish(self, name: str) -> None:
+        """Make the shard a tombstone: nothing can be read or written, for ever, and its data is collected.
+
+        Raises StillRead while a live reader or a hold needs it.
+        """
+        self._writable("finish")
+        self.machine(name).commit(lambda _state, _now: c.Finish())
+
+    def inspect(self, name: str) -> Version:
+        """The newest version of a shard's state, as it is."""
+        return self.machine(name).fetch()
+
+    def heartbeat(self) -> None:
+        """Renew leases that are due, here and now: what the background does by itself."""
+        self.leases.tick()
+
+    def close(self) -> None:
+        """Retire all handles and release the location. Idempotent."""
+        handles, self._handles = self._handles, []
+        try:
+            for handle in handles:
+                handle.close()
+        finally:
+            self.leases.close()
+            self.location.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _writable(self, what: str) -> None:
+        if self.read_only:
+            raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
+
+
+def _schema_id(machine: Machine, schema: Schema) -> int:
+    schemas = machine.state.schemas
+    if schema not in schemas:
+        schemas = machine.fetch().state.schemas
+    if schema not in schemas:
+        raise SchemaMismatch(
+            f"shard {machine.shard} has the schema {schemas[-1]}, and was opened with {schema}. Open it with its own, "
+            "or add columns with client.evolve_schema",
+            shard=machine.shard, actual=schemas[-1], expected=schema,
+        )  # fmt: skip
+    return schemas.index(schema)

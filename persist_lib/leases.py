@@ -1,0 +1,162 @@
+"""Keeping leases up while a process lives, however busy it is.
+
+A daemon thread renews what is due and moves readers' holds. A thread starves when some extension module keeps the
+interpreter to itself, so beside it a small process renews too, whenever the thread has not: it holds the other end of a
+pipe and ends with the pipe. Where the location cannot be opened a second time (memory), there is only the thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO
+
+from persist_lib.config import Config, Runtime
+from persist_lib.core.commands import Heartbeat
+from persist_lib.core.state import State
+from persist_lib.errors import PersistError
+from persist_lib.ids import ReaderId, WriterId
+from persist_lib.machine import Machine
+
+log = logging.getLogger("persist.leases")
+EAGER_BELOW_MS = 60_000
+"""Leases shorter than this get their renewing process at once, others after `PATIENCE_S`: short runs never need it."""
+PATIENCE_S = 5.0
+RENEW_BELOW = 0.6
+"""The thread renews a lease when less than this share of it is left, the process when less than `RESCUE_BELOW` is."""
+RESCUE_BELOW = 0.45
+
+
+class Leases:
+    """The leases of one client. Ids are kept from `keep` to `drop`; `close` drops all."""
+
+    def __init__(self, config: Config, runtime: Runtime, urls: tuple[str, str] | None) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._urls = urls
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[Machine, set[str]]] = {}
+        self._ticks: dict[int, Callable[[], None]] = {}
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def keep(self, machine: Machine, id_: str) -> None:
+        """Keep the lease of a registered id up from now on."""
+        with self._lock:
+            self._kept.setdefault(machine.shard, (machine, set()))[1].add(id_)
+            if self._process is not None:
+                self._tell("keep", machine.shard, id_)
+            if self._runtime.background and self._thread is None:
+                self._thread = threading.Thread(target=self._renew, name="persist-leases", daemon=True)
+                self._thread.start()
+            if self._runtime.background and self._config.lease_ms < EAGER_BELOW_MS:
+                self._start_process()
+
+    def drop(self, machine: Machine, id_: str) -> None:
+        """No longer keep it up."""
+        with self._lock:
+            _, ids = self._kept.get(machine.shard, (machine, set()))
+            ids.discard(id_)
+            self._tell("drop", machine.shard, id_)
+
+    def every_tick(self, owner: object, call: Callable[[], None] | None) -> None:
+        """Call this at each tick, as readers do to move their holds; None: no longer."""
+        with self._lock:
+            if call is None:
+                self._ticks.pop(id(owner), None)
+            else:
+                self._ticks[id(owner)] = call
+
+    def tick(self) -> None:
+        """Renew what is due, here and now. Failures are logged: whoever is expired learns it at its next commit."""
+        with self._lock:
+            kept = [(machine, tuple(sorted(ids))) for machine, ids in self._kept.values() if ids]
+            calls = list(self._ticks.values())
+        for call in calls:
+            call()
+        for machine, ids in kept:
+            renew(machine, ids, self._config.lease_ms, RENEW_BELOW)
+
+    def close(self) -> None:
+        """Stop renewing. The leases end by themselves."""
+        with self._lock:
+            self._closed = True
+            self._kept.clear()
+            self._ticks.clear()
+            process, self._process = self._process, None
+        self._wake.set()
+        if process is not None:
+            _end(process)
+
+    def _renew(self) -> None:
+        period_s = self._config.lease_ms / 4000
+        waited_s = 0.0
+        while not self._closed:
+            step_s = min(period_s, PATIENCE_S) if self._process is None else period_s
+            self._wake.wait(step_s)
+            if self._closed:
+                return
+            waited_s += step_s
+            with self._lock:
+                if waited_s >= min(PATIENCE_S, period_s):
+                    self._start_process()
+            self.tick()
+
+    def _start_process(self) -> None:
+        if self._urls is None or self._closed or not sys.executable:
+            return
+        if self._process is not None and self._process.poll() is None:
+            return
+        command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", *self._urls, str(self._config.lease_ms)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
+        for shard, (_, ids) in self._kept.items():
+            for id_ in ids:
+                self._tell("keep", shard, id_)
+
+    def _tell(self, verb: str, shard: str, id_: str) -> None:
+        if self._process is None:
+            return
+        pipe: IO[bytes] | None = self._process.stdin
+        if pipe is None:
+            return
+        try:
+            pipe.write(json.dumps([verb, shard, id_]).encode() + b"\n")
+            pipe.flush()
+        except (OSError, ValueError):
+            log.warning("the renewing process ended; the thread alone keeps leases up")
+
+
+def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -> None:
+    """Extend those of `ids` that have less than this share of their lease left. Failures are logged."""
+
+    def is_due(state: State, now: int) -> bool:
+        untils = [
+            entry.lease_until
+            for id_ in ids
+            if (entry := state.writers.get(WriterId(id_)) or state.readers.get(ReaderId(id_))) is not None
+        ]
+        return bool(untils) and min(untils) - now < below * lease_ms
+
+    try:
+        if is_due(machine.state, machine.consensus.now()) and is_due(machine.fetch().state, machine.consensus.now()):
+            machine.commit(lambda _state, now: Heartbeat(ids, now + lease_ms), timeout_s=lease_ms / 2000)
+    except PersistError as error:
+        log.warning("could not renew the leases of %s on shard %s: %s", ", ".join(ids), machine.shard, error)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        if process.stdin is not None:
+            process.stdin.close()
+        process.wait(timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        process.kill()
+        process.wait()

@@ -1,0 +1,145 @@
+"""Listening: the updates after a time, each once, at its exact time, and never progress before data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import pyarrow as pa
+
+from persist_lib.core.state import Batch, Version
+from persist_lib.errors import Missing, TimedOut
+from persist_lib.frontier import Antichain, at
+from persist_lib.runs import read_updates
+from persist_lib.schema import Schema
+
+if TYPE_CHECKING:
+    from persist_lib.read import ReadHandle
+
+
+class Updates(NamedTuple):
+    """Updates as an Arrow table: the schema's columns, `_time` and `_diff`."""
+
+    table: pa.Table
+
+
+class Progress(NamedTuple):
+    """All updates before `frontier` were delivered."""
+
+    frontier: Antichain
+
+
+Event = Updates | Progress
+
+
+class Listen:
+    """An iterator of events from just after `as_of`. Close it, or use it in a `with` block, to end its lease early."""
+
+    def __init__(self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None) -> None:
+        self._handle = handle
+        self._until = until
+        self._timeout_s = timeout_s
+        self._events = self._listen()
+        self.frontier = at(as_of + 1)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def poll(self) -> list[Event]:
+        """What has come by now, without waiting."""
+        self._handle.machine.fetch()
+        return list(self._news())
+
+    def close(self) -> None:
+        """End its lease. Idempotent."""
+        self._events.close()
+        if not self._handle.read_only:
+            self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _listen(self) -> Iterator[Event]:
+        machine = self._handle.machine
+        while not self._is_done():
+            before = self.frontier
+            yield from self._news()
+            if self._is_done():
+                break
+            if self.frontier == before:
+                self._wait()
+            machine.fetch()
+        if not self._handle.read_only:
+            self._handle.close()
+
+    def _wait(self) -> None:
+        machine = self._handle.machine
+        deadline = machine.runtime.deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
+        while machine.fetch().state.upper <= self.frontier:
+            if error := self._handle.expired():
+                raise error
+            if deadline.has_passed():
+                raise TimedOut(
+                    f"shard {machine.shard}: nothing came after {self.frontier} for {deadline.timeout_s:g} s. Nothing is lost: "
+                    "iterate on, or listen again from there",
+                    timeout_s=deadline.timeout_s, frontier=self.frontier,
+                )  # fmt: skip
+            deadline.pause(machine.config.poll_s)
+
+    def _news(self) -> Iterator[Event]:
+        """What the newest known state has beyond the frontier, batch by batch."""
+        first = self.frontier.time
+        if first is None:
+            return
+        reading = self._handle.acquire(first - 1)
+        try:
+            for batch in reading.version.state.trace:
+                if self._is_done():
+                    return
+                if self.frontier < batch.upper:
+                    yield from self._batch(batch, reading.version.state.schemas)
+        except Missing as missing:
+            self._look_again(reading.version, missing)
+        finally:
+            reading.release()
+        self._give_up()
+
+    def _batch(self, batch: Batch, schemas: tuple[Schema, ...]) -> Iterator[Event]:
+        upper, machine = batch.upper.meet(self._until), self._handle.machine
+        # SUBTLE: compaction may have merged what was delivered with what was not; only times from the frontier on are news,
+        # and those are exact, as this reader's since is behind the frontier.
+        lower = self.frontier.time or 0
+        tables: Iterable[pa.Table] = read_updates(
+            machine.blob, machine.shard, (batch,), lower, upper.time, schemas, self._handle.schema
+        )
+        if self._handle.read_only:
+            tables = list(tables)  # a blob may vanish half way, and what was delivered must not come again
+        for table in tables:
+            if table.num_rows:
+                yield Updates(table)
+        self.frontier = upper
+        yield Progress(upper)
+
+    def _look_again(self, version: Version, missing: Missing) -> None:
+        """A vanished blob sends a client that holds nothing back to the newest state; for others it is an error."""
+        if error := self._handle.expired():
+            raise error from missing
+        if not self._handle.read_only or self._handle.machine.fetch().seqno == version.seqno:
+            raise missing
+
+    def _give_up(self) -> None:
+        """Let history go that was delivered, now and then."""
+        if not self._handle.read_only and self.frontier.time is not None:
+            self._handle.let_go(at(max(0, self.frontier.time - 1)))
+
+    def _is_done(self) -> bool:
+        return self.frontier.is_top() or self._until <= self.frontier

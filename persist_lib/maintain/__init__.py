@@ -1,0 +1,43 @@
+"""The duties that keep a shard small, cheap and clean. Each carries out a pure plan of the core.
+
+`compact` merges batches, `roll_up` copies the state to Blob, `expire` retires overdue ids, `retain` moves the retention
+hold, `collect` deletes garbage and truncates the log, `audit_orphans` deletes what was never linked, `scrub` re-reads
+everything, `take_census` counts. `maintain` does all of them in the order that frees the most.
+
+Every duty is idempotent and may run anywhere, at any time, several at once: each result is one state transition, and
+correctness rests on that alone. Those that delete or rewrite take `dry_run`, which answers what would be done.
+"""
+
+from persist_lib.maintain.census import Census, census_of, take_census
+from persist_lib.maintain.compaction import Compacted, Engine, compact, local_engine
+from persist_lib.maintain.duties import Maintained, maintain
+from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect
+from persist_lib.maintain.liveness import Expired, Retained, expire, retain
+from persist_lib.maintain.rollups import RolledUp, roll_up
+from persist_lib.maintain.scrub import Scrubbed, scrub
+from persist_lib.maintain.worker import Worker
+
+__all__ = [
+    "Audited",
+    "Census",
+    "Collected",
+    "Compacted",
+    "Engine",
+    "Expired",
+    "Maintained",
+    "Retained",
+    "RolledUp",
+    "Scrubbed",
+    "Worker",
+    "audit_orphans",
+    "census_of",
+    "collect",
+    "compact",
+    "expire",
+    "local_engine",
+    "maintain",
+    "retain",
+    "roll_up",
+    "scrub",
+    "take_census",
+]

@@ -1,0 +1,87 @@
+"""The census: what a shard is made of, in numbers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from persist_lib.core.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.cost import Prices, storage_dollars
+from persist_lib.core.garbage import plan_collection
+from persist_lib.core.leases import plan_expiry
+from persist_lib.core.state import State, Version
+from persist_lib.core.trace import Level, levels
+from persist_lib.frontier import Antichain
+from persist_lib.ids import SeqNo
+from persist_lib.machine import Machine
+
+
+class Census(msgspec.Struct, frozen=True):
+    """One shard at one version. Sizes in bytes; `debt` in updates that compaction would rewrite.
+
+    `batches` counts the non-empty ones, and is at most `batch_bound` at rest. `collectable` is the garbage that could be
+    deleted right now.
+    """
+
+    shard: str
+    seqno: SeqNo
+    since: Antichain
+    upper: Antichain
+    batches: int
+    batch_bound: int
+    empty_batches: int
+    parts: int
+    runs: int
+    updates: int
+    size: int
+    inline_size: int
+    debt: int
+    debt_requests: int
+    garbage: int
+    garbage_size: int
+    collectable: int
+    collectable_size: int
+    writers: int
+    readers: int
+    overdue: int
+    holds: int
+    retired: int
+    rollups: int
+    rollup_lag: int
+    seqno_held: int
+    retention: int | None
+    fingerprint: int
+    dollars_month: float
+    levels: tuple[Level, ...]
+    finished: bool
+
+
+def take_census(machine: Machine, policy: Policy | None = None) -> Census:
+    """The shard's census as of its newest version. Reads, never writes."""
+    return census_of(machine.shard, machine.fetch(), machine.consensus.now(), policy)
+
+
+def census_of(shard: str, version: Version, now: int, policy: Policy | None = None) -> Census:
+    """The census of one version; `now` by the store's clock, for what is overdue."""
+    state, policy = version.state, policy or Policy()
+    plan, collection = plan_compaction(state, policy), plan_collection(state, version.seqno)
+    filled = [batch for batch in state.trace if batch.count]
+    garbage_size = sum(garbage.size for garbage in state.garbage.values())
+    return Census(
+        shard=shard, seqno=version.seqno, since=state.since, upper=state.upper,
+        batches=len(filled), batch_bound=int(batch_bound(state.count)), empty_batches=len(state.trace) - len(filled),
+        parts=sum(len(batch.parts) for batch in filled), runs=sum(len(batch.runs) for batch in filled),
+        updates=state.count, size=state.size, inline_size=state.inline_size,
+        debt=plan.debt, debt_requests=len(plan.requests),
+        garbage=len(state.garbage), garbage_size=garbage_size,
+        collectable=len(collection.keys), collectable_size=collection.size,
+        writers=len(state.writers), readers=len(state.readers), overdue=len(plan_expiry(state, now)),
+        holds=len(state.holds), retired=len(state.retired), rollups=len(state.rollups),
+        rollup_lag=version.seqno - state.newest_rollup, seqno_held=version.seqno - state.seqno_since(version.seqno),
+        retention=state.retention, fingerprint=state.fingerprint,
+        dollars_month=storage_dollars(_stored(state) + garbage_size, Prices()),
+        levels=tuple(levels(state.trace)), finished=state.is_finished(),
+    )  # fmt: skip
+
+
+def _stored(state: State) -> int:
+    return state.size + sum(rollup.size for rollup in state.rollups.values())

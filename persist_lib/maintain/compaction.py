@@ -1,0 +1,182 @@
+"""Carrying out compaction: plan, split by key range, merge each range, commit one transition per request.
+
+An engine turns tasks into results and knows nothing else: `local_engine` runs them here, Spark runs them elsewhere (see
+`jobs.compact`). Killed at any point, the shard is as it was or as it should be; unlinked outputs are orphans.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from persist_lib.core import commands as c
+from persist_lib.core.compaction import (
+    MergeTask,
+    Plan,
+    Policy,
+    Request,
+    TaskResult,
+    cut_evenly,
+    output_batch,
+    plan_compaction,
+    task_inputs,
+)
+from persist_lib.core.cost import Cost
+from persist_lib.core.state import State
+from persist_lib.errors import Missing
+from persist_lib.frontier import Antichain
+from persist_lib.ids import SeqNo, WriterId
+from persist_lib.machine import Committed, Machine, refused
+from persist_lib.maintain.task import run_task
+from persist_lib.maintain.worker import Uploader, Worker
+from persist_lib.runs import boundaries
+
+log = logging.getLogger("persist.compaction")
+
+Engine = Callable[[Sequence[MergeTask]], Iterable[TaskResult]]
+"""Carries out tasks anywhere, and answers their results in the tasks' order."""
+Progress = Callable[[int, int], None]
+"""Told how many updates of how many are merged."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """One request that was carried out: committed at which seqno (None: replaced meanwhile), in and out."""
+
+    ids: tuple[tuple[int, int], ...]
+    reason: str
+    seqno: SeqNo | None
+    tasks: int
+    updates_in: int
+    updates_out: int
+    bytes_in: int
+    bytes_out: int
+    parts_out: int
+    attempts: int
+    seconds: float
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """What a compaction did, or with `dry_run` would do (then `applied` is empty)."""
+
+    plan: Plan
+    applied: tuple[Applied, ...]
+    batches_before: int
+    batches_after: int
+    since: Antichain
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes read."""
+        return sum(applied.bytes_in for applied in self.applied)
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes written."""
+        return sum(applied.bytes_out for applied in self.applied)
+
+    @property
+    def cost(self) -> Cost:
+        """What the plan was priced at."""
+        return self.plan.cost
+
+
+def compact(
+    machine: Machine,
+    worker: Worker,
+    *,
+    policy: Policy | None = None,
+    engine: Engine | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Compacted:
+    """Carry out the shard's compaction plan. A request that was overtaken by another compactor is skipped."""
+    policy = policy or Policy(part_bytes=machine.config.part_bytes)
+    state = machine.fetch().state
+    plan = plan_compaction(state, policy)
+    before = filled(state)
+    if dry_run:
+        return Compacted(plan, (), before, before, state.since)
+    applied, done = [], 0
+    for request in plan.requests:
+        applied.append(carry_out(machine, worker, request, engine or local_engine(machine)))
+        done += request.count
+        if progress is not None:
+            progress(done, plan.debt)
+    return Compacted(plan, tuple(applied), before, filled(machine.state), state.since)
+
+
+def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engine) -> Applied:
+    """Merge one request and commit it."""
+    started = time.perf_counter()
+    tasks = merge_tasks(machine, worker.id, request)
+    try:
+        results = list(engine(tasks))
+    except Missing:
+        if still_there(machine.fetch().state, request):
+            raise
+        results = None  # somebody else compacted and collected the inputs meanwhile
+    seqno, attempts = (None, 0) if results is None else commit(machine, worker.id, request, results)
+    parts = [part for result in results or [] for part in result.parts]
+    return Applied(
+        request.ids, request.reason, seqno, len(tasks), request.count, sum(part.rows for part in parts),
+        request.size, sum(part.size for part in parts), len(parts), attempts, time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def merge_tasks(machine: Machine, worker: WriterId, request: Request) -> list[MergeTask]:
+    """The disjoint key ranges of a request, as tasks. None for a request of empty batches only."""
+    inputs = task_inputs(request)
+    if not inputs:
+        return []
+    config = machine.config
+    schemas = machine.state.schemas
+    cuts: list[bytes] = []
+    if request.size > config.task_bytes:
+        found = boundaries(machine.blob, machine.shard, inputs, schemas, config.task_bytes)
+        cuts = cut_evenly(found, round(request.size / config.task_bytes))
+    edges = [None, *cuts, None]
+    return [
+        MergeTask(
+            machine.shard, worker, inputs, schemas, request.schema, request.advance_to, lower, upper,
+            config.part_bytes, config.merge_bytes,
+        )
+        for lower, upper in zip(edges, edges[1:], strict=False)
+    ]  # fmt: skip
+
+
+def commit(
+    machine: Machine, worker: WriterId, request: Request, results: Sequence[TaskResult]
+) -> tuple[SeqNo | None, int]:
+    """Replace the inputs by the results, in one transition. None when they were replaced by somebody else."""
+    output = output_batch(request, list(results))
+    answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
+    if isinstance(answer, Committed):
+        return answer.seqno, answer.attempts
+    if isinstance(answer, c.InputsGone | c.Finished):
+        log.info("shard %s: the batches %s were replaced meanwhile", machine.shard, request.ids)
+        return None, 0
+    raise refused(machine.shard, answer)
+
+
+def local_engine(machine: Machine) -> Engine:
+    """Run the tasks here, one after the other, in bounded memory."""
+
+    def run(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
+        for task in tasks:
+            yield run_task(task, machine.blob, machine.runtime.entropy)
+
+    return run
+
+
+def filled(state: State) -> int:
+    """How many batches are not empty."""
+    return sum(1 for batch in state.trace if batch.count)
+
+
+def still_there(state: State, request: Request) -> bool:
+    """Whether the inputs of a request are all in the trace still."""
+    ids = {batch.id for batch in state.trace}
+    return all(id_ in ids for id_ in request.ids)

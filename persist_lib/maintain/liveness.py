@@ -1,0 +1,62 @@
+"""Leases and retention: who is still there, and how much history is kept."""
+
+from __future__ import annotations
+
+import msgspec
+
+from persist_lib.core import commands as c
+from persist_lib.core.leases import Overdue, plan_expiry
+from persist_lib.core.state import RETENTION, State
+from persist_lib.frontier import Antichain, at
+from persist_lib.machine import Machine
+
+
+class Expired(msgspec.Struct, frozen=True):
+    """Who was retired, or would be."""
+
+    overdue: tuple[Overdue, ...]
+    live: int
+
+
+class Retained(msgspec.Struct, frozen=True):
+    """How the shard's since moved, and its policy (times behind upper; None without one)."""
+
+    distance: int | None
+    before: Antichain
+    after: Antichain
+
+
+def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
+    """Retire the ids whose lease has ended by the store's clock. They learn of it at their next commit."""
+    state, now = machine.fetch().state, machine.consensus.now()
+    overdue = tuple(plan_expiry(state, now))
+    if overdue and not dry_run and not state.is_finished():
+        answer = machine.try_commit(lambda _state, now: c.Expire(now))
+        if isinstance(answer, c.NothingDue):
+            overdue = ()
+    return Expired(overdue, len(state.writers) + len(state.readers))
+
+
+def plan_retention(state: State) -> Antichain | None:
+    """Where the retention hold should stand; None when it stands there, or the shard has no policy."""
+    if state.retention is None or state.is_finished() or state.upper.time is None:
+        return None
+    hold = state.holds.get(RETENTION)
+    target = at(max(0, state.upper.time - 1 - state.retention)).join(state.since)
+    return target if hold is None or hold.since < target else None
+
+
+def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
+    """Advance the shard's `retention` hold to as far behind upper as its policy says."""
+    state = machine.fetch().state
+    target = plan_retention(state)
+    if target is None or dry_run:
+        return Retained(state.retention, state.since, state.since if target is None else target)
+
+    def move(state: State, _now: int) -> c.SetHold:
+        hold = state.holds.get(RETENTION)
+        since = plan_retention(state) or (hold.since if hold else state.since)
+        return c.SetHold(RETENTION, since, hold.opaque if hold else None, b"")
+
+    answer = machine.commit(move)
+    return Retained(state.retention, state.since, answer.after.since)

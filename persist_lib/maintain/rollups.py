@@ -1,0 +1,53 @@
+"""Rollups: whole copies of the state in Blob, so that opening a shard replays little."""
+
+from __future__ import annotations
+
+import msgspec
+
+from persist_lib.core import commands as c
+from persist_lib.core.state import State
+from persist_lib.format.paths import blob_key, rollup_key
+from persist_lib.history import encode_rollup
+from persist_lib.ids import SeqNo, WriterId
+from persist_lib.machine import Committed, Machine, refused
+from persist_lib.maintain.worker import Worker
+
+
+class RolledUp(msgspec.Struct, frozen=True):
+    """A rollup that was written, or None in `key` when none was due. `behind` is how far the newest one lagged."""
+
+    key: str | None
+    seqno: SeqNo
+    size: int
+    behind: int
+
+
+def is_due(state: State, seqno: SeqNo, every: int) -> bool:
+    """Whether the newest rollup lags `every` transitions behind, or garbage waits for a newer one."""
+    newest = state.newest_rollup
+    waits = state.garbage and any(garbage.seqno >= newest for garbage in state.garbage.values())
+    return seqno - newest >= every or bool(waits) or (state.is_finished() and newest == 0)
+
+
+def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:
+    """Write and link a rollup if one is due. One object, one transition."""
+    version = machine.fetch()
+    behind = version.seqno - version.state.newest_rollup
+    if dry_run or not (force or is_due(version.state, version.seqno, machine.config.rollup_every)):
+        return RolledUp(None, version.seqno, 0, behind)
+    return write_rollup(machine, WriterId("") if version.state.is_finished() else worker.id)
+
+
+def write_rollup(machine: Machine, worker: WriterId) -> RolledUp:
+    """Copy the newest state to Blob and link the copy. Whoever loses a race leaves an orphan for the audit."""
+    version = machine.fetch()
+    behind = version.seqno - version.state.newest_rollup
+    key = rollup_key(version.seqno, machine.runtime.entropy())
+    data, rollup = encode_rollup(version, key)
+    machine.blob.set(blob_key(machine.shard, key), data)
+    answer = machine.try_commit(lambda _state, _now: c.AddRollup(worker, version.seqno, rollup))
+    if isinstance(answer, Committed):
+        return RolledUp(key, version.seqno, len(data), behind)
+    if isinstance(answer, c.TooOld):
+        return RolledUp(None, version.seqno, 0, behind)
+    raise refused(machine.shard, answer)

@@ -1,0 +1,55 @@
+"""The scrub: read parts again, verify their digests, and recompute what the state says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from persist_lib.core.state import Batch
+from persist_lib.errors import Damage
+from persist_lib.machine import Machine
+from persist_lib.maintain.task import recompute
+
+Progress = Callable[[int, int], None]
+
+
+class Scrubbed(msgspec.Struct, frozen=True):
+    """What a scrub read, and every damage it found: batch id and what is wrong."""
+
+    batches: int
+    updates: int
+    size: int
+    damaged: tuple[tuple[tuple[int, int], str], ...]
+    newest: int
+
+
+def scrub(machine: Machine, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
+    """Re-read the batches whose id range starts at or beyond `after`; `newest` is what to pass the next time.
+
+    Changes nothing. Every batch is read, also when an earlier one is damaged.
+    """
+    state = machine.fetch().state
+    batches = [batch for batch in state.trace if batch.lo >= after and batch.count]
+    damaged = []
+    for done, batch in enumerate(batches, 1):
+        if problem := _problem(machine, batch):
+            damaged.append((batch.id, problem))
+        if progress is not None:
+            progress(done, len(batches))
+    return Scrubbed(
+        len(batches), sum(b.count for b in batches), sum(b.size for b in batches), tuple(damaged), state.next_id
+    )
+
+
+def _problem(machine: Machine, batch: Batch) -> str | None:
+    try:
+        found = recompute(machine, batch)
+    except Damage as damage:
+        # Replaced and collected while we read is no damage.
+        gone = isinstance(damage, Damage) and all(b.id != batch.id for b in machine.fetch().state.trace)
+        return None if gone else damage.message
+    for name, actual in found.items():
+        if actual != getattr(batch, name):
+            return f"{name} is {actual}, the state says {getattr(batch, name)}"
+    return None

@@ -1,0 +1,51 @@
+"""One merge task: a key range of some runs, merged, cut into parts and uploaded. Runs anywhere: here, or on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from persist_lib.batch import as_part
+from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.core.state import Batch
+from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint
+from persist_lib.format.paths import blob_key, part_key
+from persist_lib.ids import ShardId, WriterId
+from persist_lib.location.api import Blob
+from persist_lib.machine import Machine
+from persist_lib.merge import merge_to_parts
+from persist_lib.runs import inputs_of, open_runs
+
+
+def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskResult:
+    """Merge the task's key range and upload the parts, under fresh keys below the uploader's id.
+
+    Run twice it leaves orphans, never damage. Raises Missing when an input is gone, Corrupt when one is damaged.
+    """
+    shard, schema = ShardId(task.shard), task.schemas[task.schema]
+    runs = open_runs(blob, shard, task.inputs, task.schemas, schema, task.key_lower, task.key_upper)
+    parts, diff_sum, fingerprint_ = [], 0, 0
+    merged = merge_to_parts(
+        runs, schema, task.schema, advance_to=task.advance_to, part_bytes=task.part_bytes, merge_bytes=task.merge_bytes
+    )
+    for encoded in merged:
+        key = part_key(WriterId(task.uploader), entropy())
+        blob.set(blob_key(shard, key), encoded.data)
+        parts.append(as_part(encoded, key, task.schema))
+        diff_sum += encoded.diff_sum
+        fingerprint_ += encoded.fingerprint
+    return TaskResult(
+        tuple(parts), sum(part.rows for part in parts), (diff_sum + 2**63) % 2**64 - 2**63, fingerprint_ % 2**64
+    )
+
+
+def recompute(machine: Machine, batch: Batch) -> dict[str, int]:
+    """Count, diff sum and fingerprint of a batch, from what its parts hold within the registered bounds."""
+    schemas = machine.state.schemas
+    count = diff_sum = print_ = 0
+    schema = schemas[-1]
+    for run in open_runs(machine.blob, machine.shard, inputs_of((batch,)), schemas, schema):
+        for table in run:
+            count += table.num_rows
+            diff_sum += diff_sum_of(diffs_of(table))
+            print_ += fingerprint(schema, table)
+    return {"count": count, "diff_sum": (diff_sum + 2**63) % 2**64 - 2**63, "fingerprint": print_ % 2**64}

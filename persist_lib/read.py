@@ -1,0 +1,279 @@
+"""Reading: one handle, one reader id, snapshots of past times and listening to what comes.
+
+A handle keeps history from its `since` on: every snapshot at or beyond it, by anyone, at any later moment, is the same. A
+read-only handle keeps nothing: what it reads may be given up, and then it says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from persist_lib.config import Deadline
+from persist_lib.core import commands as c
+from persist_lib.core.state import State, Version
+from persist_lib.errors import Determinate, InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
+from persist_lib.ids import ReaderId, SeqNo, format_reader_id
+from persist_lib.leases import Leases
+from persist_lib.listen import Listen
+from persist_lib.machine import Machine
+from persist_lib.schema import Schema
+from persist_lib.snapshot import KeyRange, Snapshot
+
+
+class Reading:
+    """A state that is being read from. Until `release`, nothing that it refers to is collected."""
+
+    def __init__(self, handle: ReadHandle, version: Version) -> None:
+        self.version = version
+        self._finalizer = weakref.finalize(self, handle._release, version.seqno)
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        self._finalizer()
+
+
+class ReadHandle:
+    """Reads one shard. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        leases: Leases,
+        schema: Schema,
+        urls: tuple[str, str],
+        *,
+        read_only: bool = False,
+        purpose: str = "",
+    ) -> None:
+        self.machine = machine
+        self.schema = schema
+        self.urls = urls
+        self.read_only = read_only
+        self._leases = leases
+        self._lock = threading.RLock()
+        self._active: Counter[SeqNo] = Counter()
+        self._since = self._wanted = machine.state.since
+        self.id: ReaderId | None = None
+        if not read_only:
+            self._register(purpose)
+
+    @property
+    def shard(self) -> str:
+        """The shard's name."""
+        return self.machine.shard
+
+    @property
+    def since(self) -> Antichain:
+        """From when on this handle can read."""
+        return self.machine.state.since if self.read_only else self._since
+
+    @property
+    def upper(self) -> Antichain:
+        """The shard's upper as far as this process knows; `fetch_upper` asks."""
+        return self.machine.state.upper
+
+    def fetch_upper(self) -> Antichain:
+        """The shard's upper right now."""
+        return self.machine.fetch().state.upper
+
+    def snapshot(
+        self,
+        as_of: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None,
+        timeout: float | None = None,
+    ) -> Snapshot:
+        """The contents as of a time (default: the newest complete one); waits until upper has passed it.
+
+        `columns` leaves others out. `key` reads one key, or all that start with these values of the leading key columns;
+        `key_from` and `key_to` read keys in `[from, to)`. Only parts and row groups that can hold such keys are fetched.
+        Raises SinceViolation before since, TimedOut (after `timeout` seconds) when upper does not come,
+        LeaseExpired when this handle was retired.
+        """
+        range_ = KeyRange.of(self.schema, key, key_from, key_to)
+        self._check_columns(columns)
+        if as_of is not None:
+            parse_time(as_of, "as_of")
+        deadline = self.machine.runtime.deadline(timeout or self.machine.config.timeout_s)
+        state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
+        chosen = _newest(state) if as_of is None else as_of
+        if chosen is None:
+            raise SinceViolation(
+                f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
+                as_of=None, since=state.since,
+            )  # fmt: skip
+        return Snapshot(self, self.acquire(chosen), chosen, range_, columns)
+
+    def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
+        """What happens after `as_of`: updates at their exact times, and progress, until the frontier `until`.
+
+        Iterating waits for news, and ends at `until` or when the shard is closed for writing; TimedOut when nothing
+        comes for `timeout` seconds (None: wait for ever). Has a lease of its own, and gives up history as it goes.
+        """
+        parse_time(as_of, "as_of")
+        self._check(self.machine.fetch().state, as_of)
+        handle = self
+        if not self.read_only:
+            handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
+            handle.downgrade_since(as_of)
+        return Listen(handle, as_of, parse_frontier(until, "until"), timeout)
+
+    def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
+        """Wait until upper is at or beyond `frontier`; answers upper. Raises TimedOut after `timeout` seconds."""
+        target = parse_frontier(frontier, "frontier")
+        deadline = self.machine.runtime.deadline(timeout or self.machine.config.timeout_s)
+        return self._wait(deadline, target, lambda state: target <= state.upper).upper
+
+    def downgrade_since(self, since: object) -> None:
+        """Give up history before `since`. What this handle still reads from stays until it is done."""
+        if self.read_only or self.id is None:
+            raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
+        self._downgrade(self._since.join(parse_frontier(since, "since")))
+
+    def let_go(self, since: Antichain) -> None:
+        """History before `since` may be given up, not now but at the next tick, as listeners do."""
+        self._wanted = self._wanted.join(since)
+
+    def acquire(self, as_of: int) -> Reading:
+        """Hold the newest state known, which must be able to tell the contents as of `as_of`."""
+        with self._lock:
+            version = self.machine.version
+            self._check(version.state, as_of)
+            self._active[version.seqno] += 1
+            return Reading(self, version)
+
+    def expired(self) -> LeaseExpired | None:
+        """The error to raise if this handle is retired by now; None while it is live."""
+        state = self.machine.fetch().state
+        return None if self.read_only or self.id in state.readers else self._lost()
+
+    def close(self) -> None:
+        """Retire this reader. since stays where it is until another reader or hold moves."""
+        with self._lock:
+            if self.id is None:
+                return
+            retired, self.id = self.id, None
+        self._leases.every_tick(self, None)
+        self._leases.drop(self.machine, retired)
+        with suppress(Refused):  # expired already, or the shard is finished
+            self.machine.commit(lambda _state, _now: c.Retire(retired))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Determinate:
+            if error is None:
+                raise
+
+    def _register(self, purpose: str) -> None:
+        fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms
+        done = self.machine.commit(lambda _state, now: c.RegisterReader(fresh, now + lease_ms, purpose))
+        self._since = self._wanted = done.after.readers[fresh].since
+        self.id = fresh
+        self._leases.keep(self.machine, fresh)
+        self_ = weakref.ref(self)
+
+        def tick() -> None:
+            if (handle := self_()) is not None:
+                handle.move_hold()
+
+        self._leases.every_tick(self, tick)
+
+    def move_hold(self) -> None:
+        """Let go of states that are no longer read from. Called in the background; a no-op when there are none."""
+        state = self.machine.state
+        entry = state.readers.get(self.id) if self.id is not None else None
+        if entry is not None and (entry.seqno < self._oldest_active() or self._since < self._wanted):
+            with suppress(Refused):  # expired: the next read says so
+                self._downgrade(self._since.join(self._wanted))
+
+    def _downgrade(self, since: Antichain) -> None:
+        reader, lease_ms = self.id, self.machine.config.lease_ms
+        if reader is None:
+            raise self._lost()
+        oldest = self._oldest_active()
+        self._since = since  # first: no read below it begins while it is being given up
+        self.machine.commit(lambda _state, now: c.DowngradeSince(reader, since, oldest, now + lease_ms))
+
+    def _oldest_active(self) -> SeqNo:
+        with self._lock:
+            # SUBTLE: a read that begins after this takes `machine.version` or newer, under this same lock.
+            return min([*self._active, self.machine.version.seqno])
+
+    def _release(self, seqno: SeqNo) -> None:
+        with self._lock:
+            self._active[seqno] -= 1
+            if not self._active[seqno]:
+                del self._active[seqno]
+
+    def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
+        state = self.machine.fetch().state
+        while True:
+            if isinstance(target, int):
+                self._check(state, target)
+            elif state.is_finished() and target is None:
+                self._check(state, MAX_TIME)
+            if is_there(state):
+                return state
+            if deadline.has_passed():
+                raise TimedOut(
+                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, and it is {state.upper}. "
+                    "Nothing is lost; wait longer, or ask for an earlier time",
+                    timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
+                )  # fmt: skip
+            deadline.pause(self.machine.config.poll_s)
+            state = self.machine.fetch().state
+
+    def _check(self, state: State, as_of: int) -> None:
+        """Raise unless this handle may still read as of that time."""
+        if state.is_finished():
+            raise ShardFinished(f"shard {self.shard} is finished for good: its contents are gone", shard=self.shard)
+        if not self.read_only and self.id not in state.readers:
+            raise self._lost()
+        since = state.since if self.read_only else self._since
+        if at(as_of) < since:
+            raise SinceViolation(
+                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. Read at {since} or "
+                "later; a hold would have kept it",
+                as_of=as_of, since=since, shard=self.shard,
+            )  # fmt: skip
+
+    def _lost(self) -> LeaseExpired:
+        return LeaseExpired(
+            f"shard {self.shard}: reader {self.id or '(closed)'} is not live: its lease ended without a heartbeat, or it was "
+            "closed, so history it needs may be gone. Open a new handle",
+            id=self.id, shard=self.shard,
+        )  # fmt: skip
+
+    def _check_columns(self, columns: Sequence[str] | None) -> None:
+        if columns is None:
+            return
+        unknown = [name for name in columns if name not in self.schema.names]
+        if unknown or isinstance(columns, str):
+            raise InvalidUsage(
+                f"shard {self.shard} has no columns {unknown or columns!r}; it has {self.schema.names}", columns=columns
+            )
+
+
+def _newest(state: State) -> int | None:
+    """The newest complete time: the last one before upper, or the last with data where upper is empty."""
+    if state.upper.time is not None:
+        return state.upper.time - 1 if state.upper.time > 0 else None
+    times = [part.time_upper for batch in state.trace for part in batch.parts]
+    newest = max(times, default=0)
+    return max(newest, state.since.time or 0)

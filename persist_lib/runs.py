@@ -1,0 +1,162 @@
+"""Runs of a trace as streams of updates: opened from Blob, cut to a key range, filtered to their registered bounds.
+
+What a snapshot, a listener, a split in another process and a merge task all read through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+
+from persist_lib.core.compaction import TaskInput
+from persist_lib.core.state import Batch, Part
+from persist_lib.errors import Missing
+from persist_lib.format.parquet import PartFile
+from persist_lib.format.parts import PartSource, decode_inline, decode_part, open_run
+from persist_lib.format.paths import blob_key
+from persist_lib.format.ranged import ChunkedReader
+from persist_lib.ids import ShardId
+from persist_lib.location.api import Blob
+from persist_lib.schema import DIFF, Schema
+
+
+def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
+    """The runs of these batches, with times in `[lower, upper)` only (None: no bound)."""
+    found = []
+    for batch in batches:
+        first = max(lower, batch.lower.time or 0)
+        ends = [end for end in (upper, batch.upper.time) if end is not None]
+        end = min(ends) if ends else None
+        found += [TaskInput(run, first, end) for run in batch.run_parts()]
+    return tuple(found)
+
+
+def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper: bytes | None) -> list[TaskInput]:
+    """The same runs without the parts that can hold nothing in the key range or in their times."""
+    kept = []
+    for run in inputs:
+        parts = tuple(part for part in run.parts if _may_hold(part, run, key_lower, key_upper))
+        if parts:
+            kept.append(TaskInput(parts, run.lower, run.upper))
+    return kept
+
+
+def open_runs(
+    blob: Blob,
+    shard: ShardId,
+    inputs: Sequence[TaskInput],
+    schemas: Sequence[Schema],
+    schema: Schema,
+    key_lower: bytes | None = None,
+    key_upper: bytes | None = None,
+) -> list[Iterator[pa.Table]]:
+    """One stream of sorted updates a run. Nothing is fetched before it is asked for."""
+    return [
+        open_run(
+            [source_of(blob, shard, part, run, schemas) for part in run.parts],
+            schema, key_lower=key_lower, key_upper=key_upper,
+        )
+        for run in overlapping(inputs, key_lower, key_upper)
+    ]  # fmt: skip
+
+
+def read_whole(
+    blob: Blob,
+    shard: ShardId,
+    inputs: Sequence[TaskInput],
+    schemas: Sequence[Schema],
+    schema: Schema,
+    key_lower: bytes | None = None,
+    key_upper: bytes | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    threads: int,
+) -> pa.Table:
+    """All parts of the runs as one table, one after the other; fetched and decoded in parallel."""
+    sources = [(part, source_of(blob, shard, part, run, schemas)) for run in inputs for part in run.parts]
+
+    def read(pair: tuple[Part, PartSource]) -> pa.Table:
+        part, source = pair
+        if part.inline is not None:
+            return decode_inline(
+                source.key, part.inline, source.schema, schema, columns=columns, lo=key_lower, hi=key_upper
+            )
+        return decode_part(
+            source.key, source.fetch(0, part.size), part.digests, schema, columns=columns, lo=key_lower, hi=key_upper
+        )
+
+    names = [name for name in schema.names if columns is None or name in columns]
+    empty = schema.contents.empty_table().select([*names, DIFF])
+    if len(sources) <= 1:
+        tables = [read(source) for source in sources]
+    else:
+        with ThreadPoolExecutor(min(threads, len(sources)), thread_name_prefix="persist-read") as pool:
+            tables = list(pool.map(read, sources))
+    return pa.concat_tables([empty, *(table.select([*names, DIFF]) for table in tables)])
+
+
+def boundaries(
+    blob: Blob, shard: ShardId, inputs: Sequence[TaskInput], schemas: Sequence[Schema], wanted_bytes: int
+) -> list[tuple[bytes, int]]:
+    """Keys where the runs may be cut, each with the bytes that start there.
+
+    Parts larger than `wanted_bytes` are cut at their row groups, which costs a read of their last chunk.
+    """
+    found: list[tuple[bytes, int]] = []
+    for run in inputs:
+        for part in run.parts:
+            if part.inline is not None or part.size <= wanted_bytes:
+                found.append((part.key_lower, part.size))
+            else:
+                found += _row_groups(source_of(blob, shard, part, run, schemas))
+    return found
+
+
+def _row_groups(source: PartSource) -> list[tuple[bytes, int]]:
+    reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
+    return PartFile(source.key, reader, source.schema).boundaries()
+
+
+def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:
+    if part.time_upper < run.lower or (run.upper is not None and part.time_lower >= run.upper):
+        return False
+    # SUBTLE: a bound that was cut short may be below a longer key that starts like it; `key_upper` of a part is inclusive.
+    return (key_lower is None or part.key_upper >= key_lower) and (key_upper is None or part.key_lower < key_upper)
+
+
+def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: Sequence[Schema]) -> PartSource:
+    """How to fetch a part, and which of its updates count."""
+    key = blob_key(shard, part.key)
+
+    def fetch(start: int, end: int) -> bytes:
+        if part.inline is not None:
+            return part.inline[start:end]
+        data = blob.get(key) if (start, end) == (0, part.size) else blob.get_range(key, start, end)
+        if data is None:
+            raise Missing(
+                f"{key} is not there, though a state refers to it. If a reader's lease ended, history was given up: open a new "
+                "handle. Otherwise restore the object from a copy",
+                key=key, shard=shard,
+            )  # fmt: skip
+        return data
+
+    lower = run.lower if part.time_lower < run.lower else None
+    upper = run.upper if run.upper is not None and part.time_upper >= run.upper else None
+    return PartSource(key, part.size, part.digests, schemas[part.schema], lower, upper, fetch, part.inline is not None)
+
+
+def read_updates(
+    blob: Blob,
+    shard: ShardId,
+    batches: Iterable[Batch],
+    lower: int,
+    upper: int | None,
+    schemas: Sequence[Schema],
+    schema: Schema,
+) -> Iterator[pa.Table]:
+    """The updates of these batches with times in `[lower, upper)`, as they are: run after run."""
+    inputs = inputs_of(batches, lower, upper)
+    for run in open_runs(blob, shard, inputs, schemas, schema):
+        yield from run

@@ -1,0 +1,262 @@
+"""A snapshot: the contents of a shard as of one time, read in bounded memory, whole or in splits.
+
+A snapshot holds the state that it reads from, so that nothing it refers to is collected while it is in use: use it in a
+`with` block, or drop it. Splits are disjoint key ranges whose union is the snapshot; they pickle, and can be read in any
+process while the snapshot that made them is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.core.compaction import TaskInput, cut_evenly
+from persist_lib.errors import InvalidUsage, Missing
+from persist_lib.format.keys import encode_key
+from persist_lib.ids import ShardId
+from persist_lib.location import Location, open_location
+from persist_lib.location.api import Blob
+from persist_lib.merge import merge_contents
+from persist_lib.runs import boundaries, inputs_of, open_runs, overlapping, read_whole
+from persist_lib.schema import DIFF, Schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from persist_lib.read import ReadHandle, Reading
+
+
+class KeyRange(NamedTuple):
+    """Encoded keys in `[lower, upper)`; None is no bound."""
+
+    lower: bytes | None = None
+    upper: bytes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        key: Sequence[object] | None,
+        key_from: Sequence[object] | None,
+        key_to: Sequence[object] | None,
+    ) -> KeyRange:
+        """From values of the leading key columns: `key` for all that start so, or `[key_from, key_to)`."""
+        if key is not None and (key_from is not None or key_to is not None):
+            raise InvalidUsage("pass either key, or key_from and key_to", key=key)
+        if key is not None:
+            start = encode_key(schema, _tuple(key))
+            return cls(start, _after_prefix(start))
+        lower = None if key_from is None else encode_key(schema, _tuple(key_from))
+        upper = None if key_to is None else encode_key(schema, _tuple(key_to))
+        return cls(lower, upper)
+
+    def meet(self, other: KeyRange) -> KeyRange:
+        """What lies in both."""
+        lowers = [bound for bound in (self.lower, other.lower) if bound is not None]
+        uppers = [bound for bound in (self.upper, other.upper) if bound is not None]
+        return KeyRange(max(lowers, default=None), min(uppers, default=None))
+
+
+class Split(msgspec.Struct, frozen=True):
+    """One disjoint key range of a snapshot. Pickles; reads by itself in any process that reaches the location."""
+
+    urls: tuple[str, str]
+    shard: str
+    as_of: int
+    schema: Schema
+    schemas: tuple[Schema, ...]
+    inputs: tuple[TaskInput, ...]
+    key_lower: bytes | None
+    key_upper: bytes | None
+    columns: tuple[str, ...] | None
+    merge_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that it reads from, some of them only in part."""
+        return sum(part.size for run in self.inputs for part in run.parts)
+
+    def batches(self, blob: Blob | None = None) -> Iterator[pa.Table]:
+        """Its contents in key order, as tables of bounded size."""
+        blob = _location(self.urls).blob if blob is None else blob
+        target = _narrowed(self.schema.contents, self.columns)
+        if _is_definite(self.inputs, self.as_of):
+            # One run whose updates all have one time is consolidated already: nothing to merge.
+            runs = open_runs(
+                blob, ShardId(self.shard), self.inputs, self.schemas, self.schema, self.key_lower, self.key_upper
+            )
+            for run in runs:
+                for table in run:
+                    yield table.select(target.names)
+            return
+        runs = open_runs(
+            blob, ShardId(self.shard), self.inputs, self.schemas, self.schema, self.key_lower, self.key_upper
+        )
+        for table in merge_contents(runs, self.schema, merge_bytes=self.merge_bytes):
+            yield table.select(target.names)
+
+    def to_arrow(self, blob: Blob | None = None) -> pa.Table:
+        """Its contents as one table."""
+        target = _narrowed(self.schema.contents, self.columns)
+        return pa.concat_tables([target.empty_table(), *self.batches(blob)]).combine_chunks()
+
+
+class Snapshot:
+    """A shard's contents as of `as_of`: the schema's columns, then `_diff`, each distinct data once, in key order."""
+
+    def __init__(
+        self, handle: ReadHandle, reading: Reading, as_of: int, keys: KeyRange, columns: Sequence[str] | None
+    ) -> None:
+        self.as_of = as_of
+        self._handle = handle
+        self._reading = reading
+        self._keys = keys
+        self._columns = None if columns is None else tuple(columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What its tables look like."""
+        return _narrowed(self._handle.schema.contents, self._columns)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that it reads from."""
+        return self._whole().size
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The contents in key order, as tables of bounded size, however large the shard is."""
+        return self._resuming(self._keys)
+
+    def to_arrow(self) -> pa.Table:
+        """The contents as one table. Parts are fetched and decoded in parallel."""
+        whole = self._whole()
+        if not _is_definite(whole.inputs, self.as_of):
+            return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
+        try:
+            table = read_whole(
+                self._handle.machine.blob, ShardId(whole.shard), whole.inputs, whole.schemas, whole.schema,
+                whole.key_lower, whole.key_upper, columns=whole.columns, threads=self._handle.machine.config.read_threads,
+            )  # fmt: skip
+        except Missing as missing:
+            self._look_again(missing)
+            return self.to_arrow()
+        return table.select(self.schema.names)
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """The contents as a pandas frame; options go to `pyarrow.Table.to_pandas`."""
+        return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """The contents as a polars frame, where polars is installed."""
+        try:
+            import polars as pl  # noqa: PLC0415 - an optional dependency
+        except ImportError as error:
+            raise InvalidUsage("to_polars() needs polars: install persist-lib[polars], or use to_arrow()") from error
+        return pl.DataFrame(self.to_arrow())
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """The contents as a list of dicts."""
+        return list(self.to_arrow().to_pylist())
+
+    def splits(self, n: int) -> list[Split]:
+        """At most `n` disjoint key ranges whose union is the snapshot, of about equal size. Hold the snapshot meanwhile."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InvalidUsage(f"a snapshot is split into 1 or more, got {n!r}")
+        whole = self._whole()
+        machine = self._handle.machine
+        found = boundaries(machine.blob, machine.shard, whole.inputs, whole.schemas, whole.size // n)
+        ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
+        return [self._split(self._keys.meet(range_)) for range_ in ranges]
+
+    def release(self) -> None:
+        """Let go of what it holds. Idempotent; dropping the snapshot does the same."""
+        self._reading.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _whole(self) -> Split:
+        return self._split(self._keys)
+
+    def _split(self, keys: KeyRange) -> Split:
+        handle, state = self._handle, self._reading.version.state
+        batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(self.as_of))
+        upper = None if self.as_of == 2**64 - 1 else self.as_of + 1
+        inputs = overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper)
+        return Split(
+            handle.urls, handle.shard, self.as_of, handle.schema, state.schemas, tuple(inputs), keys.lower, keys.upper,
+            self._columns, handle.machine.config.merge_bytes,
+        )  # fmt: skip
+
+    def _resuming(self, keys: KeyRange) -> Iterator[pa.Table]:
+        """The contents; where a blob vanished under a read-only client, go on from the newest state.
+
+        SUBTLE: contents are the same in every state, and come in key order, so going on after the last row is exact.
+        """
+        done = 0
+        while True:
+            try:
+                skip = done
+                for table in self._split(keys).batches(self._handle.machine.blob):
+                    dropped = min(skip, table.num_rows)
+                    skip -= dropped
+                    fresh = table.slice(dropped)
+                    done += fresh.num_rows
+                    if fresh.num_rows:
+                        yield fresh
+                return
+            except Missing as missing:
+                self._look_again(missing)
+
+    def _look_again(self, missing: Missing) -> None:
+        """Take the newest state, for a client that holds nothing; otherwise say what a missing blob means."""
+        if error := self._handle.expired():
+            raise error from missing
+        before = self._reading.version.seqno
+        fresh = self._handle.machine.fetch()
+        if not self._handle.read_only or fresh.seqno == before:
+            raise missing
+        self._reading.release()
+        self._reading = self._handle.acquire(self.as_of)
+
+
+def _is_definite(inputs: Sequence[TaskInput], as_of: int) -> bool:
+    """Whether this is one consolidated run whose updates all have the same time: then it is the contents as it is."""
+    if len(inputs) > 1:
+        return False
+    times = {time for run in inputs for part in run.parts for time in (part.time_lower, part.time_upper)}
+    return len(times) <= 1 and all(time <= as_of for time in times)
+
+
+def _narrowed(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    return schema if columns is None else pa.schema([f for f in schema if f.name in columns or f.name == DIFF])
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """The least bytes above everything that starts with `prefix`; None for none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def _tuple(values: object) -> tuple[object, ...]:
+    if not isinstance(values, (tuple, list)):
+        raise InvalidUsage(f"a key is a tuple of values of the leading key columns, got {values!r}", key=values)
+    return tuple(values)
+
+
+@lru_cache(maxsize=8)
+def _location(urls: tuple[str, str]) -> Location:
+    """The location in this process; opened once, as many splits are read from it."""
+    return open_location(*urls, read_only=True)
