@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.format.keys import slice_sorted
-from persist_lib.format.parts import conform, undamaged
+from persist_lib.format.parquet import conform, undamaged
 from persist_lib.schema import Schema
 
 VERSION: Final = 1
@@ -23,7 +23,7 @@ _HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32 of the rest; 8 bytes,
 _MAGIC = b"PIB"
 
 
-def encode_inline(batch: pa.RecordBatch | pa.Table) -> bytes:
+def pack_inline(batch: pa.RecordBatch | pa.Table) -> bytes:
     """Sorted updates, in columns of `schema.updates`, as bytes."""
     if isinstance(batch, pa.Table):
         batch = batch.combine_chunks().to_batches()[0] if batch.num_rows else pa.RecordBatch.from_pylist([], batch.schema)

@@ -40,29 +40,28 @@ def is_sorted(schema: Schema, table: pa.Table) -> bool:
     return table.num_rows < 2 or adjacent_ties(columns_in_order(schema, table)) is not None
 
 
-def adjacent_ties(columns: Sequence[pa.Array]) -> Flags | None:
-    """For sorted rows, which equal the row after them (one flag fewer than rows); None when they are not sorted."""
-    count = len(columns[0])
-    ties = np.ones(max(0, count - 1), np.bool_)
-    undecided: Rows | None = None
+def adjacent_ties(columns: Sequence[pa.Array], candidates: Rows | None = None) -> Flags | None:
+    """For sorted rows, which equal the row after them (one flag fewer than rows); None when they are not sorted.
+
+    Only `candidates` can tie with the next row, where these are given; that the rest is in order is taken for granted.
+    """
+    count = max(0, len(columns[0]) - 1)
+    ties = np.zeros(count, np.bool_)
+    left = candidates
     for digit in digits_of(columns):
-        if undecided is None:
+        if left is not None and left.size == 0:
+            break
+        if left is None:
             word = digit(None)
             before, after = word[:-1], word[1:]
         else:
-            both = digit(np.concatenate([undecided, undecided + 1]))
-            before, after = both[: len(undecided)], both[len(undecided) :]
+            both = digit(np.concatenate([left, left + 1]))
+            before, after = both[: len(left)], both[len(left) :]
         if bool((before > after).any()):
             return None
         same = before == after
-        if undecided is None:
-            ties = same
-            undecided = np.flatnonzero(same)
-        else:
-            ties[undecided] = same
-            undecided = undecided[same]
-        if undecided.size == 0:
-            break
+        left = np.flatnonzero(same) if left is None else left[same]
+    ties[np.arange(count) if left is None else left] = True
     return ties
 
 

@@ -1,188 +1,68 @@
-"""Parts: sorted updates as one Parquet object, or inline in the state for a few of them.
+"""Parts: sorted updates as one Parquet object, or inline in the state for a few of them; and runs of parts.
 
-A part is encoded with all that the state says about it: rows, digests, bounds, diff sum and fingerprint. It carries
-its format version, its schema id and the key bounds of its row groups in the file's own metadata, and Arrow's schema,
-so that it can be understood by itself. Bytes are verified against the state's digests before anything is decoded, and
-whatever does not decode nevertheless is `Corrupt`, by name.
-
-What is written how was chosen by measurement: row groups small enough that sixteen runs read side by side stay within
-memory and that key ranges read parts of a file; dictionaries only where a sample repeats itself; LZ4; no statistics,
-as key bounds in our own encoding serve every type.
+A part is encoded with all that the state will say about it. Bytes are verified against the state's digests before
+anything is decoded. A run is parts that follow each other in canonical order; `open_run` streams it lazily, cut to a
+key range and to the registered time bounds, in bounded memory.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
-from persist_lib.format.digest import digest, verify
-from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint_of, hash_rows
-from persist_lib.format.keys import lower_bound, slice_sorted, upper_bound
+from persist_lib.errors import Corrupt
+from persist_lib.format.digest import CHUNK, digest, verify
+from persist_lib.format.encoded import EncodedPart, describe
+from persist_lib.format.inline import decode_inline, pack_inline
+from persist_lib.format.order import is_sorted, sort_updates
+from persist_lib.format.parquet import PartEncoder, PartFile
 from persist_lib.format.ranged import ChunkedReader
-from persist_lib.schema import DIFF, TIME, Schema
+from persist_lib.schema import TIME, Schema
 
-VERSION: Final = 1
-GROUP_ROWS = 1 << 17
-GROUP_BYTES = 16 << 20
-MARK, SCHEMA_ID, GROUPS = b"persist.part", b"persist.schema", "persist.groups"
-_SAMPLE = 1024
-_REPEATS = 0.25  # a column gets a dictionary when at most this share of a sample is distinct
+__all__ = [
+    "EncodedPart", "PartEncoder", "PartSource", "decode_inline", "decode_part", "encode_inline", "encode_part",
+    "is_sorted", "open_run", "sort_updates",
+]  # fmt: skip
 
-Bounds = tuple[bytes, bytes]
+BATCH_ROWS = 1 << 15
+BATCH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedPart:
-    """An object to be stored and what the state will say about it. Times are inclusive; sums are modulo 2**64."""
+class PartSource:
+    """Where a part can be read, and which of its updates count.
 
-    data: pa.Buffer
-    rows: int
-    schema_id: int
+    `schema` is what it was written with. Only times in `[time_lower, time_upper)` count; None is no bound. `fetch`
+    answers bytes `[start, end)` of the object, or raises (Missing, say). `inline` bytes come whole.
+    """
+
+    key: str
+    size: int
     digests: bytes
-    key_lower: bytes
-    key_upper: bytes
-    time_lower: int
-    time_upper: int
-    diff_sum: int
-    fingerprint: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of the object."""
-        return int(self.data.size)
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What the state says about some updates, wherever they are stored. Sums of two are added modulo 2**64."""
-
-    rows: int
-    key_lower: bytes
-    key_upper: bytes
-    time_lower: int
-    time_upper: int
-    diff_sum: int
-    fingerprint: int
-
-
-def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
-    """Describe sorted updates, of which there must be some."""
-    times = table.column(TIME).to_numpy()
-    diffs = diffs_of(table)
-    return Description(
-        rows=table.num_rows,
-        key_lower=lower_bound(schema, table),
-        key_upper=upper_bound(schema, table),
-        time_lower=int(times.min()),
-        time_upper=int(times.max()),
-        diff_sum=diff_sum_of(diffs),
-        fingerprint=fingerprint_of(hash_rows(schema, table), diffs),
-    )
+    schema: Schema
+    time_lower: int | None
+    time_upper: int | None
+    fetch: Callable[[int, int], bytes]
+    inline: bool = False
 
 
 def encode_part(schema: Schema, schema_id: int, table: pa.Table) -> EncodedPart:
-    """One part of all of a table that is in canonical order and not empty."""
+    """One object of all of a table that is in canonical order and not empty."""
     encoder = PartEncoder(schema, schema_id)
     encoder.write(table)
     return encoder.finish()
 
 
-class PartEncoder:
-    """Encodes a part from tables that follow each other in canonical order. `size` grows as row groups are written."""
-
-    def __init__(self, schema: Schema, schema_id: int, *, compression: str = "lz4") -> None:
-        self._schema, self._schema_id, self._compression = schema, schema_id, compression
-        self._sink = pa.BufferOutputStream()
-        self._writer: pq.ParquetWriter | None = None
-        self._groups: list[Description] = []
-
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-        return int(self._sink.tell())
-
-    @property
-    def rows(self) -> int:
-        """Rows written so far."""
-        return sum(group.rows for group in self._groups)
-
-    def write(self, table: pa.Table) -> None:
-        """Append rows, a row group for every GROUP_ROWS or GROUP_BYTES of them."""
-        if table.num_rows == 0:
-            return
-        if self._writer is None:
-            self._writer = self._open(table)
-        for group in groups_of(table):
-            self._groups.append(describe(self._schema, group))
-            self._writer.write_table(group, row_group_size=group.num_rows)
-
-    def finish(self) -> EncodedPart:
-        """Close the object and describe it. InvalidUsage when nothing was written."""
-        if self._writer is None:
-            raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
-        bounds = [(group.key_lower, group.key_upper) for group in self._groups]
-        self._writer.add_key_value_metadata({GROUPS: base64.b64encode(msgspec.msgpack.encode(bounds)).decode()})
-        self._writer.close()
-        data = self._sink.getvalue()
-        return EncodedPart(
-            data=data,
-            rows=self.rows,
-            schema_id=self._schema_id,
-            digests=digest(memoryview(data)),
-            key_lower=self._groups[0].key_lower,
-            key_upper=self._groups[-1].key_upper,
-            time_lower=min(group.time_lower for group in self._groups),
-            time_upper=max(group.time_upper for group in self._groups),
-            diff_sum=wrap_signed(sum(group.diff_sum for group in self._groups)),
-            fingerprint=sum(group.fingerprint for group in self._groups) & MASK,
-        )
-
-    def _open(self, table: pa.Table) -> pq.ParquetWriter:
-        metadata = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
-        return pq.ParquetWriter(
-            self._sink,
-            self._schema.updates.with_metadata(metadata),
-            compression=self._compression,
-            use_dictionary=repeating_columns(table),
-            write_statistics=False,
-        )
-
-
-MASK = (1 << 64) - 1
-
-
-def wrap_signed(total: int) -> int:
-    """A sum modulo 2**64 as a signed 64-bit integer."""
-    return ((total + (1 << 63)) & MASK) - (1 << 63)
-
-
-def groups_of(table: pa.Table) -> Iterator[pa.Table]:
-    """A table cut into row groups."""
-    row_bytes = max(1, table.nbytes // table.num_rows)
-    rows = max(1, min(GROUP_ROWS, GROUP_BYTES // row_bytes))
-    for start in range(0, table.num_rows, rows):
-        yield table.slice(start, rows)
-
-
-def repeating_columns(table: pa.Table) -> list[str]:
-    """The columns for which a dictionary pays, judged by a sample."""
-    if table.num_rows < _SAMPLE:
-        return []
-    rows = pa.array(np.arange(_SAMPLE) * (table.num_rows // _SAMPLE))
-    sample = table.take(rows)
-    distinct = {name: pc.count_distinct(sample.column(name)).as_py() for name in table.schema.names}
-    booleans = {field.name for field in table.schema if pa.types.is_boolean(field.type)}
-    return [name for name, count in distinct.items() if count <= _REPEATS * _SAMPLE and name not in booleans]
+def encode_inline(schema: Schema, schema_id: int, table: pa.Table | pa.RecordBatch) -> EncodedPart:
+    """The same as inline bytes."""
+    data = pack_inline(table)
+    said = describe(schema, table)
+    return EncodedPart(
+        data, said.rows, schema_id, digest(data), said.key_lower, said.key_upper, said.time_lower, said.time_upper,
+        said.diff_sum, said.fingerprint,
+    )  # fmt: skip
 
 
 def decode_part(
@@ -202,124 +82,59 @@ def decode_part(
     the part are null.
     """
     verify(key, memoryview(data), digests)
-    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
-    return PartFile(key, pa.BufferReader(buffer), schema, columns).read(lo, hi, use_threads=use_threads)
+    return PartFile(key, _source(data), schema, columns).read(lo, hi, use_threads=use_threads)
 
 
-class PartFile:
-    """A verified part that is open for reading, whole or by row groups."""
-
-    def __init__(
-        self, key: str, source: pa.NativeFile | ChunkedReader, schema: Schema, columns: Sequence[str] | None = None
-    ) -> None:
-        self._key, self._schema, self._columns = key, schema, columns
-        with undamaged(key):
-            self._file = pq.ParquetFile(source, pre_buffer=False)
-            metadata = self._file.metadata.metadata or {}
-            _check_version(key, metadata.get(MARK))
-            self._stored = self._file.schema_arrow
-            self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS.encode()]), type=list[Bounds])
-
-    @property
-    def rows(self) -> int:
-        """How many updates it holds."""
-        return int(self._file.metadata.num_rows)
-
-    def groups(self, lo: bytes | None = None, hi: bytes | None = None) -> list[int]:
-        """The row groups that may hold keys in `[lo, hi)`."""
-        return [
-            index
-            for index, (lower, upper) in enumerate(self._bounds)
-            if (lo is None or upper >= lo) and (hi is None or lower < hi)
-        ]
-
-    def byte_ranges(self, groups: Sequence[int]) -> list[tuple[int, int]]:
-        """Where the row groups lie in the object."""
-        metadata = self._file.metadata
-        found = []
-        for group in map(metadata.row_group, groups):
-            spans = [_span(group.column(index)) for index in range(group.num_columns)]
-            found.append((min(start for start, _ in spans), max(end for _, end in spans)))
-        return found
-
-    def read(self, lo: bytes | None = None, hi: bytes | None = None, *, use_threads: bool = True) -> pa.Table:
-        """All rows in `[lo, hi)` at once."""
-        names = self._wanted(lo, hi)
-        groups = self.groups(lo, hi)
-        with undamaged(self._key):
-            if len(groups) == len(self._bounds):
-                table = self._file.read(columns=names, use_threads=use_threads)
-            else:
-                table = self._file.read_row_groups(groups, columns=names, use_threads=use_threads)
-        return self._finish(table, lo, hi)
-
-    def batches(self, rows: int, lo: bytes | None = None, hi: bytes | None = None) -> Iterator[pa.Table]:
-        """The rows in `[lo, hi)`, at most `rows` at a time, on the calling thread."""
-        names = self._wanted(lo, hi)
-        with undamaged(self._key):
-            batches = self._file.iter_batches(rows, row_groups=self.groups(lo, hi), columns=names, use_threads=False)
-        while True:
-            with undamaged(self._key):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            table = self._finish(pa.Table.from_batches([batch]), lo, hi)
-            if table.num_rows:
-                yield table
-
-    def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
-        if self._columns is None:
-            return None
-        keys = self._schema.key_names if lo is not None or hi is not None else []
-        wanted = {*self._columns, *keys, TIME, DIFF}
-        return [name for name in self._stored.names if name in wanted]
-
-    def _finish(self, table: pa.Table, lo: bytes | None, hi: bytes | None) -> pa.Table:
-        if lo is not None or hi is not None:
-            table = slice_sorted(self._schema, table, lo, hi)
-        return conform(self._key, table, self._schema, self._columns)
+def open_run(
+    parts: Sequence[PartSource],
+    schema: Schema,
+    *,
+    key_lower: bytes | None = None,
+    key_upper: bytes | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[pa.Table]:
+    """The updates of a run in order, as `schema` has them; a part is opened when the one before has been read."""
+    for part in parts:
+        for table in _batches(part, schema, key_lower, key_upper, batch_rows):
+            kept = within(table, part.time_lower, part.time_upper)
+            if kept.num_rows:
+                yield kept
 
 
-def conform(key: str, table: pa.Table, schema: Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table as a newer schema has it: added columns are null; Corrupt where the rest differs."""
-    target = schema.updates
-    if columns is not None:
-        target = pa.schema([field for field in target if field.name in {*columns, TIME, DIFF}])
-    if table.schema.equals(target):
-        return table.replace_schema_metadata(None)
-    present = set(table.schema.names)
-    arrays = []
-    for field in target:
-        if field.name not in present and field.nullable:
-            arrays.append(pa.nulls(table.num_rows, field.type))
-        elif field.name in present and table.schema.field(field.name).type == field.type:
-            arrays.append(table.column(field.name))
-        else:
-            raise Corrupt(f"{key}: column {field.name!r} is not the {field.type} of the shard's schema", key=key)
-    return pa.table(arrays, schema=target)
+def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
+    """The updates with times in `[lower, upper)`, in the order they are in."""
+    if lower is None and upper is None:
+        return table
+    times = table.column(TIME).to_numpy()
+    if times.size == 0 or ((lower is None or times.min() >= lower) and (upper is None or times.max() < upper)):
+        return table
+    kept = times >= (lower or 0)
+    if upper is not None:
+        kept &= times < upper
+    return table.filter(pa.array(kept))
 
 
-def _span(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
-    return start, start + column.total_compressed_size
+def _batches(
+    part: PartSource, schema: Schema, lo: bytes | None, hi: bytes | None, batch_rows: int
+) -> Iterator[pa.Table]:
+    if part.inline:
+        data = _whole(part)
+        yield decode_inline(part.key, data, part.schema, schema, lo=lo, hi=hi)
+        return
+    if part.size <= CHUNK:
+        file = PartFile(part.key, _source(_whole(part)), schema)
+    else:
+        file = PartFile(part.key, ChunkedReader(part.key, part.size, part.digests, part.fetch), schema)
+    yield from file.batches(max(1, min(batch_rows, BATCH_BYTES // file.row_bytes)), lo, hi)
 
 
-def _check_version(key: str, mark: bytes | None) -> None:
-    if mark is None or not mark.isdigit():
-        raise Corrupt(f"{key}: a Parquet object, but not a part of Persist", key=key)
-    if int(mark) > VERSION:
-        raise NewerFormat(
-            f"{key}: part format {int(mark)}, this release knows up to {VERSION}; upgrade first",
-            key=key, found=int(mark), known=VERSION,
-        )  # fmt: skip
+def _whole(part: PartSource) -> bytes:
+    data = part.fetch(0, part.size)
+    if len(data) != part.size:
+        raise Corrupt(f"{part.key}: {len(data)} bytes where the state says {part.size}", key=part.key)
+    verify(part.key, data, part.digests)
+    return data
 
 
-@contextmanager
-def undamaged(key: str) -> Iterator[None]:
-    """Whatever goes wrong while decoding is damage of the object named `key`."""
-    try:
-        yield
-    except (Damage, MemoryError):
-        raise
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise Corrupt(f"{key}: does not decode as a part: {error}", key=key, actual=str(error)) from error
+def _source(data: bytes | memoryview | pa.Buffer) -> pa.BufferReader:
+    return pa.BufferReader(data if isinstance(data, pa.Buffer) else pa.py_buffer(data))

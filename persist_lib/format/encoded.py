@@ -1,0 +1,67 @@
+"""What the state says about some updates: rows, bounds, sums, digests. The same for objects and inline bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint_of, hash_rows
+from persist_lib.format.keys import lower_bound, upper_bound
+from persist_lib.schema import TIME, Schema
+
+MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPart:
+    """Bytes to be stored and what the state will say about it. Times are inclusive; sums are modulo 2**64."""
+
+    data: bytes | memoryview
+    rows: int
+    schema_id: int
+    digests: bytes
+    key_lower: bytes
+    key_upper: bytes
+    time_lower: int
+    time_upper: int
+    diff_sum: int
+    fingerprint: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the state says about some updates, wherever they are stored. Sums of two are added modulo 2**64."""
+
+    rows: int
+    key_lower: bytes
+    key_upper: bytes
+    time_lower: int
+    time_upper: int
+    diff_sum: int
+    fingerprint: int
+
+
+def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
+    """Describe sorted updates, of which there must be some."""
+    times = table.column(TIME).to_numpy()
+    diffs = diffs_of(table)
+    return Description(
+        rows=table.num_rows,
+        key_lower=lower_bound(schema, table),
+        key_upper=upper_bound(schema, table),
+        time_lower=int(times.min()),
+        time_upper=int(times.max()),
+        diff_sum=diff_sum_of(diffs),
+        fingerprint=fingerprint_of(hash_rows(schema, table), diffs),
+    )
+
+
+def wrap_signed(total: int) -> int:
+    """A sum modulo 2**64 as a signed 64-bit integer."""
+    return ((total + (1 << 63)) & MASK) - (1 << 63)
