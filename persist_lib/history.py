@@ -31,19 +31,17 @@ SCAN_ROWS = 1024
 def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | None:
     """The newest version of a shard, read from scratch and checked whole; None when there is no such shard."""
     missing: PartKey | None = None
-    while True:
-        head = consensus.head(shard)
-        if head is None:
-            return None
+    head = consensus.head(shard) or _newest_row(consensus, shard, SeqNo(0))
+    while head is not None:
         rollup = decode_row(head.data, row_name(shard, head.seqno)).rollup
         start = _fetch_rollup(blob, shard, rollup) if rollup else Version(SeqNo(0), State(), GENESIS)
         if start is not None:
             version = _replay(consensus, shard, start)
-            if version is not None:
+            if version is not None and version.seqno >= head.seqno:
                 check_state(version.state, version.seqno)
                 return version
-        # A rollup that is gone, or rows truncated under our eyes, mean that the head we saw was stale: look again.
-        # The same rollup missing twice is damage.
+        # A rollup that is gone, or rows truncated under our eyes, mean that the head we saw was stale: look again, this
+        # time at what a scan says. What that still names, and is not there, was not collected but lost.
         key = rollup[1].key if rollup else PartKey("")
         if missing == key:
             raise Missing(
@@ -52,6 +50,18 @@ def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | 
                 key=key, shard=shard,
             )  # fmt: skip
         missing = key
+        head = _newest_row(consensus, shard, head.seqno)
+    return None
+
+
+def _newest_row(consensus: Consensus, shard: ShardId, known: SeqNo) -> Row | None:
+    """The newest row by linearizable reads, given that there was one at `known`; None when there is none."""
+    newest: Row | None = None
+    while rows := consensus.scan(shard, known, SCAN_ROWS):
+        newest, known = rows[-1], SeqNo(rows[-1].seqno + 1)
+        if len(rows) < SCAN_ROWS:
+            break
+    return newest
 
 
 def fetch_newer(blob: Blob, consensus: Consensus, shard: ShardId, known: Version) -> Version:

@@ -157,9 +157,15 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Exists(msgspec.Struct, frozen=True):
-    """The shard, or the id, is there already or was there once."""
+    """The shard, the id or the key is there already or was there once."""
 
     what: str
+
+
+class Malformed(msgspec.Struct, frozen=True):
+    """A name or number that could never be stored and read again."""
+
+    reason: str
 
 
 class NotLive(msgspec.Struct, frozen=True):
@@ -251,7 +257,6 @@ class NothingDue(msgspec.Struct, frozen=True):
 
 
 Refusal = (
-    Finished | Exists | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince | WrongOpaque
-    | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue
+    Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
+    | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue
 )  # fmt: skip
-

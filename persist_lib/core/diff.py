@@ -93,6 +93,8 @@ def _apply_edits(entries: Mapping[K, V], edits: tuple[tuple[K, V | None, V | Non
     changed = dict(entries)
     for key, old, new in edits:
         _expect(old, changed.get(key), f"{what}[{key}]")
+        if new is None and old is None:
+            raise InvariantViolated(f"the diff removes {what}[{key}], which is not there")
         if new is None:
             del changed[key]
         else:

@@ -48,7 +48,9 @@ def plan_collection(state: State, seqno: SeqNo) -> Collection:
     held = []
     if readers:
         holders = sorted(id_ for id_, reader in state.readers.items() if reader.seqno == since)
-        why = f"reader {', '.join(holders)} may still read from v{since}" if holders else f"deleted only now, at v{seqno}"
+        why = (
+            f"reader {', '.join(holders)} may still read from v{since}" if holders else f"deleted only now, at v{seqno}"
+        )
         held.append(Held(len(readers), sum(g.size for g in readers.values()), why))
     if unrolled:
         why = f"no rollup beyond v{max(g.seqno for g in unrolled.values())} yet; the newest is v{newest}"

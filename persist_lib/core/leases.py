@@ -25,12 +25,16 @@ class Overdue(NamedTuple):
 
 
 def plan_expiry(state: State, now: int) -> list[Overdue]:
-    """Who would be retired by `Expire(now)`."""
+    """Who would be retired by `Expire(now)`, by id: a mapping's order is its history's, which no other process shares."""
     writers = [Overdue(id_, now - w.lease_until, None, None) for id_, w in state.writers.items() if w.lease_until < now]
     readers = [
         Overdue(id_, now - r.lease_until, r.since, r.seqno) for id_, r in state.readers.items() if r.lease_until < now
     ]
-    return writers + readers
+    return sorted(writers, key=_by_id) + sorted(readers, key=_by_id)
+
+
+def _by_id(overdue: Overdue) -> str:
+    return overdue.id
 
 
 def expire(state: State, seqno: SeqNo, now: int) -> StateDiff | c.Refusal:
@@ -50,6 +54,7 @@ def retire(state: State, seqno: SeqNo, ids: tuple[str, ...]) -> StateDiff | None
 
 def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | c.Refusal:
     """Extend the leases of those of `ids` that are live; refused when none is."""
+    ids = tuple(dict.fromkeys(ids))
     writers = []
     for id_ in ids:
         if (old := state.writers.get(WriterId(id_))) is not None and old.lease_until < lease_until:

@@ -168,8 +168,13 @@ class State(msgspec.Struct, frozen=True, array_like=True):
         return max(self.rollups, default=SeqNo(0))
 
     def is_finished(self) -> bool:
-        """Whether this is a tombstone."""
-        return self.since == TOP and self.upper == TOP
+        """Whether this is a tombstone.
+
+        SUBTLE: not merely both frontiers empty. Writers and readers may bring both there by themselves; until Finish
+        the batches and ids are still there, to be given up.
+        """
+        is_empty = len(self.trace) == 1 and not self.trace[0].parts
+        return is_empty and self.since == TOP and self.upper == TOP and not (self.writers or self.readers or self.holds)
 
     def seqno_since(self, seqno: SeqNo) -> SeqNo:
         """The oldest state that a live reader may still read from, given that this one is at `seqno`."""

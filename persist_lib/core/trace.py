@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from persist_lib.core.diff import TraceEdit
 from persist_lib.core.state import Batch, Part, State
-from persist_lib.frontier import MAX_TIME
+from persist_lib.frontier import MAX_TIME, Antichain
+from persist_lib.ids import PartKey
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Each this much of an object has a digest of its own, so that ranges of it can be verified."""
@@ -57,10 +58,13 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
     found = []
     if not batch.lower < batch.upper:
         found.append(f"bounds [{batch.lower}, {batch.upper}) are empty")
-    if (batch.count == 0) != (not batch.parts) or batch.count > sum(part.rows for part in batch.parts):
+    if not all(is_encodable(frontier) for frontier in (batch.lower, batch.upper, batch.since)):
+        found.append(f"bounds [{batch.lower}, {batch.upper}) or since {batch.since} are no times")
+    if batch.count < 0 or (batch.count == 0) != (not batch.parts):
         found.append(f"{batch.count} updates in {len(batch.parts)} parts")
-    if batch.exact and batch.count != sum(part.rows for part in batch.parts):
-        found.append(f"{batch.count} updates, but the parts hold {sum(part.rows for part in batch.parts)}")
+    rows = sum(part.rows for part in batch.parts)
+    if batch.count > rows or (batch.exact and batch.count != rows):
+        found.append(f"{batch.count} updates, but the parts hold {rows}")
     if batch.count == 0 and (batch.fingerprint or batch.diff_sum):
         found.append("an empty batch has a fingerprint")
     if list(batch.runs) != sorted(set(batch.runs)) or bool(batch.runs) != bool(batch.parts):
@@ -69,9 +73,27 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
         found.append(f"runs {batch.runs} do not fit {len(batch.parts)} parts")
     if not 0 <= batch.fingerprint < 2**64 or not -(2**63) <= batch.diff_sum < 2**63:
         found.append("fingerprint or diff sum is out of range")
+    if len(set(batch.keys)) != len(batch.keys):
+        found.append("it refers to a blob twice")
     for part in batch.parts:
         found += _part_problems(part, batch, len(state.schemas))
     return found
+
+
+def is_encodable(frontier: Antichain) -> bool:
+    """Whether it is empty or at a time that is one."""
+    return frontier.time is None or 0 <= frontier.time <= MAX_TIME
+
+
+def known_keys(state: State, keys: Iterable[PartKey]) -> list[PartKey]:
+    """Those of `keys` that the trace refers to or that are garbage: neither may ever be linked again.
+
+    SUBTLE: only for keys, so that appends without an object do not pay for looking through the trace.
+    """
+    if not (asked := set(keys)):
+        return []
+    found = {part.key for batch in state.trace for part in batch.parts if part.key in asked}
+    return sorted(found.union(key for key in asked if key in state.garbage))
 
 
 def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+import msgspec
+
 from persist_lib.core import commands as c
 from persist_lib.core.diff import MODULUS, StateDiff, TraceEdit, apply_diff, find_slice
 from persist_lib.core.leases import expire, extend, fold_since, retire
@@ -21,10 +23,10 @@ from persist_lib.core.state import (
     State,
     Writer,
 )
-from persist_lib.core.trace import batch_problems, push
+from persist_lib.core.trace import batch_problems, is_encodable, known_keys, push
 from persist_lib.errors import SchemaMismatch
-from persist_lib.frontier import MINIMUM, TOP
-from persist_lib.ids import PartKey, SeqNo, uploader_of
+from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain
+from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, uploader_of
 
 
 def apply(state: State, seqno: SeqNo, command: c.Command) -> State | c.Refusal:
@@ -40,6 +42,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
             return c.Exists("shard")
         case c.Create(schema):
             return StateDiff(schemas=(schema,))
+        case _ if not state.schemas:
+            return c.Unknown(("shard",))
         case c.ForgetGarbage(keys):
             return _forget_garbage(state, keys)
         case c.ForgetRetired(ids):
@@ -48,10 +52,14 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
             return _add_rollup(state, seqno, command)
         case _ if state.is_finished():
             return c.Finished()
+        case c.RegisterWriter(writer) if not WRITER.fullmatch(writer):
+            return c.Malformed(f"writer id {writer!r}")
         case c.RegisterWriter(writer) if writer in state.writers or writer in state.retired:
             return c.Exists(writer)
         case c.RegisterWriter(writer, purpose, lease_until):
             return StateDiff(writers=((writer, None, Writer(purpose, lease_until)),))
+        case c.RegisterReader(reader) if not READER.fullmatch(reader):
+            return c.Malformed(f"reader id {reader!r}")
         case c.RegisterReader(reader) if reader in state.readers or reader in state.retired:
             return c.Exists(reader)
         case c.RegisterReader(reader, lease_until, purpose):
@@ -62,6 +70,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
             return extend(state, ids, lease_until)
         case c.DowngradeSince(reader) if reader not in state.readers:
             return c.NotLive((reader,))
+        case c.DowngradeSince(_, since) | c.SetHold(_, since) if not is_encodable(since):
+            return c.Malformed(f"since {since}")
         case c.DowngradeSince():
             return _downgrade_since(state, seqno, command)
         case c.SetHold():
@@ -69,10 +79,12 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
         case c.ReleaseHold(name, expected):
             hold = state.holds.get(name)
             if hold is None or hold.opaque != expected:
-                return c.WrongOpaque(name, expected, hold and hold.opaque)
+                return c.WrongOpaque(name, expected, hold.opaque if hold else None)
             return StateDiff(holds=((name, hold, None),))
         case c.SetRetention(distance) if distance == state.retention:
             return c.AlreadyDone()
+        case c.SetRetention(int(distance)) if not 0 <= distance <= MAX_TIME:
+            return c.Malformed(f"retention {distance}")
         case c.SetRetention(distance):
             return StateDiff(retention=(state.retention, distance))
         case c.Expire(now):
@@ -102,8 +114,12 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         return c.InvalidBounds("; ".join(problems))
     if isinstance(command, c.Append) and batch.upper <= state.upper:
         return c.AlreadyDone()
+    if isinstance(command, c.Append) and batch.lower < state.upper and _lies_beyond(batch, state.upper):
+        batch = _placed(batch, batch.lo, batch.hi, lower=state.upper)
     if batch.lower != state.upper:
         return c.WrongUpper(batch.lower, state.upper)
+    if known := known_keys(state, batch.keys):
+        return c.Exists(known[0])
     if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
         return c.InlineFull(state.inline_size)
     outcomes = (*writer.outcomes, Outcome(command.token, seqno, batch.upper))[-TOKENS_KEPT:]
@@ -111,7 +127,15 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     return StateDiff(trace=push(state, batch), writers=((command.writer, writer, renewed),))
 
 
-def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> StateDiff:
+def _lies_beyond(batch: Batch, upper: Antichain) -> bool:
+    """Whether all it holds is at or beyond `upper`, so that registering it from there on changes no sum of it.
+
+    Otherwise only who has the data can tell what remains: WrongUpper says where to cut.
+    """
+    return all(upper.is_before(part.time_lower) for part in batch.parts)
+
+
+def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> StateDiff | c.Refusal:
     old = state.readers[command.reader]
     new = Reader(
         since=old.since.join(command.since),
@@ -120,6 +144,8 @@ def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> S
         purpose=old.purpose,
     )
     since = fold_since(state, readers={**state.readers, command.reader: new})
+    if new == old and since is None:
+        return c.AlreadyDone()
     return StateDiff(since=since, readers=((command.reader, old, new),))
 
 
@@ -146,23 +172,27 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
     if start is None:
         return c.InputsGone(inputs)
     gone = state.trace[start : start + len(inputs)]
-    held = {key: part.size for b in gone for part in b.parts if part.inline is None for key in (part.key,)}
+    held = {part.key: part for batch in gone for part in batch.parts if part.inline is None}
     fresh = tuple(key for key in output.keys if key not in held)
     if strangers := _dead_uploaders(state, fresh):
         return c.NotLive(strangers)
-    if reason := _not_equivalent(state, gone, output, fresh):
+    if reason := _not_equivalent(state, gone, output):
         return c.NotEquivalent(reason)
+    if any(part != held.get(part.key, part) for part in output.parts):
+        return c.NotEquivalent("a part that is kept is described differently")
+    if known := known_keys(state, fresh):
+        return c.Exists(known[0])
     placed = _placed(output, gone[0].lo, gone[-1].hi)
     if state.inline_size + output.inline_size - sum(b.inline_size for b in gone) > INLINE_TOTAL_BYTES:
         return c.InlineFull(state.inline_size)
     freed = held.keys() - set(output.keys)
     return StateDiff(
         trace=TraceEdit(inputs, (placed,)),
-        garbage=tuple((key, None, Garbage(seqno, held[key])) for key in sorted(freed)),
+        garbage=tuple((key, None, Garbage(seqno, held[key].size)) for key in sorted(freed)),
     )
 
 
-def _not_equivalent(state: State, gone: tuple[Batch, ...], output: Batch, fresh: tuple[PartKey, ...]) -> str | None:
+def _not_equivalent(state: State, gone: tuple[Batch, ...], output: Batch) -> str | None:
     """Why `output` does not stand for the batches `gone`; None when it does."""
     if problems := batch_problems(output, state):
         return "; ".join(problems)
@@ -178,9 +208,21 @@ def _not_equivalent(state: State, gone: tuple[Batch, ...], output: Batch, fresh:
         expected = sum(getattr(batch, name) for batch in gone)
         if (expected - getattr(output, name)) % MODULUS:
             return f"{name} is {getattr(output, name)}, the inputs' is {expected % MODULUS}"
-    if any(key in state.garbage for key in fresh):
-        return "a key is garbage already"
+    if len(gone) == 1 and not _gains(gone[0], output):
+        return "it gains nothing over the one batch that it replaces"
     return None
+
+
+def _gains(old: Batch, new: Batch) -> bool:
+    """Whether `new` is better than `old` in something, and worse in nothing.
+
+    SUBTLE: a batch rewritten alone keeps its id, so an id does not tell it from what it was before. Were any rewriting
+    allowed, a result that was committed, replaced and collected could be committed once more, and refer to what is no
+    longer there. As each rewriting has to gain, no earlier form of a batch ever comes back.
+    """
+    was = (old.since, not old.exact, len(old.runs), old.inline_size, old.count)
+    is_ = (new.since, not new.exact, len(new.runs), new.inline_size, new.count)
+    return was[0] <= is_[0] and all(now <= before for before, now in zip(was[1:], is_[1:], strict=True)) and was != is_
 
 
 def _add_rollup(state: State, seqno: SeqNo, command: c.AddRollup) -> StateDiff | c.Refusal:
@@ -190,6 +232,10 @@ def _add_rollup(state: State, seqno: SeqNo, command: c.AddRollup) -> StateDiff |
     newest = state.newest_rollup
     if command.seqno <= newest:
         return c.TooOld(command.seqno, newest)
+    if parse_rollup_key(command.rollup.key) != command.seqno:
+        return c.Malformed(f"key {command.rollup.key!r} for a rollup of v{command.seqno}")
+    if command.rollup.key in state.garbage:
+        return c.Exists(command.rollup.key)
     if command.seqno >= seqno:
         return c.InvalidBounds(f"a rollup of seqno {command.seqno} cannot be linked at {seqno}")
     keep = {newest} if not state.is_finished() else set()
@@ -201,12 +247,14 @@ def _add_rollup(state: State, seqno: SeqNo, command: c.AddRollup) -> StateDiff |
 
 
 def _forget_garbage(state: State, keys: tuple[PartKey, ...]) -> StateDiff | c.Refusal:
+    keys = tuple(dict.fromkeys(keys))
     if not keys or any(key not in state.garbage for key in keys):
         return c.Unknown(tuple(key for key in keys if key not in state.garbage))
     return StateDiff(garbage=tuple((key, state.garbage[key], None) for key in keys))
 
 
 def _forget_retired(state: State, ids: tuple[str, ...]) -> StateDiff | c.Refusal:
+    ids = tuple(dict.fromkeys(ids))
     if not ids or any(id_ not in state.retired for id_ in ids):
         return c.Unknown(tuple(id_ for id_ in ids if id_ not in state.retired))
     return StateDiff(retired=tuple((id_, state.retired[id_], None) for id_ in ids))
@@ -226,12 +274,12 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | c
 
 
 def _finish(state: State, seqno: SeqNo) -> StateDiff | c.Refusal:
-    if by := (*state.readers, *(f"hold {name}" for name in state.holds)):
-        return c.Held(tuple(by))
+    if by := (*sorted(state.readers), *(f"hold {name}" for name in sorted(state.holds))):
+        return c.Held(by)
     parts = {part.key: part.size for batch in state.trace for part in batch.parts if part.inline is None}
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
     empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0)
-    gone = retire(state, seqno, tuple(state.writers))
+    gone = retire(state, seqno, tuple(sorted(state.writers)))
     return StateDiff(
         since=(state.since, TOP),
         trace=TraceEdit(tuple(batch.id for batch in state.trace), (empty,)),
@@ -250,10 +298,5 @@ def _dead_uploaders(state: State, keys: tuple[PartKey, ...]) -> tuple[str, ...]:
     return tuple(sorted({uploader_of(key) for key in keys} - state.writers.keys()))
 
 
-def _placed(batch: Batch, lo: int, hi: int) -> Batch:
-    return Batch(
-        lo, hi, batch.lower, batch.upper, batch.since, batch.count, batch.diff_sum, batch.fingerprint, batch.parts,
-        batch.runs, batch.exact,
-    )  # fmt: skip
-
-
+def _placed(batch: Batch, lo: int, hi: int, lower: Antichain | None = None) -> Batch:
+    return msgspec.structs.replace(batch, lo=lo, hi=hi, lower=batch.lower if lower is None else lower)

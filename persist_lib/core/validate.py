@@ -14,12 +14,13 @@ from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
 from persist_lib.core.trace import batch_problems
 from persist_lib.errors import InvariantViolated, SchemaMismatch
 from persist_lib.frontier import MINIMUM
-from persist_lib.ids import READER, WRITER, SeqNo, uploader_of
+from persist_lib.ids import READER, WRITER, SeqNo, parse_rollup_key, uploader_of
 
 
 def check_state(state: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless all state-local invariants hold."""
-    _refuse(_schemas(state) + _trace(state) + _totals(state) + _keys(state) + _ids(state, seqno), seqno)
+    found = _schemas(state) + _trace(state) + _totals(state) + _keys(state)
+    _refuse(found + _rollups(state, seqno) + _ids(state, seqno), seqno)
 
 
 def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
@@ -29,6 +30,10 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
         found.append(f"since or upper went back: {old.since}, {old.upper} -> {new.since}, {new.upper}")
     if diff.trace is not None:
         found += _trace_change(new, diff)
+    if diff.schemas or not new.schemas:
+        found += _schemas(new)
+    if diff.rollups:
+        found += _rollups(new, seqno)
     if new.inline_size > INLINE_TOTAL_BYTES:
         found.append(f"{new.inline_size} inline bytes")
     if diff.readers or diff.holds or diff.since is not None:
@@ -38,8 +43,11 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
             found.append(f"{id_} came back from the retired")
         if after is not None and id_ in new.retired:
             found.append(f"{id_} is both live and retired")
-    for key, before, _after in diff.garbage:
-        if before is None and key in old.garbage:
+    found += [f"writer id {id_!r} is malformed" for id_, *_ in diff.writers if not WRITER.fullmatch(id_)]
+    found += [f"reader id {id_!r} is malformed" for id_, *_ in diff.readers if not READER.fullmatch(id_)]
+    found += [f"{id_} holds a state beyond v{seqno}" for id_, _, r in diff.readers if r is not None and r.seqno > seqno]
+    for key, was, _ in diff.garbage:
+        if was is None and key in old.garbage:
             found.append(f"{key} became garbage twice")
     _refuse(found, seqno)
 
@@ -47,7 +55,7 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
 def _trace_change(new: State, diff: StateDiff) -> list[str]:
     if diff.trace is None:
         return []
-    found = []
+    found = [] if diff.trace.added else ["batches went without anything in their place"]
     for added in diff.trace.added:
         found += batch_problems(added, new)
         index = bisect_left(new.trace, added.lo, key=lambda batch: batch.lo)
@@ -63,8 +71,9 @@ def _contiguous(batches: tuple[Batch, ...], first: bool) -> list[str]:
     found = []
     if first and batches and (batches[0].lower != MINIMUM or batches[0].lo != 0):
         found.append("the trace does not start at the minimum")
+    found += [f"batch {batch.id} has an empty range of ids" for batch in batches if not batch.lo < batch.hi]
     for left, right in pairwise(batches):
-        if left.upper != right.lower or left.hi != right.lo or not left.lo < left.hi:
+        if left.upper != right.lower or left.hi != right.lo:
             found.append(f"batches {left.id} [{left.lower}, {left.upper}) and {right.id} [{right.lower}, … do not meet")
     return found
 
@@ -105,13 +114,20 @@ def _keys(state: State) -> list[str]:
     parts = [key for batch in state.trace for key in batch.keys]
     rollups = [rollup.key for rollup in state.rollups.values()]
     live = parts + rollups
-    found = []
+    found = [f"{key} is both garbage and referred to" for key in parts if key in state.garbage]
     if len(set(live)) != len(live):
         found.append("a blob is referred to twice")
-    found += [f"{key} is both garbage and referred to" for key in live if key in state.garbage]
     found += [f"{key} has no uploader" for key in parts if not WRITER.fullmatch(uploader_of(key))]
-    if len(state.rollups) > 2:
-        found.append(f"{len(state.rollups)} rollups")
+    return found
+
+
+def _rollups(state: State, seqno: SeqNo) -> list[str]:
+    found = [f"{len(state.rollups)} rollups"] if len(state.rollups) > 2 else []
+    for at, rollup in state.rollups.items():
+        if parse_rollup_key(rollup.key) != at or at >= seqno:
+            found.append(f"{rollup.key!r} cannot hold v{at} in the state at v{seqno}")
+        if rollup.key in state.garbage:
+            found.append(f"{rollup.key} is both garbage and referred to")
     return found
 
 
@@ -127,7 +143,7 @@ def _ids(state: State, seqno: SeqNo) -> list[str]:
     found += [f"{id_} is both live and retired" for id_ in (*state.writers, *state.readers) if id_ in state.retired]
     future = [
         *(r.seqno for r in state.readers.values()), *(g.seqno for g in state.garbage.values()),
-        *state.retired.values(), *(at + 1 for at in state.rollups),
+        *state.retired.values(),
     ]  # fmt: skip
     return found + [f"seqno {at} is beyond {seqno}" for at in future if at > seqno]
 

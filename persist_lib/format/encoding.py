@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.state import Rollup, State
-from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat
 from persist_lib.ids import SeqNo
 
 FORMAT_VERSION = 1
@@ -49,7 +49,8 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True):
     state: State
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups")
+_encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)
 _states = msgspec.msgpack.Decoder(StoredState)
 T = TypeVar("T")
@@ -66,8 +67,10 @@ def decode_row(data: bytes, key: str) -> LogRow:
 
 
 def encode_state(stored: StoredState) -> bytes:
-    """The bytes of a rollup."""
-    return _frame(ROLLUP_MAGIC, _encoder.encode(stored))
+    """The bytes of a rollup. SUBTLE: mappings keep the order of their history, which no other process shares: sort."""
+    ordered = {name: dict(sorted(getattr(stored.state, name).items())) for name in MAPPINGS}
+    canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(stored.state, **ordered))
+    return _frame(ROLLUP_MAGIC, _encoder.encode(canonical))
 
 
 def decode_state(data: bytes, key: str) -> StoredState:
@@ -98,6 +101,8 @@ def _decode(data: bytes, key: str, magic: bytes, decoder: msgspec.msgpack.Decode
             "Nothing was changed; restore it from a copy",
             key=key, expected=data[5:HEADER_BYTES], actual=actual,
         )  # fmt: skip
+    if data[4] < 1:
+        raise Corrupt(f"{key} claims to have format {data[4]}, which no release ever wrote", key=key, actual=data[4])
     if data[4] > FORMAT_VERSION:
         raise NewerFormat(
             f"{key} has format {data[4]}, and this release knows formats up to {FORMAT_VERSION}: upgrade persist_lib. "
@@ -106,5 +111,5 @@ def _decode(data: bytes, key: str, magic: bytes, decoder: msgspec.msgpack.Decode
         )  # fmt: skip
     try:
         return decoder.decode(data[HEADER_BYTES:])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, InvalidUsage) as error:
         raise Corrupt(f"{key} has a valid checksum but does not decode: {error}", key=key) from error

@@ -1,0 +1,161 @@
+"""Random commands for a state: mostly sensible, often not. Everything is drawn from one `Random`, so it repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from persist_lib.core import commands as c
+from persist_lib.core.state import Batch, Part, Rollup, State
+from persist_lib.format.paths import part_key, rollup_key
+from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
+from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
+from persist_lib.schema import Schema
+
+IDS = 5
+KEYS = 12
+
+
+class Commands:
+    """Makes commands for whatever state it is shown. `sane` is the share of draws that try to be accepted."""
+
+    def __init__(self, random: Random, sane: float = 0.85) -> None:
+        self.random = random
+        self.sane = sane
+
+    def is_sane(self) -> bool:
+        return self.random.random() < self.sane
+
+    def writer(self, state: State) -> WriterId:
+        if state.writers and self.is_sane():
+            return self.random.choice(sorted(state.writers))
+        return self.random.choice([format_writer_id(self.random.randrange(IDS)), WriterId("x"), WriterId("w12/..")])
+
+    def reader(self, state: State) -> ReaderId:
+        if state.readers and self.is_sane():
+            return self.random.choice(sorted(state.readers))
+        return self.random.choice([format_reader_id(self.random.randrange(IDS)), ReaderId("")])
+
+    def new_writer(self) -> WriterId:
+        return format_writer_id(self.random.getrandbits(64)) if self.is_sane() else self.writer(State())
+
+    def new_reader(self) -> ReaderId:
+        return format_reader_id(self.random.getrandbits(64)) if self.is_sane() else self.reader(State())
+
+    def time(self) -> int:
+        if self.is_sane():
+            return self.random.randrange(200)
+        return self.random.choice([0, 1, MAX_TIME - 1, MAX_TIME, self.random.getrandbits(64)])
+
+    def frontier(self, least: Antichain = MINIMUM) -> Antichain:
+        if self.random.random() < 0.006:
+            return TOP
+        if self.is_sane():
+            return at(min(MAX_TIME, (least.time or 0) + self.random.randrange(30)))
+        return at(self.time())
+
+    def lease(self) -> int:
+        return self.random.randrange(2000)
+
+    def key(self, writer: str) -> PartKey:
+        return part_key(WriterId(writer), self.random.randrange(KEYS) if self.random.random() < 0.4 else
+                        self.random.getrandbits(64))  # fmt: skip
+
+    def part(self, writer: str, lower: Antichain, upper: Antichain) -> Part:
+        low = lower.time or 0
+        high = low + 50 if upper.time is None else max(low, upper.time - 1)
+        first = self.random.randint(low, min(high, MAX_TIME)) if self.is_sane() else self.time()
+        last = self.random.randint(first, max(first, min(high, MAX_TIME))) if self.is_sane() else self.time()
+        rows = self.random.randint(1, 100) if self.is_sane() else self.random.randint(-1, 3)
+        size = self.random.randint(1, 400_000 if self.random.random() < 0.02 else 400)
+        inline = bytes(size) if self.random.random() < 0.4 else None
+        digests = bytes(16) if self.is_sane() or self.is_sane() else b""
+        key = PartKey("") if inline is not None else self.key(writer)
+        return Part(key, size, rows, digests, b"a", b"b", first, last, 0 if self.is_sane() else 1, inline)
+
+    def batch(self, writer: str, lower: Antichain, upper: Antichain, since: Antichain = MINIMUM) -> Batch:
+        parts = tuple(self.part(writer, lower, upper) for _ in range(self.random.choice([0, 1, 1, 1, 2])))
+        count = sum(part.rows for part in parts)
+        runs = tuple(range(len(parts))) if self.is_sane() else (0,) * self.random.randrange(2)
+        sums = (self.random.randint(-5, 5), self.random.getrandbits(64)) if parts or not self.is_sane() else (0, 0)
+        exact = self.random.random() < 0.9
+        if not exact and self.is_sane() and count > 1:
+            count -= 1
+        return Batch(0, 1, lower, upper, since, count, *sums, parts, runs, exact)
+
+    def append(self, state: State) -> c.Command:
+        writer = self.writer(state)
+        lower = state.upper if self.is_sane() else self.frontier()
+        kind = c.CompareAndAppend if self.random.random() < 0.6 else c.Append
+        if kind is c.Append and self.random.random() < 0.4 and lower.time:
+            lower = at(self.random.randrange(lower.time))
+        upper = self.frontier(state.upper)
+        batch = self.batch(writer, state.upper if self.is_sane() else lower, upper)
+        batch = Batch(0, 1, lower, upper, batch.since, batch.count, batch.diff_sum, batch.fingerprint, batch.parts,
+                      batch.runs, batch.exact)  # fmt: skip
+        token = bytes([self.random.randrange(256), self.random.randrange(2)])
+        return kind(writer, token, batch, self.lease())
+
+    def compaction(self, state: State) -> c.Command:
+        worker = self.writer(state)
+        if not state.trace:
+            return c.ApplyCompaction(worker, ((0, 1),), self.batch(worker, MINIMUM, at(5)))
+        start = self.random.randrange(len(state.trace))
+        end = self.random.randint(start + 1, min(len(state.trace), start + 4))
+        gone = state.trace[start:end]
+        ids = tuple(batch.id for batch in gone) if self.is_sane() else ((0, 1), (1, 2), (0, 1))
+        lower, upper, since = gone[0].lower, gone[-1].upper, state.since if self.is_sane() else self.frontier()
+        output = self.batch(worker, lower, upper, since)
+        kept = tuple(part for batch in gone for part in batch.parts) if self.random.random() < 0.5 else output.parts
+        count = sum(batch.count for batch in gone) if kept != output.parts else output.count
+        sums = sum(b.diff_sum for b in gone), sum(b.fingerprint for b in gone) % 2**64
+        if self.random.random() < 0.1:
+            sums = (sums[0] + 1, sums[1])
+        exact = all(batch.exact for batch in gone) if kept != output.parts else output.exact
+        runs = tuple(range(len(kept)))
+        return c.ApplyCompaction(worker, ids, Batch(0, 1, lower, upper, since, count, *sums, kept, runs, exact))
+
+    def maintenance(self, state: State, seqno: SeqNo) -> c.Command:
+        at_ = SeqNo(self.random.randint(max(1, seqno - 20), seqno + 1))
+        rollup = Rollup(rollup_key(at_, self.random.randrange(3)), 1000, bytes(16))
+        garbage = sorted(state.garbage) or [PartKey("w/1")]
+        retired = sorted(state.retired) or ["w"]
+        choices: list[c.Command] = [
+            c.AddRollup(self.writer(state), at_, rollup),
+            c.ForgetGarbage(tuple(self.random.choices(garbage, k=self.random.randrange(3)))),
+            c.ForgetRetired(tuple(self.random.choices(retired, k=self.random.randrange(3)))),
+            c.Expire(self.random.randrange(800)),
+            c.EvolveSchema(self.random.randrange(3), self.schema(len(state.schemas) if self.is_sane() else 2)),
+        ]  # fmt: skip
+        return self.random.choice(choices)
+
+    def holders(self, state: State, seqno: SeqNo) -> c.Command:
+        hold = self.random.choice(["a", "b", "retention"])
+        known = state.holds.get(hold)
+        expected = (known.opaque if known else None) if self.is_sane() else b"other"
+        choices: list[c.Command] = [
+            c.RegisterWriter(self.new_writer(), self.random.choice(["ingest", "maintenance"]), self.lease()),
+            c.RegisterWriter(self.new_writer(), "ingest", self.lease()),
+            c.RegisterReader(self.new_reader(), self.lease(), self.random.choice(["", "test"])),
+            c.Heartbeat(tuple(self.random.choice([self.writer(state), self.reader(state)]) for _ in range(3)), self.lease()),
+            c.DowngradeSince(self.reader(state), self.frontier(state.since), SeqNo(self.random.randrange(seqno + 3)), self.lease()),
+            c.SetHold(hold, self.frontier(state.since), expected, self.random.choice([b"x", b"y"])),
+            c.ReleaseHold(hold, expected or b""),
+            c.SetRetention(self.random.choice([None, 0, 5, -1, MAX_TIME + 1])),
+            c.Retire(self.random.choice([self.writer(state), self.reader(state)])),
+        ]  # fmt: skip
+        return self.random.choice(choices)
+
+    def schema(self, columns: int) -> Schema:
+        return Schema(key={"id": "int64"}, value={f"v{i}": "int64" for i in range(columns)})
+
+    def any(self, state: State, seqno: SeqNo) -> c.Command:
+        """One command; appends most often."""
+        makers: list[Callable[[], c.Command]] = [
+            lambda: self.append(state), lambda: self.append(state), lambda: self.append(state),
+            lambda: self.compaction(state), lambda: self.maintenance(state, seqno), lambda: self.holders(state, seqno),
+            lambda: self.holders(state, seqno),
+        ]  # fmt: skip
+        if self.random.random() < 0.01:
+            return c.Finish() if self.random.random() < 0.5 else c.Create(self.schema(0))
+        return self.random.choice(makers)()

@@ -1,0 +1,241 @@
+"""Laws of the pure core: whatever is asked of whatever state, in whatever order."""
+
+from __future__ import annotations
+
+from itertools import chain
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from persist_lib.core import commands as c
+from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.garbage import plan_collection, plan_orphans
+from persist_lib.core.state import Batch, State, Version
+from persist_lib.core.transitions import apply, change
+from persist_lib.core.validate import check_state
+from persist_lib.format.encoding import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_row, encode_state
+from persist_lib.frontier import TOP, at
+from persist_lib.ids import PartKey, SeqNo
+from tests.properties.core_commands import Commands
+from tests.scripts.language import commit_and_check, rollup_bytes
+
+CREATED = c.Create(Commands(Random(0)).schema(0))
+
+
+class Shard:
+    """A shard in memory, its log, and what a plain list of what happened says about it."""
+
+    def __init__(self) -> None:
+        self.version = Version(SeqNo(0), State(), GENESIS)
+        self.states = [State()]
+        self.rows: list[bytes] = []
+        self.copies = [rollup_bytes(self.version)]
+        self.appended: list[Batch] = []
+        self.refused: set[str] = set()
+        self.accepted: set[str] = set()
+
+    @property
+    def state(self) -> State:
+        return self.version.state
+
+    @property
+    def next_seqno(self) -> SeqNo:
+        return SeqNo(self.version.seqno + 1)
+
+    def run(self, command: c.Command) -> StateDiff | c.Refusal:
+        before = rollup_bytes(self.version)
+        answer = change(self.state, self.next_seqno, command)
+        assert answer == change(decode_state(before, "copy").state, self.next_seqno, command)
+        assert rollup_bytes(self.version) == before, "change() altered its argument"
+        if not isinstance(answer, StateDiff):
+            self.refused.add(type(answer).__name__)
+            assert apply(self.state, self.next_seqno, command) == answer
+            return answer
+        self.accepted.add(type(command).__name__)
+        self.commit(command, answer)
+        return answer
+
+    def commit(self, command: c.Command, diff: StateDiff) -> None:
+        old = self.version
+        row = LogRow(self.next_seqno, b"t", type(command).__name__, 0, old.digest, None, diff)
+        self.version = commit_and_check(old, diff, command)
+        self.rows.append(encode_row(row))
+        self.states.append(self.state)
+        self.copies.append(encode_state(StoredState(self.version.seqno, GENESIS, self.state)))
+        if isinstance(command, (c.CompareAndAppend, c.Append)):
+            self.appended.append(command.batch)
+        self.check_step(old.state, self.state, diff)
+
+    def check_step(self, old: State, new: State, diff: StateDiff) -> None:
+        assert old.since <= new.since
+        assert old.upper <= new.upper
+        assert old.seqno_since(self.version.seqno) <= new.seqno_since(self.version.seqno)
+        for id_ in old.readers.keys() & new.readers.keys():
+            assert old.readers[id_].since <= new.readers[id_].since
+            assert old.readers[id_].seqno <= new.readers[id_].seqno
+            assert old.readers[id_].lease_until <= new.readers[id_].lease_until
+        for writer in old.writers.keys() & new.writers.keys():
+            assert old.writers[writer].lease_until <= new.writers[writer].lease_until
+        linked = {key for batch in (diff.trace.added if diff.trace else ()) for key in batch.keys}
+        assert not linked & old.garbage.keys()
+        assert len(old.trace) < 1 or new.trace[-1].hi >= old.trace[-1].hi
+        referred = {key for batch in old.trace for key in batch.keys} | {r.key for r in old.rollups.values()}
+        still = {key for batch in new.trace for key in batch.keys} | {r.key for r in new.rollups.values()}
+        assert referred - still == new.garbage.keys() - old.garbage.keys(), "exactly what is no longer referred to"
+        gone = (old.writers.keys() | old.readers.keys()) - (new.writers.keys() | new.readers.keys())
+        assert gone == new.retired.keys() - old.retired.keys()
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """The shard against a plain list of what was appended to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shard = Shard()
+        self.shard.run(CREATED)
+
+    @rule(random=st.randoms(use_true_random=False), steps=st.integers(1, 6))
+    def something(self, random, steps):
+        for _ in range(steps):
+            self.shard.run(Commands(random).any(self.shard.state, self.shard.next_seqno))
+
+    @rule(random=st.randoms(use_true_random=False))
+    def an_append_that_fits(self, random):
+        commands = Commands(random, sane=1.0)
+        if not self.shard.state.writers:
+            self.shard.run(c.RegisterWriter(commands.writer(State()), "ingest", 2000))
+        self.shard.run(commands.append(self.shard.state))
+
+    @rule(random=st.randoms(use_true_random=False))
+    def the_same_again(self, random):
+        """A token answers what it answered, whatever comes with it, and changes nothing."""
+        for id_, writer in self.shard.state.writers.items():
+            for outcome in writer.outcomes:
+                batch = Commands(random).batch(id_, at(0), at(9))
+                answer = self.shard.run(c.CompareAndAppend(id_, outcome.token, batch, 0))
+                assert answer == c.AlreadyDone(outcome) or answer == c.Finished()
+
+    @invariant()
+    def contents_are_what_was_appended(self):
+        state = self.shard.state
+        if not state.is_finished():
+            assert state.fingerprint == sum(batch.fingerprint for batch in self.shard.appended) % 2**64
+            assert state.count <= sum(batch.count for batch in self.shard.appended)
+            diff_sums = sum(b.diff_sum for b in self.shard.appended) - sum(b.diff_sum for b in state.trace)
+            assert diff_sums % 2**64 == 0
+
+    def teardown(self):
+        """Rebuilding from any rollup and the rows after it gives identical bytes."""
+        for start in {0, len(self.shard.rows) // 2, max(0, len(self.shard.rows) - 1)}:
+            state = decode_state(self.shard.copies[start], "copy").state
+            for row in self.shard.rows[start:]:
+                state = apply_diff(state, decode_row(row, "row").diff)
+            check_state(state, self.shard.version.seqno)
+            assert encode_state(StoredState(self.shard.version.seqno, GENESIS, state)) == self.shard.copies[-1]
+
+
+TestCoreMachine = CoreMachine.TestCase
+TestCoreMachine.settings = settings(max_examples=25, stateful_step_count=25)
+
+
+def history(seed: int, steps: int, sane: float = 0.85) -> Shard:
+    shard, commands = Shard(), Commands(Random(seed), sane)
+    shard.run(CREATED)
+    for _ in range(steps):
+        shard.run(commands.any(shard.state, shard.next_seqno))
+    return shard
+
+
+def test_the_random_commands_get_nearly_all_commands_done_and_nearly_all_refusals():
+    shards = [history(seed, 150) for seed in range(20)]
+    accepted, refused = (set().union(*(getattr(s, what) for s in shards)) for what in ("accepted", "refused"))
+    assert {kind.__name__ for kind in c.Command.__args__} - accepted <= {"Finish"}
+    assert {kind.__name__ for kind in c.Refusal.__args__} - refused <= {"InlineFull", "Finished"}
+
+
+@given(seed=st.integers(0, 2**32), sane=st.sampled_from([0.2, 0.6, 0.95]))
+@settings(max_examples=60)
+def test_no_command_makes_the_core_raise_or_break_an_invariant(seed, sane):
+    history(seed, 40, sane)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_nothing_on_a_shard_that_was_never_made_changes_anything(seed):
+    commands = Commands(Random(seed))
+    for _ in range(20):
+        command = commands.any(State(), SeqNo(1))
+        if not isinstance(command, c.Create):
+            assert not isinstance(change(State(), SeqNo(1), command), StateDiff)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_what_a_collection_deletes_no_state_from_seqno_since_on_refers_to(seed):
+    shard = history(seed, 80, 0.95)
+    plan = plan_collection(shard.state, shard.version.seqno)
+    since = shard.state.seqno_since(shard.version.seqno)
+    for state in shard.states[since:]:
+        referred = {key for batch in state.trace for key in batch.keys} | {r.key for r in state.rollups.values()}
+        assert not referred & plan.keys.keys()
+    assert plan.truncate_below <= since
+    assert plan.truncate_below in {0, *shard.state.rollups}
+    assert plan.keys.keys() <= shard.state.garbage.keys()
+    assert all(shard.state.garbage[key].seqno < shard.state.newest_rollup for key in plan.keys)
+    held = sum(h.keys for h in plan.held)
+    assert held + len(plan.keys) == len(shard.state.garbage), "whatever stays is explained"
+    assert sum(h.size for h in plan.held) + plan.size == sum(g.size for g in shard.state.garbage.values())
+
+
+@given(seed=st.integers(0, 2**32), later=st.integers(1, 60))
+@settings(max_examples=30)
+def test_no_orphan_is_ever_linked_by_what_happens_after_the_audit(seed, later):
+    """All keys that anybody might ever upload are listed; none that is judged an orphan is accepted afterwards."""
+    shard, commands = Shard(), Commands(Random(seed))
+    shard.run(CREATED)
+    for _ in range(60):
+        shard.run(commands.any(shard.state, shard.next_seqno))
+    tried = [commands.any(shard.state, shard.next_seqno) for _ in range(40)]
+    keys = {PartKey(key) for command in tried for key in _keys(command)} | shard.state.garbage.keys()
+    orphans = plan_orphans(shard.state, [(key, 1) for key in sorted(keys)])
+    assert not orphans.keys.keys() & shard.state.garbage.keys()
+    more = (commands.any(shard.state, shard.next_seqno) for _ in range(later))
+    for command in chain(tried, more):
+        # Ids are minted once; here they are few, so that one that uploaded an orphan must not be minted again.
+        if not (isinstance(command, c.RegisterWriter) and any(key.startswith(command.writer) for key in orphans.keys)):
+            shard.run(command)
+        linked = {key for batch in shard.state.trace for key in batch.keys}
+        assert not orphans.keys.keys() & (linked | {rollup.key for rollup in shard.state.rollups.values()})
+
+
+def _keys(command: c.Command) -> set[str]:
+    match command:
+        case c.CompareAndAppend(_, _, batch) | c.Append(_, _, batch) | c.ApplyCompaction(_, _, batch):
+            return set(batch.keys)
+        case c.AddRollup(_, _, rollup):
+            return {rollup.key}
+        case _:
+            return set()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tombstone_refers_to_nothing_and_no_command_changes_what_it_says(seed):
+    shard = history(seed, 60, 0.95)
+    for id_ in (*shard.state.writers, *shard.state.readers):
+        shard.run(c.Retire(id_))
+    for name, hold in list(shard.state.holds.items()):
+        shard.run(c.ReleaseHold(name, hold.opaque))
+    shard.run(c.Finish())
+    state = shard.state
+    assert state.is_finished()
+    assert (state.since, state.upper) == (TOP, TOP)
+    commands = Commands(Random(seed))
+    for _ in range(200):
+        shard.run(commands.any(shard.state, shard.next_seqno))
+    assert (shard.state.trace, shard.state.schemas, shard.state.since) == (state.trace, state.schemas, state.since)
+    assert not shard.state.writers
+    assert not shard.state.readers
+    assert len(shard.state.rollups) <= 1

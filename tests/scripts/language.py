@@ -1,0 +1,341 @@
+"""A small language in which a shard's life is written down, run against the pure core.
+
+A script is prose (`# …`) and steps. A step is command lines, a line `---`, and what they answer, up to a blank line:
+
+    register-writer w1 until=100
+    ---
+    v2: writer w1 ingest until=100
+
+Ids, keys and frontiers are written short: `w1` is writer w0000000000000001, `w1/2` its part number 2, `[0,10)` bounds,
+`*` the empty frontier, `w1/2:3@0-9` a part with 3 updates at times 0 to 9, `inline:3@0-9` the same in the state itself,
+`w1/2:3@0-9x500` one of 500 bytes. `0..1` is the batch with ids (0, 1). `tokens` and `opaque` values are plain words.
+
+After each committed command everything that always holds is checked: the invariants of the change and of the state,
+and that the row of the log decodes to itself and leads any other process to the very same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from persist_lib.core import commands as c
+from persist_lib.core.compaction import plan_compaction
+from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.garbage import plan_collection, plan_orphans
+from persist_lib.core.leases import plan_expiry
+from persist_lib.core.state import Batch, Outcome, Part, Rollup, State, Version
+from persist_lib.core.trace import CHUNK_BYTES
+from persist_lib.core.transitions import change
+from persist_lib.core.validate import check_change, check_state
+from persist_lib.format.encoding import GENESIS, StoredState, decode_row, decode_state, encode_row, encode_state
+from persist_lib.format.paths import part_key, rollup_key
+from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.history import after, next_row
+from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
+from persist_lib.schema import Schema
+
+BYTES_EACH = 100
+"""Size of an update in a script's parts."""
+MIX = 0x9E3779B97F4A7C15
+"""A stand-in for a fingerprint: every update of a script counts this much, unless it says otherwise."""
+
+
+class Script:
+    """One shard's life. `run` takes a command line and answers what came of it."""
+
+    def __init__(self) -> None:
+        self.version = Version(SeqNo(0), State(), GENESIS)
+
+    def run(self, line: str) -> str:
+        """Answer one line of a script."""
+        name, *words = line.split()
+        if name == "show":
+            return shorten(_shown(self.version.state, words[0]))
+        if name == "plan":
+            return shorten(_planned(self.version, words))
+        return shorten(self.commit(COMMANDS[name](Words(words))))
+
+    def commit(self, command: c.Command) -> str:
+        """Apply one command, check everything, and tell what changed or why not."""
+        seqno = SeqNo(self.version.seqno + 1)
+        answer = change(self.version.state, seqno, command)
+        if not isinstance(answer, StateDiff):
+            return _refused(answer)
+        self.version = commit_and_check(self.version, answer, command)
+        return f"v{seqno}: " + "\n    ".join(_changes(answer) or ["nothing changed"])
+
+
+def commit_and_check(version: Version, diff: StateDiff, command: c.Command) -> Version:
+    """The version after `diff`, having checked all that must hold of it."""
+    state = apply_diff(version.state, diff)
+    seqno = SeqNo(version.seqno + 1)
+    check_change(version.state, diff, state, seqno)
+    check_state(state, seqno)
+    row = next_row(version, diff, state, b"token", type(command).__name__, 1)
+    data = encode_row(row)
+    decoded = decode_row(data, "row")
+    assert decoded == row
+    assert encode_row(decoded) == data
+    newer = after(version, row, data, state)
+    elsewhere = apply_diff(reloaded(version), decoded.diff)
+    assert elsewhere == state
+    assert rollup_bytes(newer) == encode_state(StoredState(newer.seqno, newer.digest, elsewhere))
+    return newer
+
+
+def rollup_bytes(version: Version) -> bytes:
+    """A version as it is stored."""
+    return encode_state(StoredState(version.seqno, version.digest, version.state))
+
+
+def reloaded(version: Version) -> State:
+    """A version's state as another process knows it: decoded, with its mappings in another order."""
+    return decode_state(rollup_bytes(version), "rollup").state
+
+
+class Words:
+    """A command's words: `take()` those without `=`, and `get(name)` those with."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.plain = [word for word in words if not re.match(r"\w+=", word)]
+        self.named = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
+
+    def take(self) -> str:
+        """The next plain word."""
+        return self.plain.pop(0)
+
+    def get(self, name: str, default: str = "") -> str:
+        """What is said after `name=`."""
+        return self.named.get(name, default)
+
+    def number(self, name: str, default: int = 0) -> int:
+        """The number after `name=`."""
+        return int(self.named.get(name, default))
+
+
+def identifier(word: str) -> str:
+    """`w1` in full; anything else as it is."""
+    return f"{word[0]}{int(word[1:], 16):016x}" if re.fullmatch(r"[wr][0-9a-f]+", word) else word
+
+
+def frontier(word: str) -> Antichain:
+    """`5` or `*`."""
+    return TOP if word == "*" else at(int(word))
+
+
+def key(word: str) -> PartKey:
+    """`w1/2`, or `rollup/v3-1`, in full."""
+    owner, _, rest = word.partition("/")
+    if owner == "rollup" and (match := re.fullmatch(r"v(\d+)-(\w+)", rest)):
+        return rollup_key(SeqNo(int(match[1])), int(match[2], 16))
+    return part_key(WriterId(identifier(owner)), int(rest, 16))
+
+
+def part(word: str, schema: int = 0) -> Part:
+    """`w1/2:3@0-9x500`."""
+    match = re.fullmatch(r"(.+):(\d+)@(\d+)-(\d+)(?:x(\d+))?", word)
+    assert match, f"{word!r} is no part"
+    is_inline = match[1] == "inline"
+    rows = int(match[2])
+    size = int(match[5] or rows * BYTES_EACH)
+    return Part(
+        PartKey("") if is_inline else key(match[1]), size, rows, bytes(16 * -(-size // CHUNK_BYTES)), b"a", b"z",
+        int(match[3]), int(match[4]), schema, bytes(size) if is_inline else None,
+    )  # fmt: skip
+
+
+def batch(words: Words) -> Batch:
+    """`[0,10) w1/2:3@0-9 …`, with `count= sum= F= since= exact=no runs= schema=` where they are not as expected.
+
+    `F=4` is the fingerprint of four updates.
+    """
+    bounds = words.take()
+    match = re.fullmatch(r"\[(\d+|\*),(\d+|\*)\)", bounds)
+    assert match, f"{bounds!r} are no bounds"
+    parts = tuple(part(words.take(), words.number("schema")) for _ in range(len(words.plain)))
+    count = words.number("count", sum(p.rows for p in parts))
+    runs = tuple(map(int, words.get("runs").split(","))) if words.get("runs") else ((0,) if parts else ())
+    return Batch(
+        0, 1, frontier(match[1]), frontier(match[2]), frontier(words.get("since", "0")), count,
+        words.number("sum", count), words.number("F", count) * MIX % 2**64, parts, runs, words.get("exact") != "no",
+    )  # fmt: skip
+
+
+def schema(words: Words) -> Schema:
+    """`key=id:int64 value=a:string,b:int64`."""
+
+    def side(text: str) -> dict[str, str]:
+        return dict(column.replace("!", " not null").split(":") for column in text.split(",") if column)
+
+    return Schema(side(words.get("key", "id:int64")), side(words.get("value")))
+
+
+def _ids(text: str) -> tuple[int, int]:
+    lo, hi = text.split("..")
+    return int(lo), int(hi)
+
+
+def _append(kind: type[c.CompareAndAppend] | type[c.Append]) -> Callable[[Words], c.Command]:
+    def build(words: Words) -> c.Command:
+        writer = WriterId(identifier(words.take()))
+        return kind(writer, words.get("token").encode(), batch(words), words.number("until"))
+
+    return build
+
+
+def _compact(words: Words) -> c.Command:
+    worker, inputs = WriterId(identifier(words.take())), []
+    while (word := words.take()) != "->":
+        inputs.append(_ids(word))
+    return c.ApplyCompaction(worker, tuple(inputs), batch(words))
+
+
+def _add_rollup(words: Words) -> c.Command:
+    worker, blob = WriterId(identifier(words.take())), key(words.take())
+    seqno = SeqNo(words.number("at", int(blob.partition("/v")[2].partition("-")[0] or 0)))
+    return c.AddRollup(worker, seqno, Rollup(blob, 1000, bytes(16)))
+
+
+def _set_hold(words: Words) -> c.Command:
+    expected = None if words.get("expected", "none") == "none" else words.get("expected").encode()
+    return c.SetHold(words.take(), frontier(words.get("since")), expected, words.get("opaque").encode())
+
+
+def _downgrade(words: Words) -> c.Command:
+    reader, since = ReaderId(identifier(words.take())), frontier(words.get("since", "0"))
+    return c.DowngradeSince(reader, since, SeqNo(words.number("seqno")), words.number("until"))
+
+
+def _writer_purpose(words: Words) -> c.Command:
+    writer = WriterId(identifier(words.take()))
+    return c.RegisterWriter(writer, "maintenance" if "maintenance" in words.plain else "ingest", words.number("until"))
+
+
+COMMANDS: dict[str, Callable[[Words], c.Command]] = {
+    "create": lambda w: c.Create(schema(w)),
+    "register-writer": _writer_purpose,
+    "register-reader": lambda w: c.RegisterReader(ReaderId(identifier(w.take())), w.number("until"), w.get("purpose")),
+    "compare-and-append": _append(c.CompareAndAppend),
+    "append": _append(c.Append),
+    "heartbeat": lambda w: c.Heartbeat(tuple(map(identifier, w.plain)), w.number("until")),
+    "downgrade-since": _downgrade,
+    "set-hold": _set_hold,
+    "release-hold": lambda w: c.ReleaseHold(w.take(), w.get("expected").encode()),
+    "set-retention": lambda w: c.SetRetention(None if w.plain == ["none"] else int(w.take())),
+    "expire": lambda w: c.Expire(w.number("now")),
+    "retire": lambda w: c.Retire(identifier(w.take())),
+    "compact": _compact,
+    "add-rollup": _add_rollup,
+    "forget-garbage": lambda w: c.ForgetGarbage(tuple(map(key, w.plain))),
+    "forget-retired": lambda w: c.ForgetRetired(tuple(map(identifier, w.plain))),
+    "evolve-schema": lambda w: c.EvolveSchema(w.number("expected"), schema(w)),
+    "finish": lambda _: c.Finish(),
+}
+
+
+def shorten(text: str) -> str:
+    """Ids and keys as scripts write them."""
+    text = re.sub(r"rollup/v0*(\d+)-0*([0-9a-f]+)", r"rollup/v\1-\2", text)
+    text = re.sub(r"/0{8,}([0-9a-f]*)\.parquet", lambda m: f"/{m[1] or 0}", text)
+    return re.sub(r"\b([wr])0{8,}([0-9a-f]*)", lambda m: f"{m[1]}{m[2] or 0}", text)
+
+
+def _refused(refusal: c.Refusal) -> str:
+    fields = " ".join(f"{name}={_plain(getattr(refusal, name))}" for name in refusal.__struct_fields__)
+    return f"refused: {type(refusal).__name__} {fields}".rstrip()
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple) and value:
+        return ",".join(_plain(item) for item in value)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, Outcome):
+        return f"{value.token.decode()}@v{value.seqno}"
+    return str(value) if isinstance(value, (str, Antichain)) else repr(value)
+
+
+def _bounds(batch: Batch) -> str:
+    sides = ["*" if side.time is None else str(side.time) for side in (batch.lower, batch.upper, batch.since)]
+    return f"[{sides[0]},{sides[1]}) since {sides[2]}"
+
+
+def _batch(batch: Batch) -> str:
+    parts = " ".join(f"{p.key or 'inline'}:{p.rows}@{p.time_lower}-{p.time_upper}" for p in batch.parts)
+    exact = "" if batch.exact else " (filtered)"
+    runs = f" in {len(batch.runs)} runs" if len(batch.runs) > 1 else ""
+    return f"batch {batch.lo}..{batch.hi} {_bounds(batch)}, {batch.count} updates{exact}{runs} {parts}".rstrip()
+
+
+def _entry(value: object) -> str:
+    """A writer, reader, hold, rollup or garbage entry, without what is the same everywhere."""
+    if value is None:
+        return "gone"
+    if isinstance(value, int):
+        return f"v{value}"
+    hidden = {"digests", "size", "key"} if hasattr(value, "key") else set()
+    fields = [(n, getattr(value, n)) for n in value.__struct_fields__ if n not in hidden]  # type: ignore[attr-defined]
+    shown = (f"{name}={_plain(got)}" for name, got in fields if got not in ((), ""))
+    return " ".join(shown) or str(getattr(value, "key", ""))
+
+
+def _changes(diff: StateDiff) -> list[str]:
+    lines = []
+    if diff.since is not None:
+        lines.append(f"since {diff.since[0]} -> {diff.since[1]}")
+    if diff.trace is not None:
+        lines += [f"- batch {lo}..{hi}" for lo, hi in diff.trace.removed]
+        lines += [f"+ {_batch(added)}" for added in diff.trace.added]
+    lines += [f"+ schema {added}" for added in diff.schemas]
+    if diff.retention is not None:
+        lines.append(f"retention {diff.retention[0]} -> {diff.retention[1]}")
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups"):
+        lines += [f"{name.removesuffix('s')} {k}: {_entry(new)}" for k, _, new in getattr(diff, name)]
+    return lines
+
+
+def _shown(state: State, what: str) -> str:
+    if what == "trace":
+        return "\n".join(_batch(found) for found in state.trace) or "empty"
+    if what == "totals":
+        digest = state.fingerprint * pow(MIX, -1, 2**64) % 2**64
+        return (
+            f"since {state.since} upper {state.upper} {state.count} updates {state.size} bytes "
+            f"{state.inline_size} inline, fingerprint {digest} x MIX"
+        )
+    if what == "schemas":
+        return "\n".join(f"{number}: {found}" for number, found in enumerate(state.schemas))
+    if what == "finished":
+        return str(state.is_finished())
+    entries = getattr(state, what)
+    return "\n".join(f"{k}: {_entry(entries[k])}" for k in sorted(entries)) or "none"
+
+
+def _planned(version: Version, words: list[str]) -> str:
+    state, what = version.state, words[0]
+    if what == "compaction":
+        plan = plan_compaction(state)
+        lines = [f"{r.reason} {' '.join(f'{lo}..{hi}' for lo, hi in r.ids)} as of {r.since}" for r in plan.requests]
+        return "\n".join([*lines, *(f"leave {s.ids[0][0]}..{s.ids[0][1]}: {s.why}" for s in plan.skipped)]) or "nothing"
+    if what == "collection":
+        found = plan_collection(state, version.seqno)
+        lines = [f"delete {k}" for k in sorted(found.keys)] + [f"keep {held.keys}: {held.why}" for held in found.held]
+        return "\n".join([*lines, f"truncate below v{found.truncate_below}"])
+    if what == "expiry":
+        overdue = plan_expiry(state, int(words[1].removeprefix("now=")))
+        return "\n".join(f"{o.id} since {o.overdue_ms} ms" for o in overdue) or "nothing"
+    orphans = plan_orphans(state, [(key(word), BYTES_EACH) for word in words[1:]])
+    lines = [f"orphan {k}" for k in sorted(orphans.keys)] + [f"swept {id_}" for id_ in orphans.swept]
+    return "\n".join([*lines, f"{orphans.live} live, {orphans.pending} pending"])
+
+
+def rewrite(text: str) -> str:
+    """A script with what its commands answer now."""
+    script, out = Script(), []
+    for block in text.strip("\n").split("\n\n"):
+        lines = [line for line in block.split("\n---\n")[0].splitlines() if line != "---"]
+        steps = [line for line in lines if line and not line.startswith("#")]
+        answers = [answer for step in steps for answer in [script.run(step)]]
+        out.append("\n".join([*lines, *(["---", *answers] if steps else [])]))
+    return "\n\n".join(out) + "\n"
