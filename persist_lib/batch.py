@@ -94,7 +94,8 @@ class Builder:
         first = next(chunks, None)
         if first is None:
             return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
-        first = consolidate(self._schema, first)
+        if first.num_rows > 1:
+            first = consolidate(self._schema, first)
         second = next(chunks, None)
         if second is None and not first.num_rows:
             return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
@@ -164,14 +165,18 @@ def _chunks(tables: Iterator[pa.Table], chunk_bytes: int) -> Iterator[pa.Table]:
     held: list[pa.Table] = []
     size = 0
     for table in tables:
-        step = max(1, int(table.num_rows * chunk_bytes / max(1, table.nbytes)))
-        for start in range(0, table.num_rows, step):
-            piece = table.slice(start, step)
+        row_bytes, rest = max(1, table.nbytes // max(1, table.num_rows)), table
+        while rest.num_rows:
+            room = max(1, (chunk_bytes - size) // row_bytes)
+            piece = rest if rest.num_rows <= room else rest.slice(0, room)
             held.append(piece)
-            size += piece.nbytes
+            size += piece.num_rows * row_bytes
             if size >= chunk_bytes:
                 yield pa.concat_tables(held)
                 held, size = [], 0
+            if piece is rest:
+                break
+            rest = rest.slice(room)
     if held:
         yield pa.concat_tables(held) if len(held) > 1 else held[0]
 

@@ -1,0 +1,58 @@
+"""`make bench [NAME=…] [QUICK=1]`: a line each with name, ours, peer, ratio, target; exit 1 where a target is missed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.figures import Figure
+
+BENCHMARKS = {
+    "small-append": "bench.append:small_append",
+    "bulk-append": "bench.append:bulk_append",
+    "snapshot": "bench.snapshot:snapshot",
+    "kernel": "bench.kernel:kernel",
+    "spark": "bench.spark:spark",
+    "policy": "bench.policy:policy",
+}
+console = Console()
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Which: {', '.join(BENCHMARKS)} (default: all).")] = None,
+    quick: Annotated[bool, typer.Option(help="Small sizes, seconds instead of minutes; targets are not judged.")] = False,
+) -> None:
+    """Measure, each figure beside its peer in the same run."""
+    unknown = [name for name in names or [] if name not in BENCHMARKS]
+    if unknown:
+        raise typer.BadParameter(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    figures: list[Figure] = []
+    for name in names or BENCHMARKS:
+        module, _, function = BENCHMARKS[name].partition(":")
+        console.print(f"[dim]measuring {name} …[/dim]")
+        figures += getattr(importlib.import_module(module), function)(quick)
+    console.print(_table(figures))
+    missed = [figure.name for figure in figures if not figure.is_met()]
+    if missed and not quick:
+        console.print(f"missed: {', '.join(missed)}")
+        sys.exit(1)
+
+
+def _table(figures: list[Figure]) -> Table:
+    table = Table("figure", "ours", "peer", "unit", "ratio", "target", "beside", "note")
+    for figure in figures:
+        colour = "green" if figure.is_met() else "red"
+        table.add_row(
+            figure.name, f"{figure.ours:.3g}", f"{figure.peer:.3g}", figure.unit,
+            f"[{colour}]{figure.ratio:.2f}x[/{colour}]", figure.target, figure.peer_name, figure.note,
+        )  # fmt: skip
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

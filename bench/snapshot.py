@@ -1,0 +1,42 @@
+"""Snapshots of a compacted shard, beside bare `read_table` of the same rows."""
+
+from __future__ import annotations
+
+from tempfile import TemporaryDirectory
+
+import pyarrow.parquet as pq
+
+import persist_lib as persist
+from bench.append import BULK, bulk_table
+from bench.figures import Figure, in_turn
+
+
+def snapshot(quick: bool) -> list[Figure]:
+    """Everything of a compacted shard as one table, digests verified, and the same from a bare Parquet file."""
+    rows, rounds = (200_000, 3) if quick else (4_000_000, 5)
+    with TemporaryDirectory(prefix="persist-bench-") as folder:
+        table = bulk_table(rows, is_shuffled=True)
+        pq.write_table(table.drop_columns(["_time"]).sort_by("id"), f"{folder}/bare.parquet")
+        with persist.open(f"file:{folder}/data") as client:
+            write, read = client.open_shard("bulk", BULK)
+            for start in range(0, rows, rows // 4):
+                write.compare_and_append(_at(table.slice(start, rows // 4), start), start, start + rows // 4)
+            read.downgrade_since(rows - 1)
+            client.maintain("bulk")
+            ours, peer = in_turn(
+                lambda: read.snapshot(rows - 1).to_arrow(), lambda: pq.read_table(f"{folder}/bare.parquet"), rounds
+            )
+            if read.snapshot(rows - 1).to_arrow().num_rows != rows:
+                raise SystemExit("the snapshot lost rows")
+    return [
+        Figure("snapshot", rows / ours / 1e6, rows / peer / 1e6, "M/s", "pyarrow.parquet.read_table", at_least=0.8,
+               note=f"{rows} rows, every digest verified")
+    ]  # fmt: skip
+
+
+def _at(table: object, time: int) -> object:
+    import numpy as np
+    import pyarrow as pa
+
+    column = pa.array(np.full(table.num_rows, time, np.uint64))  # type: ignore[attr-defined]
+    return table.set_column(4, table.schema.field(4), column)  # type: ignore[attr-defined]
