@@ -276,49 +276,36 @@ def test_of_processes_that_extend_none_loses_an_acknowledged_row(
     assert violations("s", claims, rows) == []
 
 
-def test_a_forked_child_has_a_connection_of_its_own(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
-    if not consensus_kind.is_shared:
-        pytest.skip("not shared among processes")
-    fill(consensus, "s", 1)
-    wake, waked = os.pipe(), os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            assert consensus.compare_and_set("s", SeqNo(1), b"child")
-            os.write(wake[1], b"!")
-            os.read(waked[0], 1)  # the parent has closed by now; what we commit must still not be lost
-            os._exit(0 if consensus.compare_and_set("s", SeqNo(2), b"child") else 1)
-        finally:
-            os._exit(2)
-    os.read(wake[0], 1)
-    assert len(scan_all(consensus, "s")) == 2
-    consensus.close()
-    os.write(waked[1], b"!")
-    assert os.waitpid(child, 0)[1] == 0
-    for fd in (*wake, *waked):
-        os.close(fd)
-
-
-def test_what_a_forked_child_was_told_to_be_done_is_there(consensus_kind: ConsensusKind, consensus_url: str) -> None:
+@pytest.mark.parametrize("child_writes_first", [True, False])
+def test_what_a_forked_child_was_told_to_be_done_is_there_after_its_parent_closed(
+    consensus_kind: ConsensusKind, consensus_url: str, child_writes_first: bool
+) -> None:
+    """A connection, or only what the library remembers of it, must not be shared with the parent's."""
     if not consensus_kind.is_shared:
         pytest.skip("not shared among processes")
     consensus = consensus_kind.open(consensus_url)
     fill(consensus, "s", 1)
-    wake = os.pipe()
+    connected, closed = os.pipe(), os.pipe()
     if (child := os.fork()) == 0:
         try:
+            newest = 1
+            if child_writes_first:
+                newest += consensus.compare_and_set("s", SeqNo(1), b"s2")
             assert consensus.head("s") is not None
-            os.read(wake[0], 1)
-            os._exit(0 if consensus.compare_and_set("s", SeqNo(1), b"child") else 1)
+            os.write(connected[1], b"!")
+            os.read(closed[0], 1)
+            os._exit(0 if consensus.compare_and_set("s", SeqNo(newest), b"last") else 1)
         finally:
             os._exit(2)
-    assert consensus.head("s") is not None
+    os.read(connected[0], 1)
+    assert len(scan_all(consensus, "s")) == 1 + child_writes_first
     consensus.close()
-    os.write(wake[1], b"!")
-    assert os.waitpid(child, 0)[1] == 0
+    os.write(closed[1], b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     again = consensus_kind.open(consensus_url)
-    assert [row.data for row in scan_all(again, "s")] == [b"s1", b"child"]
+    assert [row.data for row in scan_all(again, "s")] == [b"s1", b"s2", b"last"][:: 1 if child_writes_first else 2]
     again.close()
-    for fd in wake:
+    for fd in (*connected, *closed):
         os.close(fd)
 
 

@@ -211,11 +211,12 @@ def test_an_unreadable_object_or_directory_is_an_error_and_not_missing(
         blob.get_range("s/part", 0, 1)
 
 
-def leave_half_written(root: Path, *, die: bool) -> int:
+def leave_half_written(root: Path, *, die: bool, blob: FileBlob | None = None) -> int:
     """A child process that stops in the middle of a set, and is dead afterwards or not; answers its id."""
     if (child := os.fork()) == 0:
         try:
-            blob = FileBlob(root)
+            blob = blob or FileBlob(root)
+            blob.set("child/first", b"x")
 
             def stop(_: int) -> None:
                 (root / f"stopped-{os.getpid()}").touch()
@@ -238,7 +239,7 @@ def test_sweeping_removes_what_dead_processes_left_and_nothing_of_the_living(blo
     os.waitpid(dead, 0)
     try:
         assert len(temporary_files(root)) == 2
-        assert {entry.key for entry in blob.list("")} == {"mine", f"stopped-{dead}", f"stopped-{alive}"}
+        assert {entry.key for entry in blob.list("")} == {"mine", "child/first", f"stopped-{dead}", f"stopped-{alive}"}
         assert blob.sweep_temporary() == 1
         (left,) = temporary_files(root)
         assert left.parent.name.startswith(f"{alive}-")
@@ -249,6 +250,16 @@ def test_sweeping_removes_what_dead_processes_left_and_nothing_of_the_living(blo
     assert blob.sweep_temporary() == 1
     assert temporary_files(root) == []
     assert blob.sweep_temporary() == 0
+
+
+def test_a_forked_child_has_a_temporary_directory_of_its_own(blob: FileBlob, root: Path) -> None:
+    blob.set("mine", b"x")
+    dead = leave_half_written(root, die=True, blob=blob)
+    os.waitpid(dead, 0)
+    (left,) = temporary_files(root)
+    assert left.parent.name.startswith(f"{dead}-")
+    assert blob.sweep_temporary() == 1, "known to be dead although its parent is alive"
+    blob.set("mine too", b"x")
 
 
 def test_a_set_whose_temporary_directory_is_swept_away_under_it_starts_anew(blob: FileBlob, root: Path) -> None:
