@@ -1,23 +1,27 @@
 """What a shard's updates look like: typed key and value columns, and how they may change.
 
-A `Schema` is the user's columns; on the wire they are followed by `_time: uint64` and `_diff: int64`, both non-null.
-Column types are canonical strings (`int64`, `string`, `timestamp[us, UTC]`, `decimal128(18, 2)`), so that a schema is
-the same bytes in every release of Arrow. Schemas evolve additively: new nullable value columns at the end.
+    Schema(key={"order_id": "int64 not null"}, value={"state": "string", "cents": "int64"})
+    Schema(key=OrderKey, value=Order)          # pydantic models: columns from fields, rows as instances
+    Schema.json()   Schema.bytes()             # any JSON value, any bytes
 
-Codecs turn Python values into columns: plain columns (the default), a pydantic model, one JSON column, opaque bytes.
+A `Schema` is the user's columns; on the wire they are followed by `_time: uint64` and `_diff: int64`, both not null.
+Columns are nullable unless their type ends in ` not null`; of a model, those that are Optional. Schemas evolve
+additively: new nullable value columns at the end.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import force_setattr
 
+from persist_lib.column_types import check_zone, format_type, parse_type
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
+from persist_lib.models import Model, is_model, model_fields
 
 TIME = "_time"
 DIFF = "_diff"
@@ -26,167 +30,230 @@ TIME_FIELD = pa.field(TIME, pa.uint64(), nullable=False)
 DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 Codec = Literal["columns", "json", "bytes"]
-
-_SIMPLE: dict[str, pa.DataType] = {
-    "bool": pa.bool_(), "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
-    "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
-    "float32": pa.float32(), "float64": pa.float64(), "string": pa.string(), "binary": pa.binary(),
-    "date32": pa.date32(), "time64[us]": pa.time64("us"),
-}  # fmt: skip
-_ALIASES = {"int": "int64", "double": "float64", "str": "string", "utf8": "string",
-            "large_string": "string", "large_utf8": "string", "string_view": "string", "bytes": "binary",
-            "large_binary": "binary", "binary_view": "binary", "date": "date32", "boolean": "bool", "float": "float64",
-            "timestamp": "timestamp[us, UTC]"}  # fmt: skip
-_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([\w/+:-]+))?\]")
-_DURATION = re.compile(r"duration\[(s|ms|us|ns)\]")
-_DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(-?\d+)\)")
-_FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
+_NOT_NULL = " not null"
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
-    """One column: its name, its canonical type, and whether null is allowed."""
+    """One column: its name, its type in canonical text (an alias becomes canonical), and whether null is allowed."""
 
     name: str
     type: str
     nullable: bool = True
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        canonical = format_type(parse_type(self.type))
+        if canonical != self.type:
+            force_setattr(self, "type", canonical)
 
     @property
     def field(self) -> pa.Field:
         """The column in Arrow."""
         return pa.field(self.name, parse_type(self.type), nullable=self.nullable)
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}{'' if self.nullable else _NOT_NULL}"
 
-class Schema(msgspec.Struct, frozen=True, array_like=True):
-    """Key and value columns. `Schema.of(...)` is the way to build one; it checks every name and type."""
+
+Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Schema, which has no types of its own
+
+
+class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """Key and value columns: at least one key column, all names different. Only these and the codec are durable.
+
+    Each side is a mapping of names to types, an Arrow schema, columns, or a pydantic model. Models decide how Python
+    rows are read and written, not what the schema is: a shard opened with plain columns like theirs is the same shard.
+    """
 
     key: tuple[Column, ...]
     value: tuple[Column, ...] = ()
     codec: Codec = "columns"
 
-    @classmethod
-    def of(cls, key: object, value: object = (), *, codec: Codec = "columns") -> Schema:
-        """From mappings of name to type, Arrow schemas, or pydantic models. A type may end in ` not null`."""
-        built = cls(_columns(key, "key"), _columns(value, "value"), codec)
-        names = [column.name for column in built.columns]
-        if not built.key:
-            raise InvalidUsage("a schema needs at least one key column")
-        for name in names:
-            if name in RESERVED or not name or names.count(name) > 1:
-                raise InvalidName(f"column names must be unique, not empty, and not {RESERVED}: got {names}", name=name)
-        return built
+    if TYPE_CHECKING:
 
-    @property
+        def __init__(self, key: Side, value: Side = (), codec: Codec = "columns") -> None: ...
+
+    def __post_init__(self) -> None:
+        # Also runs when a stored schema is decoded: tuples of columns pass as they are.
+        sides = {"key": self.key, "value": self.value}
+        models = {what: side for what, side in sides.items() if is_model(side)}
+        for what, side in sides.items():
+            force_setattr(self, what, _columns(side, what))
+        if models:
+            self.__dict__["models"] = (models.get("key"), models.get("value"))
+        _check(self)
+
+    @classmethod
+    def json(cls) -> Schema:
+        """Any JSON values, one key and one value column of canonical JSON text: sorted names, no spaces, no NaN.
+
+        Numbers are integers of any size or 64-bit floats; 1 and 1.0 are different values.
+        """
+        return cls(*_FIXED_COLUMNS["json"], codec="json")
+
+    @classmethod
+    def bytes(cls) -> Schema:
+        """Opaque bytes, encoded by the caller. The value may be missing (null), which is not b""."""
+        return cls(*_FIXED_COLUMNS["bytes"], codec="bytes")
+
+    @cached_property
+    def models(self) -> tuple[Model | None, Model | None]:
+        """The pydantic models of key and value, where the schema was made from some."""
+        return None, None
+
+    @cached_property
     def columns(self) -> tuple[Column, ...]:
         """Key columns, then value columns."""
         return self.key + self.value
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names of `columns`."""
         return [column.name for column in self.columns]
 
-    @property
+    @cached_property
     def key_names(self) -> list[str]:
         """The names of the key columns."""
         return [column.name for column in self.key]
 
-    @property
+    @cached_property
     def data(self) -> pa.Schema:
         """The user's columns in Arrow."""
-        return _arrow(self)[0]
+        return pa.schema([column.field for column in self.columns])
 
-    @property
+    @cached_property
     def updates(self) -> pa.Schema:
         """The user's columns, then `_time` and `_diff`: what is stored and what `listen` yields."""
-        return _arrow(self)[1]
+        return pa.schema([*self.data, TIME_FIELD, DIFF_FIELD])
 
-    @property
+    @cached_property
     def contents(self) -> pa.Schema:
         """The user's columns, then `_diff`: what a snapshot yields."""
-        return _arrow(self)[2]
+        return pa.schema([*self.data, DIFF_FIELD])
 
     def check_additive(self, newer: Schema) -> None:
         """Raise SchemaMismatch unless `newer` only adds nullable value columns at the end."""
-        added = newer.value[len(self.value) :]
-        if newer.key != self.key or newer.value[: len(self.value)] != self.value or newer.codec != self.codec:
-            raise SchemaMismatch(
-                "a schema may only gain value columns at its end; keys, types, names and order stay as they are. "
-                f"The shard has {self}; asked was {newer}",
-                actual=self, expected=newer,
-            )  # fmt: skip
-        if not all(column.nullable for column in added):
-            raise SchemaMismatch(f"a new column must be nullable, as older updates have no value for it: {added}")
+        if newer.codec != self.codec:
+            raise _not_additive(self, newer, f"the codec is {self.codec}, and cannot become {newer.codec}")
+        if newer.key != self.key:
+            raise _not_additive(self, newer, f"the key changes: {_difference(self.key, newer.key)}")
+        if newer.value[: len(self.value)] != self.value:
+            raise _not_additive(self, newer, f"the value changes: {_difference(self.value, newer.value)}")
+        for column in newer.value[len(self.value) :]:
+            if not column.nullable:
+                reason = f"the new column ({column}) must be nullable, as older updates have no value for it"
+                raise _not_additive(self, newer, reason)
 
     def __str__(self) -> str:
-        def side(columns: tuple[Column, ...]) -> str:
-            return ", ".join(f"{c.name}: {c.type}{'' if c.nullable else ' not null'}" for c in columns)
+        text = f"({_join(self.key)}) -> ({_join(self.value)})"
+        return text if self.codec == "columns" else f"{self.codec}: {text}"
 
-        return f"({side(self.key)}) -> ({side(self.value)})"
+    def __copy__(self) -> Schema:
+        return self
 
-
-@lru_cache(maxsize=1024)
-def _arrow(schema: Schema) -> tuple[pa.Schema, pa.Schema, pa.Schema]:
-    fields = [column.field for column in schema.columns]
-    return pa.schema(fields), pa.schema([*fields, TIME_FIELD, DIFF_FIELD]), pa.schema([*fields, DIFF_FIELD])
-
-
-@lru_cache(maxsize=1024)
-def parse_type(text: str) -> pa.DataType:
-    """The Arrow type of a canonical type string; InvalidUsage names the supported ones."""
-    text = _ALIASES.get(text, text)
-    if text in _SIMPLE:
-        return _SIMPLE[text]
-    if match := _TIMESTAMP.fullmatch(text):
-        return pa.timestamp(match[1], tz=match[2])
-    if match := _DURATION.fullmatch(text):
-        return pa.duration(match[1])
-    if match := _DECIMAL.fullmatch(text):
-        precision, scale = int(match[1]), int(match[2])
-        if 1 <= precision <= 38 and 0 <= scale <= precision:
-            return pa.decimal128(precision, scale)
-    if (match := _FIXED.fullmatch(text)) and 1 <= int(match[1]) <= 4096:
-        return pa.binary(int(match[1]))
-    raise InvalidUsage(
-        f"column type {text!r} is not supported; use {', '.join(_SIMPLE)}, timestamp[us] or timestamp[us, UTC], "
-        "duration[us], decimal128(p, s), fixed_size_binary[n]",
-        type=text,
-    )
+    def __reduce__(self) -> tuple[Any, ...]:
+        # SUBTLE: the models are no field, and still have to come along, as splits are read in other processes.
+        key, value = self.models
+        return Schema, (key or self.key, value or self.value, self.codec)
 
 
-def format_type(type_: pa.DataType) -> str:
-    """The canonical string of an Arrow type; InvalidUsage where Persist cannot store it."""
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    if pa.types.is_timestamp(type_):
-        return f"timestamp[{type_.unit}{', ' + type_.tz if type_.tz else ''}]"
-    if pa.types.is_decimal128(type_):
-        return f"decimal128({type_.precision}, {type_.scale})"
-    if pa.types.is_fixed_size_binary(type_):
-        return f"fixed_size_binary[{type_.byte_width}]"
-    text = {"date32[day]": "date32", "halffloat": "float16"}.get(str(type_), str(type_))
-    text = _ALIASES.get(text, text)
-    parse_type(text)
-    return text
+def _check(schema: Schema) -> None:
+    """Refuse what is wrong with the schema as a whole."""
+    codec, codecs = schema.codec, get_args(Codec)
+    if codec not in codecs:
+        raise InvalidUsage(f"a codec is one of {codecs}, got {codec!r}", problem="codec", codec=codec)
+    if not schema.key:
+        raise InvalidUsage("a schema needs at least one key column", problem="no key")
+    names = [column.name for column in schema.key + schema.value]
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidName(
+            f"column names must differ, also between key and value; {twice} occur more than once in {names}",
+            problem="duplicate column", name=twice[0], names=names,
+        )  # fmt: skip
+    if codec in _FIXED_COLUMNS and (schema.key, schema.value) != _FIXED_COLUMNS[codec]:
+        raise InvalidUsage(
+            f"the columns of codec {codec!r} are fixed; use Schema.{codec}(), got {schema}",
+            problem="codec", codec=codec,
+        )  # fmt: skip
+
+
+def _check_name(name: object) -> None:
+    problem = None
+    if not isinstance(name, str):
+        problem = "must be a string"
+    elif not name:
+        problem = "must not be empty"
+    elif name in RESERVED:
+        problem = f"must not be {' or '.join(RESERVED)}, which every shard has anyway"
+    elif "\0" in name or not name.isprintable():
+        problem = "must consist of printable characters"
+    if problem:
+        raise InvalidName(f"a column's name {problem}; got {name!r}", problem="column name", name=name)
 
 
 def _columns(side: object, what: str) -> tuple[Column, ...]:
+    if isinstance(side, tuple) and all(type(column) is Column for column in side):
+        return side
     if isinstance(side, pa.Schema):
-        return tuple(Column(f.name, format_type(f.type), f.nullable) for f in side)
+        return tuple(_column(field.name, field.type, field.nullable) for field in side)
+    if is_model(side):
+        return tuple(_column(*field) for field in model_fields(side))
     if isinstance(side, Mapping):
         return tuple(_column(name, type_) for name, type_ in side.items())
-    if isinstance(side, (tuple, list)) and all(isinstance(c, Column) for c in side):
-        return tuple(side)
-    raise InvalidUsage(f"the {what} must map column names to types or be an Arrow schema, got {side!r}")
+    if isinstance(side, Iterable) and not isinstance(side, (str, bytes)):
+        columns = tuple(side)
+        if all(isinstance(column, Column) for column in columns):
+            return columns
+    raise InvalidUsage(
+        f"the {what} must map column names to types, or be an Arrow schema or a pydantic model; got {side!r}",
+        problem="columns", side=what,
+    )  # fmt: skip
 
 
-def _column(name: object, type_: object) -> Column:
-    if not isinstance(name, str):
-        raise InvalidName(f"a column's name must be a string, got {name!r}", name=name)
+def _column(name: object, type_: object, nullable: bool = True) -> Column:
+    _check_name(name)
+    try:
+        text, nullable = _parse(type_, nullable)
+        check_zone(parse_type(text))
+    except InvalidUsage as error:
+        raise InvalidUsage(f"column {name!r}: {error.message}", **{**error.fields, "column": name}) from error
+    return Column(str(name), text, nullable)
+
+
+def _parse(type_: object, nullable: bool) -> tuple[str, bool]:
+    """The canonical text of a column's type, and whether it is nullable."""
     if isinstance(type_, pa.DataType):
-        return Column(name, format_type(type_))
+        return format_type(type_), nullable
     if not isinstance(type_, str):
-        raise InvalidUsage(f"column {name!r}: the type must be a string or an Arrow type, got {type_!r}")
-    text, nullable = type_, True
-    if text.endswith(" not null"):
-        text, nullable = text.removesuffix(" not null"), False
-    return Column(name, format_type(parse_type(text)), nullable)
+        raise InvalidUsage(f"its type must be text or an Arrow type, got {type_!r}", problem="type", type=type_)
+    text = type_.strip()
+    if text.endswith(_NOT_NULL):
+        text, nullable = text.removesuffix(_NOT_NULL).rstrip(), False
+    return format_type(parse_type(text)), nullable
+
+
+def _join(columns: tuple[Column, ...]) -> str:
+    return ", ".join(map(str, columns))
+
+
+def _difference(older: tuple[Column, ...], newer: tuple[Column, ...]) -> str:
+    """The first column that is not what it was."""
+    for index, column in enumerate(older):
+        found = newer[index] if index < len(newer) else None
+        if found != column:
+            return f"column {index} is ({column}), asked is {f'({found})' if found else 'to drop it'}"
+    return f"({_join(newer[len(older) :])}) would be new"
+
+
+def _not_additive(older: Schema, newer: Schema, reason: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{reason}. A schema may only gain nullable value columns at its end. The shard has {older}; asked was {newer}",
+        problem="not additive", actual=older, expected=newer,
+    )  # fmt: skip
+
+
+_FIXED_COLUMNS = {
+    "json": ((Column("key", "string", False),), (Column("value", "string", False),)),
+    "bytes": ((Column("key", "binary", False),), (Column("value", "binary", True),)),
+}

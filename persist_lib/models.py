@@ -1,0 +1,141 @@
+"""Pydantic models as columns: the fields of a model in Arrow, an instance's values, and the instance again.
+
+Optional fields are nullable, others are not. Enums and literals are stored as their values, UUIDs as text, datetimes as
+instants in UTC (`NaiveDatetime`: without a zone), decimals need `Field(max_digits=…, decimal_places=…)`. To choose a
+column type, annotate the field with it: `Annotated[int, pa.int32()]`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import types
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
+from uuid import UUID  # noqa: TID251 - the type alone; none is made here
+
+import pyarrow as pa
+
+from persist_lib.errors import InvalidUsage
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    Model = type[BaseModel]
+else:
+    Model = type  # pydantic is loaded by those who use it, not by everyone who imports us
+
+_TYPES: dict[object, pa.DataType] = {
+    bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), UUID: pa.string(),
+    dt.datetime: pa.timestamp("us", tz="UTC"), dt.date: pa.date32(), dt.time: pa.time64("us"),
+    dt.timedelta: pa.duration("us"),
+}  # fmt: skip
+_BY_NAME = {"AwareDatetime": pa.timestamp("us", tz="UTC"), "NaiveDatetime": pa.timestamp("us")}
+
+
+def is_model(side: object) -> TypeGuard[Model]:
+    """Whether this is a pydantic model class."""
+    return isinstance(side, type) and isinstance(getattr(side, "__pydantic_fields__", None), dict)
+
+
+def is_instance(row: object) -> TypeGuard[BaseModel]:
+    """Whether this is an instance of a pydantic model."""
+    return is_model(type(row))
+
+
+def model_fields(model: Model) -> Iterator[tuple[str, pa.DataType, bool]]:
+    """Name, Arrow type and nullability of each field; InvalidUsage for what cannot be a column."""
+    if model.model_config.get("extra") == "allow":
+        name = model.__name__
+        hint = "set extra='forbid' or 'ignore'"
+        raise InvalidUsage(f"{name} allows extra fields, which have no column; {hint}", problem="model", model=name)
+    for name, field in model.model_fields.items():
+        kind, nullable = _resolve(field.annotation, tuple(field.metadata))
+        if kind is None:
+            raise InvalidUsage(
+                f"{model.__name__}.{name}: no column type for {field.annotation!r}. Use bool, int, float, str, bytes, "
+                "datetime, date, time, timedelta, UUID, Enum, Literal, Decimal with max_digits and decimal_places, an "
+                "Optional of these, or name the type: Annotated[int, pa.int32()]",
+                problem="unsupported type", model=model.__name__, column=name, type=str(field.annotation),
+            )  # fmt: skip
+        yield name, kind, nullable
+
+
+def values_of(row: BaseModel) -> dict[str, object]:
+    """An instance's fields as values of columns."""
+    return {name: _value(getattr(row, name)) for name in type(row).model_fields}
+
+
+def rebuild(model: Model, values: Mapping[str, object]) -> BaseModel:
+    """The instance with these values of columns."""
+    names = _input_names(model)
+    return model.model_validate({names[name]: value for name, value in values.items()}, strict=False)
+
+
+@lru_cache(maxsize=256)
+def _input_names(model: Model) -> dict[str, str]:
+    """What validation calls each field."""
+    found = {}
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias or field.alias or name
+        choices = [choice for choice in (alias, *getattr(alias, "choices", ())) if isinstance(choice, str)]
+        found[name] = choices[0] if choices else name
+    return found
+
+
+def _value(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _resolve(annotation: Any, metadata: tuple[object, ...]) -> tuple[pa.DataType | None, bool]:
+    """The column type of an annotation and whether it is nullable; no type if there is none for it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _resolve(arguments[0], metadata + arguments[1:])
+    if origin in (Union, types.UnionType):
+        rest = [argument for argument in arguments if argument is not type(None)]
+        kinds = {_resolve(argument, metadata)[0] for argument in rest}
+        return (kinds.pop() if len(rest) == 1 else None), len(rest) < len(arguments)
+    nullable = origin is Literal and None in arguments
+    return _named(metadata) or _simple(annotation, origin, arguments, metadata), nullable
+
+
+def _named(metadata: tuple[object, ...]) -> pa.DataType | None:
+    return next((item for item in metadata if isinstance(item, pa.DataType)), None)
+
+
+def _simple(
+    annotation: Any, origin: Any, arguments: tuple[Any, ...], metadata: tuple[object, ...]
+) -> pa.DataType | None:
+    if origin is Literal:
+        return _common(argument for argument in arguments if argument is not None)
+    if hasattr(annotation, "__supertype__"):  # NewType
+        return _resolve(annotation.__supertype__, metadata)[0]
+    if annotation is Decimal:
+        return _decimal(metadata)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _common(member.value for member in annotation)
+    if getattr(annotation, "__module__", "").startswith("pydantic"):
+        return _BY_NAME.get(annotation.__name__)
+    return _TYPES.get(annotation)
+
+
+def _common(values: Iterator[object]) -> pa.DataType | None:
+    """The type that all values have, if it is one."""
+    kinds = {type(_value(value)) for value in values}
+    return _TYPES.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def _decimal(metadata: tuple[object, ...]) -> pa.DataType | None:
+    found: dict[str, int] = {}
+    for item in metadata:
+        for each in (item, *getattr(item, "metadata", ())):  # constraints, or a Field(...) that holds some
+            found |= {name: value for name in ("max_digits", "decimal_places")
+                      if isinstance(value := getattr(each, name, None), int)}  # fmt: skip
+    if len(found) < 2 or not 0 <= found["decimal_places"] <= found["max_digits"] <= 38:
+        return None
+    return pa.decimal128(found["max_digits"], found["decimal_places"])

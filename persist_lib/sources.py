@@ -1,0 +1,118 @@
+"""What users pass as updates, taken apart into lists of rows, Arrow tables and pandas frames; in bounded memory.
+
+Neither pandas nor polars is imported: who has a pandas frame has imported pandas, and polars (like anything else that
+speaks Arrow's C stream) is read as a stream.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from persist_lib.casting import wrong_type
+from persist_lib.codecs import Update, is_row
+from persist_lib.errors import InvalidUsage
+from persist_lib.models import is_instance
+from persist_lib.rows import build_column
+
+ROWS = 65_536
+"""Python rows that become one table: the memory that an endless iterator of rows takes."""
+
+
+def pieces(data: object) -> Iterator[Any]:
+    """Lists of at most ROWS rows, Arrow tables and batches, and pandas frames, in order."""
+    if type(data) is list and len(data) <= ROWS and set(map(type, data)) == {dict}:  # what small appends are
+        yield data
+        return
+    rows: list[Any] = []
+    for item in _items(data):
+        if is_row(item):
+            rows.append(item)
+            if len(rows) < ROWS:
+                continue
+        if rows:
+            yield rows
+            rows = []
+        if not is_row(item):
+            yield item
+    if rows:
+        yield rows
+
+
+def _items(data: Any) -> Iterator[Any]:
+    """The rows, and the things with columns, that `data` is made of."""
+    if isinstance(data, (pa.Table, pa.RecordBatch)) or _is_pandas(data):
+        yield data
+    elif hasattr(data, "__arrow_c_stream__"):
+        yield from _batches(data)
+    elif hasattr(data, "__arrow_c_array__"):
+        yield pa.record_batch(data)
+    elif isinstance(data, (str, bytes, Mapping, Update)) or is_instance(data) or not isinstance(data, Iterable):
+        raise _no_updates(data)
+    else:
+        for item in data:
+            if is_row(item):
+                yield item
+            else:
+                yield from _items(item)
+
+
+def _no_updates(data: object) -> InvalidUsage:
+    hint = "Put a single row into a list" if is_row(data) else "Collect a lazy frame first"
+    kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
+    return InvalidUsage(
+        f"updates are an Arrow table, batch or stream, a pandas or polars frame, rows, or an iterable of these; got "
+        f"{kind}. {hint}",
+        problem="updates", value=data,
+    )  # fmt: skip
+
+
+def _batches(data: Any) -> Iterator[pa.Table | pa.RecordBatch]:
+    """The batches of a stream; an empty table where it has none, so that its columns are checked all the same."""
+    try:
+        reader = pa.RecordBatchReader.from_stream(data)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InvalidUsage(
+            f"a {type(data).__qualname__} must consist of structs to be updates, with a field for each column: {error}",
+            problem="updates", value=data,
+        ) from error  # fmt: skip
+    count = 0
+    for batch in reader:
+        count += 1
+        yield batch
+    if not count:
+        yield reader.schema.empty_table()
+
+
+def _is_pandas(data: object) -> bool:
+    pandas = sys.modules.get("pandas")  # who has a frame has imported it
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def from_pandas(wanted: pa.Schema, frame: Any, first_row: int) -> pa.Table:
+    """The frame's columns, those in `wanted` of a type that can become theirs; what pandas calls missing is null."""
+    arrays, names = [], []
+    for index, name in enumerate(frame.columns):
+        # SUBTLE: a column may be called 1, or like another one. Both are for the caller to refuse, by name.
+        field = wanted.field(name) if isinstance(name, str) and name in wanted.names else None
+        arrays.append(_from_series(frame.iloc[:, index], field, first_row))
+        names.append(name if isinstance(name, str) else repr(name))
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def _from_series(series: Any, field: pa.Field | None, first_row: int) -> pa.Array | pa.ChunkedArray:
+    if field is None:  # about to be refused as an extra column
+        return pa.nulls(len(series))
+    keeps_nan = pa.types.is_floating(field.type) and not field.nullable
+    if series.dtype == object:
+        values = series.tolist()
+        missing = [False] * len(values) if keeps_nan else series.isna().tolist()
+        given = [None if gone else value for value, gone in zip(values, missing, strict=True)]
+        return build_column(given, field, first_row)
+    try:
+        return pa.array(series, from_pandas=not keeps_nan)
+    except (pa.ArrowException, TypeError, ValueError, NotImplementedError) as error:
+        raise wrong_type(field, f"pandas {series.dtype}", first_row, series.iloc[0] if len(series) else None) from error
