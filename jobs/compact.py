@@ -1,0 +1,107 @@
+"""Compaction of one shard or of many, in one Spark application.
+
+    python jobs/compact.py --location file:./data                        every shard that has debt
+    spark-submit jobs/compact.py --location s3://bucket/prefix --consensus postgresql://… --shard orders --engine spark
+    python jobs/compact.py --location file:./data --dry-run              what it would do, and at what price
+
+Small debts are merged in this process; larger ones are cut into key ranges, one Spark task each. Each request is
+committed as one transition as soon as its tasks are done, by this process. Killed at any point, every shard is as it
+was or as it should be. A shard that cannot be compacted does not stop the others: the program goes on, and fails at its
+end, naming it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+from jobs import program
+from jobs.engine import EngineName, SparkEngine, engine_for
+from jobs.parallel import IN_FLIGHT, in_parallel
+from jobs.session import Sessions, build_session
+from persist_lib.client import Client
+from persist_lib.core.compaction import Policy
+from persist_lib.maintain import Compacted
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOutcome:
+    """What became of one shard: compacted, or why not."""
+
+    shard: str
+    compacted: Compacted | None
+    error: Exception | None = None
+
+
+def compact_shards(
+    client: Client,
+    shards: Sequence[str],
+    sessions: Sessions | None = None,
+    *,
+    engine: EngineName = "auto",
+    policy: Policy | None = None,
+    dry_run: bool = False,
+    in_flight: int = IN_FLIGHT,
+    spark: SparkEngine | None = None,
+) -> Iterator[ShardOutcome]:
+    """Compact the shards, several at once; yields outcomes as they come. `sessions` is called if Spark is needed."""
+    if spark is None and sessions is not None and engine != "local":
+        spark = SparkEngine(client, sessions)
+
+    def one(shard: str) -> ShardOutcome:
+        try:
+            chosen = engine_for(client, shard, engine, spark)
+            return ShardOutcome(shard, client.compact(shard, engine=chosen, policy=policy, dry_run=dry_run))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
+            return ShardOutcome(shard, None, error)
+
+    yield from in_parallel(one, shards, in_flight, spark.cancel if spark else None)
+
+
+def numbers(compacted: Compacted) -> dict[str, float]:
+    """What a compaction did, in figures that can be added up and drawn over time."""
+    applied = compacted.applied
+    return {
+        "batches_before": compacted.batches_before,
+        "batches_after": compacted.batches_after,
+        "requests": len(compacted.plan.requests),
+        "overtaken": sum(1 for one in applied if one.seqno is None),
+        "tasks": sum(one.tasks for one in applied),
+        "updates_in": sum(one.updates_in for one in applied),
+        "updates_out": sum(one.updates_out for one in applied),
+        "bytes_in": compacted.bytes_in,
+        "bytes_out": compacted.bytes_out,
+        "parts_out": sum(one.parts_out for one in applied),
+        "cas_attempts": sum(one.attempts for one in applied),
+        "debt": compacted.plan.debt,
+        "dollars": compacted.plan.cost.dollars,
+        "seconds": sum(one.seconds for one in applied),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program."""
+    parser = program.arguments(__doc__)
+    parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parsed = parser.parse_args(argv)
+    failed = []
+    with program.telling() as tells, program.opened(parsed) as (client, shards):
+        tells.begin(len(shards), "planning compaction" if parsed.dry_run else "compacting")
+        for outcome in compact_shards(
+            client, shards, partial(build_session, program.spark_settings(parsed)),
+            engine=parsed.engine, dry_run=parsed.dry_run, in_flight=parsed.in_flight,
+        ):  # fmt: skip
+            if outcome.compacted is None:
+                failed.append(outcome.shard)
+                tells.failed(outcome.shard, outcome.error or RuntimeError("no outcome"))
+            else:
+                tells.done(outcome.shard, numbers(outcome.compacted))
+    return program.exit_status(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Compaction engines: where merge tasks run. Spark, this process, or whichever fits the size of the debt.
+
+One Spark task is one merge task, without a shuffle, as the inputs are sorted already: `spark.range(0, n, 1, n)` makes n
+tasks on local, standalone and Connect sessions alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from jobs import tasks as t
+from jobs.session import Sessions
+from persist_lib.client import Client
+from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.errors import InvalidUsage
+from persist_lib.maintain import Engine, local_engine
+from persist_lib.maintain.task import run_task
+
+EngineName = Literal["auto", "spark", "local"]
+
+
+class SparkEngine:
+    """Runs the tasks of one request as one Spark job. Shared by all shards of an application, from several threads."""
+
+    def __init__(self, client: Client, sessions: Sessions, merge: t.Merge = run_task) -> None:
+        if client.url.startswith("memory:") or client.consensus_url.startswith("memory:"):
+            raise InvalidUsage(f"{client.url} lives in this process only, so Spark cannot reach it; use engine='local'")
+        self._url, self._consensus_url = client.url, client.consensus_url
+        self._sessions = sessions
+        self._merge = merge
+        self._tag = f"persist-{client.runtime.entropy():016x}"
+        self._lock = threading.Lock()
+        self._spark: SparkSession | None = None
+        self.tasks_run = 0
+
+    def __call__(self, tasks: Sequence[MergeTask]) -> Iterable[TaskResult]:
+        """The tasks' results, in the tasks' order. Raises what a task found wrong for good, first one first."""
+        if not tasks:
+            return ()
+        encoded, merge = t.encode_work(self._url, self._consensus_url, tasks), self._merge
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from t.run_all(batches, encoded, merge)
+
+        spark = self._session()
+        spark.addTag(self._tag)
+        answers = sorted(fan_out(spark, len(tasks), work, t.ANSWER_DDL), key=lambda row: row["task"])
+        for row in answers:
+            if row["error"] is not None:
+                raise t.raised(row["error"])
+        with self._lock:
+            self.tasks_run += len(tasks)
+        return [msgspec.msgpack.decode(row["result"], type=TaskResult) for row in answers]
+
+    def cancel(self) -> None:
+        """Stop what runs for this engine. What its tasks wrote and did not commit are orphans."""
+        if self._spark is not None:
+            self._spark.interruptTag(self._tag)
+
+    def _session(self) -> SparkSession:
+        with self._lock:
+            if self._spark is None:
+                self._spark = self._sessions()
+            return self._spark
+
+
+def fan_out(spark: SparkSession, count: int, work: Any, ddl: str) -> list[dict[str, Any]]:
+    """Run `work` once for each of the indices 0 to count - 1, each in a task of its own, and collect its rows."""
+    rows: list[dict[str, Any]] = spark.range(0, count, 1, count).mapInArrow(work, ddl).toArrow().to_pylist()
+    return rows
+
+
+def engine_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Engine:
+    """The engine of one shard. `auto`: Spark for requests that read more than `spark_above_bytes`, else here."""
+    here = local_engine(client.machine(shard))
+    if name == "local" or (name == "auto" and spark is None):
+        return here
+    if spark is None:
+        raise InvalidUsage("engine='spark' needs a Spark session")
+    if name == "spark":
+        return spark
+    above = client.config.spark_above_bytes
+
+    def fitting(tasks: Sequence[MergeTask]) -> Iterable[TaskResult]:
+        return spark(tasks) if bytes_read(tasks) > above else here(tasks)
+
+    return fitting
+
+
+def bytes_read(tasks: Sequence[MergeTask]) -> int:
+    """What the tasks of one request read: each refers to all of its inputs."""
+    return sum(part.size for input_ in tasks[0].inputs for part in input_.parts) if tasks else 0

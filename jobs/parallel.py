@@ -1,0 +1,30 @@
+"""Several shards at once, from a bounded pool of threads: the work is in Spark, in Arrow, or in waiting for stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+IN_FLIGHT = 4
+"""Shards worked on at once. More hides the driver's waiting for commits, at the price of memory for small merges."""
+
+
+def in_parallel(
+    one: Callable[[Item], Answer], items: Sequence[Item], in_flight: int, cancel: Callable[[], None] | None = None
+) -> Iterator[Answer]:
+    """Answers as they come. When the consumer stops or is interrupted, what waits is dropped and `cancel` is called."""
+    pool = ThreadPoolExecutor(max_workers=max(1, in_flight), thread_name_prefix="persist-shard")
+    try:
+        for future in as_completed([pool.submit(one, item) for item in items]):
+            yield future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        if cancel is not None:
+            cancel()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

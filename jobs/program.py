@@ -1,0 +1,148 @@
+"""What the programs share: their arguments, the location they open, and whom they tell: a terminal, a log, or Dagster.
+
+A program that was started by Dagster Pipes reports through it; otherwise it prints one line a shard. Exit status: 0
+when all is done, 1 when a shard failed (the others are done), 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+import persist_lib as persist
+from jobs.session import SparkSettings
+from persist_lib.client import Client
+from persist_lib.errors import NotFound
+
+PIPES = "DAGSTER_PIPES_CONTEXT"
+Numbers = Mapping[str, float]
+
+
+@dataclass
+class Terminal:
+    """A bar where there is a terminal, and a line for every shard."""
+
+    console: Console = field(default_factory=lambda: Console(stderr=False, highlight=False))
+    _progress: Progress | None = field(default=None, init=False)
+    _task: TaskID | None = field(default=None, init=False)
+
+    def begin(self, shards: int, doing: str) -> None:
+        """Show the bar."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=self.console, disable=not self.console.is_terminal, transient=True)
+        self._task = self._progress.add_task(doing, total=shards)
+        self._progress.start()
+
+    def done(self, shard: str, numbers: Numbers) -> None:
+        """A line of figures."""
+        figures = "  ".join(f"{name}={number:,.6g}" for name, number in numbers.items())
+        self._line(f"{shard}  {figures or 'nothing to do'}")
+
+    def failed(self, shard: str, error: Exception) -> None:
+        """A line that names the error."""
+        self._line(f"{shard}  FAILED: {type(error).__name__}: {error}")
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _line(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task)
+
+
+class Pipes:
+    """Dagster, on the other side of a pipe: a log line for every shard, and their sums as metadata."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._log: logging.Logger = context.log
+        self._sums: dict[str, float] = {}
+        self._failed = 0
+        self._shards = 0
+
+    def begin(self, shards: int, doing: str) -> None:
+        """Log it."""
+        self._log.info("%s: %d shards", doing, shards)
+
+    def done(self, shard: str, numbers: Numbers) -> None:
+        """Log it, and add it up."""
+        self._shards += 1
+        for name, number in numbers.items():
+            self._sums[name] = self._sums.get(name, 0) + number
+        self._log.info("%s: %s", shard, dict(numbers))
+
+    def failed(self, shard: str, error: Exception) -> None:
+        """Log it as an error."""
+        self._failed += 1
+        self._log.error("%s: %s: %s", shard, type(error).__name__, error)
+
+    def end(self) -> None:
+        """Report the sums."""
+        sums = {"shards": self._shards, "failed": self._failed, **self._sums}
+        self._context.report_asset_materialization(metadata=sums)
+
+
+@contextmanager
+def telling() -> Iterator[Terminal | Pipes]:
+    """Whom to tell: Dagster where it started this program by Pipes, else the terminal."""
+    if PIPES not in os.environ:
+        terminal = Terminal()
+        try:
+            yield terminal
+        finally:
+            terminal.end()
+        return
+    from dagster_pipes import open_dagster_pipes  # noqa: PLC0415 - not a dependency of programs
+
+    with open_dagster_pipes() as context:
+        pipes = Pipes(context)
+        yield pipes
+        pipes.end()
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """The arguments that every program takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    location = os.environ.get("PERSIST_LOCATION")
+    parser.add_argument("--location", default=location, required=location is None, help="or PERSIST_LOCATION")
+    parser.add_argument("--consensus", default=os.environ.get("PERSIST_CONSENSUS"), help="or PERSIST_CONSENSUS")
+    parser.add_argument("--shard", action="append", default=[], help="may be repeated; without it, all shards")
+    parser.add_argument("--master", help="Spark's, or PERSIST_SPARK_MASTER; without it this machine")
+    parser.add_argument("--remote", help="a Spark Connect server, or PERSIST_SPARK_REMOTE")
+    parser.add_argument("--in-flight", type=int, default=4, help="shards worked on at once")
+    return parser
+
+
+def spark_settings(parsed: argparse.Namespace) -> SparkSettings:
+    """Where Spark runs: the arguments, else the environment."""
+    given = {name: getattr(parsed, name) for name in ("master", "remote") if getattr(parsed, name)}
+    return SparkSettings.from_environment().model_copy(update=given)
+
+
+@contextmanager
+def opened(parsed: argparse.Namespace) -> Iterator[tuple[Client, list[str]]]:
+    """The location, which must exist, and the shards asked for, which must too."""
+    with persist.open(parsed.location, parsed.consensus, create=False) as client:
+        there = client.shards()
+        if unknown := sorted(set(parsed.shard) - set(there)):
+            raise NotFound(f"there are no shards {unknown} in {client.url}; there are {there}", shards=unknown)
+        yield client, parsed.shard or there
+
+
+def exit_status(failed: list[str]) -> int:
+    """0, or 1 after naming who failed."""
+    if failed:
+        print(f"failed: {', '.join(sorted(failed))}; everything else is done", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,148 @@
+"""The Spark session of every program: one place that knows which settings are tested, and where Spark runs.
+
+    spark = build_session()                                         # PERSIST_SPARK_MASTER or _REMOTE, else here
+    spark = build_session(SparkSettings(master="spark://host:7077"))
+    spark = build_session(SparkSettings(remote="sc://host:15002"))  # one long-lived Connect server, shared by many runs
+
+Persist has to be importable where tasks run. On this machine it is, since tasks run on this very interpreter; elsewhere
+`ship` sends it along as a zip (compiled dependencies such as pyarrow must be installed there).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pyspark.sql import SparkSession
+
+from jobs.java import find_java_home
+
+Sessions = Callable[[], SparkSession]
+"""Makes the session on first use: a program with nothing to do for Spark never starts a JVM."""
+
+LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Cuts start-up by about a third. The work is in Python and Arrow, so the JVM's best code is not missed.
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+ALWAYS = {
+    # The data source `persist` prunes parts by pushed filters, which Spark leaves off by default.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Requests of several shards are in flight at once, and a small one must not wait for all tasks of a large one.
+    "spark.scheduler.mode": "FAIR",
+    "spark.sql.shuffle.partitions": "4",
+}
+SHIPPED = ("persist_lib", "jobs")
+"""Packages that tasks import."""
+
+_building = threading.RLock()
+
+
+class SparkSettings(BaseModel):
+    """Where Spark runs, and how. `remote` (Spark Connect) wins over `master`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    master: str | None = None
+    """None: as spark-submit says, else this machine."""
+    remote: str | None = None
+    driver_memory: str = Field("1g", pattern=r"^\d+[kmgt]$")
+    """Tasks merge outside of the JVM, so it only needs room for plans and results."""
+    app_name: str = "persist"
+    conf: Mapping[str, str] = {}
+    """More of Spark's own settings. They win."""
+    ship: bool | None = None
+    """Send our code to the executors; None: unless they are on this machine."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> SparkSettings:
+        """PERSIST_SPARK_MASTER, PERSIST_SPARK_REMOTE, PERSIST_SPARK_DRIVER_MEMORY."""
+        environ = os.environ if environ is None else environ
+        named = {name: environ.get(f"PERSIST_SPARK_{name.upper()}") for name in ("master", "remote", "driver_memory")}
+        return cls.model_validate({name: value for name, value in named.items() if value})
+
+    @property
+    def is_local(self) -> bool:
+        """Whether tasks run on this machine, by this interpreter."""
+        return self.remote is None and (self.master or "local").startswith("local")
+
+
+def spark_conf(settings: SparkSettings, *, submitted: bool = False) -> dict[str, str]:
+    """All settings of the session. `submitted`: spark-submit has started the JVM and knows the master."""
+    conf = {**ALWAYS, "spark.app.name": settings.app_name}
+    if settings.remote is not None:
+        conf["spark.remote"] = settings.remote
+    elif not submitted or settings.master is not None:
+        # SUBTLE: plain local[n] never retries a task; the second number is how often one may fail.
+        conf["spark.master"] = settings.master or "local[*,4]"
+    if settings.is_local:
+        conf |= LOCAL
+    if settings.remote is None:
+        conf["spark.driver.memory"] = settings.driver_memory
+    return {**conf, **settings.conf}
+
+
+def build_session(settings: SparkSettings | None = None) -> SparkSession:
+    """The session of this process: the one there is, or a new one. Safe to call from several threads."""
+    settings = settings or SparkSettings.from_environment()
+    with _building:
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+        prepare_environment(settings, submitted=submitted)
+        builder = SparkSession.builder
+        for key, value in spark_conf(settings, submitted=submitted).items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        if settings.remote is None:
+            spark.sparkContext.setLogLevel("ERROR")
+        if settings.ship or (settings.ship is None and not _runs_here(spark, settings)):
+            ship(spark)
+        return spark
+
+
+def prepare_environment(settings: SparkSettings, *, submitted: bool = False) -> None:
+    """What must be set before a JVM or a Python worker starts.
+
+    SUBTLE: without PYSPARK_PYTHON workers are the first `python3` on PATH, which knows nothing of this environment.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if settings.is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if settings.remote is None and not submitted and SparkSession.getActiveSession() is None:
+        os.environ["JAVA_HOME"] = find_java_home()
+
+
+def ship(spark: SparkSession) -> str:
+    """Make our code importable in the executors of a session, by a zip named for its contents; returns its name."""
+    data = _zipped(SHIPPED)
+    name = f"persist-{hashlib.blake2b(data, digest_size=8).hexdigest()}.zip"
+    folder = Path(tempfile.mkdtemp(prefix="persist-ship-"))
+    path = folder / name
+    path.write_bytes(data)
+    spark.addArtifacts(str(path), pyfile=True)
+    return name
+
+
+def _runs_here(spark: SparkSession, settings: SparkSettings) -> bool:
+    return settings.remote is None and str(spark.conf.get("spark.master", "local")).startswith("local")
+
+
+def _zipped(packages: tuple[str, ...]) -> bytes:
+    """The same bytes for the same code."""
+    root = Path(__file__).resolve().parent.parent
+    with tempfile.SpooledTemporaryFile() as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(path for package in packages for path in (root / package).rglob("*.py")):
+                archive.writestr(zipfile.ZipInfo(path.relative_to(root).as_posix()), path.read_bytes())
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,113 @@
+"""What runs in a Spark task: one merge, or one scrub. Imported by executors; imports no Spark.
+
+Work goes out and comes back as bytes (msgpack), so that nothing is unpickled but the few names that Spark itself ships.
+
+What is decided for good (damage, an overflow) comes back as a value: Spark would try it three times more, and tell the
+driver nothing but a traceback. What the world failed at is raised, and Spark tries the task again, anywhere. An attempt
+writes parts under keys of its own, so a second attempt, a speculative one, or one that goes on after the driver died,
+leaves orphans at worst.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib import errors
+from persist_lib.config import Config, Runtime
+from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.errors import Determinate, Indeterminate, PersistError
+from persist_lib.location import open_location
+from persist_lib.location.api import Blob
+from persist_lib.location.retrying import retrying
+from persist_lib.maintain.task import run_task
+
+Merge = Callable[[MergeTask, Blob, Callable[[], int]], TaskResult]
+
+ANSWER = pa.schema([("task", pa.int64()), ("result", pa.binary()), ("error", pa.binary())])
+ANSWER_DDL = "task long, result binary, error binary"
+
+_blobs: dict[tuple[str, str], Blob] = {}
+_opening = threading.Lock()
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True):
+    """The tasks of one request. They differ in their key ranges only, so the rest is sent once."""
+
+    url: str
+    consensus_url: str
+    template: MergeTask
+    ranges: tuple[tuple[bytes | None, bytes | None], ...]
+
+    def task(self, index: int) -> MergeTask:
+        """The task at `index`."""
+        lower, upper = self.ranges[index]
+        return msgspec.structs.replace(self.template, key_lower=lower, key_upper=upper)
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """An error on its way to the driver: which one, and what it says."""
+
+    kind: str
+    message: str
+    fields: dict[str, str]
+
+
+def encode_work(url: str, consensus_url: str, tasks: Sequence[MergeTask]) -> bytes:
+    """The tasks of one request, as bytes."""
+    template = msgspec.structs.replace(tasks[0], key_lower=None, key_upper=None)
+    ranges = tuple((task.key_lower, task.key_upper) for task in tasks)
+    if any(msgspec.structs.replace(task, key_lower=None, key_upper=None) != template for task in tasks):
+        raise errors.InvalidUsage("the tasks of one request may differ in their key ranges only")
+    return msgspec.msgpack.encode(Work(url, consensus_url, template, ranges))
+
+
+def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes, merge: Merge = run_task) -> Iterator[pa.RecordBatch]:
+    """Carry out the tasks whose indices come in; yields their answers."""
+    work: Work | None = None
+    for batch in batches:
+        for index in batch.column(0).to_pylist():
+            work = work or msgspec.msgpack.decode(encoded, type=Work)
+            yield answer(index, _attempt(work, index, merge))
+
+
+def answer(index: int, outcome: object) -> pa.RecordBatch:
+    """One task's answer: its result, or an error that trying again does not mend."""
+    error = msgspec.msgpack.encode(outcome) if isinstance(outcome, Told) else None
+    result = None if error is not None else msgspec.msgpack.encode(outcome)
+    return pa.RecordBatch.from_pylist([{"task": index, "result": result, "error": error}], schema=ANSWER)
+
+
+def tell(error: PersistError) -> Told:
+    """An error as the driver will raise it again."""
+    return Told(type(error).__name__, error.message, {name: str(value) for name, value in error.fields.items()})
+
+
+def raised(encoded: bytes) -> PersistError:
+    """The error that a task told of."""
+    told = msgspec.msgpack.decode(encoded, type=Told)
+    kind: Any = getattr(errors, told.kind, PersistError)
+    error: PersistError = kind(told.message, **told.fields)
+    return error
+
+
+def blob_at(url: str, consensus_url: str) -> Blob:
+    """The location's Blob, opened once in each worker process, which Spark reuses for many tasks."""
+    with _opening:
+        if (url, consensus_url) not in _blobs:
+            location = open_location(url, consensus_url)
+            _blobs[url, consensus_url] = retrying(location, Config(), Runtime())[0]
+        return _blobs[url, consensus_url]
+
+
+def _attempt(work: Work, index: int, merge: Merge) -> TaskResult | Told:
+    try:
+        return merge(work.task(index), blob_at(work.url, work.consensus_url), Runtime().entropy)
+    except (Determinate, Indeterminate):
+        raise
+    except PersistError as error:
+        return tell(error)

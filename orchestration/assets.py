@@ -1,0 +1,123 @@
+"""The duties as assets: one partition a shard, one materialization a shard and duty.
+
+All of them are one op, so that a run over many shards, a backfill say, is one process and one Spark application
+whatever the executor, and a shard is collected while another is still compacted. One asset can be selected alone.
+
+SUBTLE: nothing is yielded as an output. Outputs would be recorded for every partition of the run, also for a shard that
+failed; so each is recorded by itself, as it is done.
+"""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+from collections.abc import Iterator, Mapping
+
+import dagster as dg
+
+from orchestration.checks import CHECKS, check_specs
+from orchestration.duties import DUTIES, Duty, Options
+from orchestration.partitions import shard_partitions
+from orchestration.reports import Event
+from orchestration.resources import Persist, Spark
+from orchestration.sweep import spark_engine, sweep
+
+DESCRIPTIONS: Mapping[Duty, str] = {
+    "leases": "Readers and writers whose lease has ended are retired, by the Consensus store's clock.",
+    "retention": "The retention hold, moved to as far behind upper as the shard's policy says.",
+    "compacted": "The trace in few, large, consolidated batches: small debts merged in process, larger ones on Spark.",
+    "rollups": "A copy of the state in Blob, recent enough that opening the shard replays little.",
+    "collected_garbage": "Objects that no live reader can reach deleted, and the log truncated.",
+    "orphan_audit": "Objects that were uploaded and never linked deleted, when nobody can link them any more.",
+    "scrub": "Every part read again, its digest verified and its sums recomputed, since the last scrub.",
+    "census": "What the shard is made of, in numbers.",
+}
+AFTER: Mapping[Duty, tuple[Duty, ...]] = {
+    "leases": (),
+    "retention": ("leases",),
+    "compacted": ("retention",),
+    "rollups": ("compacted",),
+    "collected_garbage": ("rollups",),
+    "orphan_audit": ("collected_garbage",),
+    "scrub": ("compacted",),
+    "census": ("orphan_audit", "scrub"),
+}
+KINDS: Mapping[Duty, set[str]] = {"compacted": {"spark", "parquet"}, "scrub": {"parquet"}}
+OWNERS = ["team:storage"]
+
+
+class DutyConfig(dg.Config):
+    """How the duties of a run are done."""
+
+    engine: str = "auto"
+    """auto: Spark for requests that read more than `spark_above_bytes`, else in process; spark; local."""
+    dry_run: bool = False
+    """Change nothing; observe what would be done."""
+    in_flight: int = 4
+    """Shards worked on at once."""
+    verify_reads: int = 3
+    """At how many times contents are compared before and after each compaction; 0 for none."""
+    verify_below_bytes: int = 1 << 30
+    """Shards larger than this are not compared."""
+    scrub_all: bool = False
+    """Scrub from the beginning, not from where the last scrub got to."""
+
+
+def specs() -> list[dg.AssetSpec]:
+    """The assets, drawn in the order in which their duties are done."""
+    return [
+        dg.AssetSpec(
+            duty, deps=AFTER[duty], description=DESCRIPTIONS[duty], partitions_def=shard_partitions, skippable=True,
+            group_name="maintenance", kinds={"python", *KINDS.get(duty, ())}, owners=OWNERS, code_version="1",
+        )
+        for duty in DUTIES
+    ]  # fmt: skip
+
+
+@dg.multi_asset(
+    name="shard_duties",
+    specs=specs(),
+    check_specs=check_specs(),
+    can_subset=True,
+    # SUBTLE: runs of such a backfill are tagged with the range of their partitions, not with `dagster/partition`.
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    retry_policy=dg.RetryPolicy(max_retries=1, delay=5),
+)
+def shard_duties(
+    context: dg.AssetExecutionContext, config: DutyConfig, persist: Persist, spark: Spark
+) -> Iterator[Event]:
+    """Do the selected duties of the run's partitions. A check that is run without its asset changes nothing."""
+    wanted = {key.to_user_string() for key in context.selected_asset_keys}
+    checks = {key.name for key in context.selected_asset_check_keys}
+    duties = [duty for duty in DUTIES if duty in wanted or any(CHECKS[name][0] == duty for name in checks)]
+    is_dry = config.dry_run or not wanted
+    options = options_of(config, context.instance, persist, spark, is_dry=is_dry)
+    yield from sweep(
+        context.log, persist.client, context.partition_keys, duties, options,
+        materialize=() if is_dry else wanted, checks=checks, in_flight=config.in_flight,
+    )  # fmt: skip
+
+
+def options_of(
+    config: DutyConfig, instance: dg.DagsterInstance, persist: Persist, spark: Spark, *, is_dry: bool
+) -> Options:
+    """A run's configuration, as the duties take it."""
+    engine = config.engine
+    if engine not in ("auto", "spark", "local"):
+        raise dg.Failure(f"engine is auto, spark or local, not {engine!r}", allow_retries=False)
+    return Options(
+        engine=engine,  # type: ignore[arg-type]
+        spark=spark_engine(persist.client, spark, engine),
+        dry_run=is_dry,
+        verify_reads=config.verify_reads,
+        verify_below_bytes=config.verify_below_bytes,
+        scrub_after=(lambda _shard: 0) if config.scrub_all else lambda shard: last_scrub(instance, shard),
+    )
+
+
+def last_scrub(instance: dg.DagsterInstance, shard: str) -> int:
+    """Where the last scrub of a shard got to, as its materialization says; 0 for none."""
+    filter_ = dg.AssetRecordsFilter(asset_key=dg.AssetKey("scrub"), asset_partitions=[shard])
+    for record in instance.fetch_materializations(filter_, limit=1).records:
+        if (materialization := record.asset_materialization) is not None:
+            value = materialization.metadata["scrubbed_to"].value
+            return value if isinstance(value, int) else 0
+    return 0

@@ -1,0 +1,75 @@
+"""What runs are given: the location as a client, and Spark as a session that starts when it is first needed."""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+from typing import Any
+
+import dagster as dg
+from dagster_pyspark import LazyPySparkResource
+from pydantic import PrivateAttr
+
+import persist_lib as persist
+from jobs.session import SparkSettings, build_session
+from orchestration.settings import Settings, resolved
+
+
+class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A client of the location, open for the length of a run or of a sensor's tick."""
+
+    location: str = ""
+    """Empty: PERSIST_LOCATION."""
+    consensus: str = ""
+    """Empty: PERSIST_CONSENSUS, or the same place as the blobs."""
+    config: dict[str, Any] = {}  # noqa: RUF012 - a field, copied for each
+    """Fields of `persist.Config`. Empty: PERSIST_CONFIG."""
+
+    _client: persist.Client | None = PrivateAttr(default=None)
+
+    @property
+    def client(self) -> persist.Client:
+        """The open client; opened on first use. A location that does not exist is created: it has no shards."""
+        if self._client is None:
+            given = Settings(location=self.location or None, consensus=self.consensus or None, config=self.config)
+            settings = resolved(given)
+            self._client = persist.open(
+                settings.location or "", settings.consensus, config=persist.Config.model_validate(settings.config)
+            )
+        return self._client
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster passes it by name
+        """Close the client: its ids retire now, not when their leases end."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+class Spark(LazyPySparkResource):
+    """The Spark session of this process. `spark.master` or `spark.remote` in `spark_config` say where Spark runs.
+
+    The session outlives the run: a later run in this process finds it warm.
+    """
+
+    spark_config: dict[str, Any] = {}  # noqa: RUF012 - a field, copied for each
+    """Empty: PERSIST_SPARK_MASTER or PERSIST_SPARK_REMOTE, else this machine."""
+
+    def _init_session(self) -> None:
+        if self._spark_session is None:
+            self._spark_session = build_session(spark_settings(self.spark_config))
+
+
+SPARK_NAMES = {"master": "spark.master", "remote": "spark.remote", "driver_memory": "spark.driver.memory"}
+
+
+def spark_settings(conf: dict[str, Any]) -> SparkSettings:
+    """The settings for a flat mapping of Spark's names."""
+    if not conf:
+        return SparkSettings.from_environment()
+    known = {field: str(conf[key]) for field, key in SPARK_NAMES.items() if key in conf}
+    rest = {key: str(value) for key, value in conf.items() if key not in SPARK_NAMES.values()}
+    return SparkSettings.model_validate({**known, "conf": rest})
+
+
+def spark_config(settings: SparkSettings) -> dict[str, str]:
+    """The inverse of `spark_settings`: how they are shown and given to the resource."""
+    values = {"master": settings.master, "remote": settings.remote, "driver_memory": settings.driver_memory}
+    return {**{SPARK_NAMES[field]: value for field, value in values.items() if value}, **settings.conf}

@@ -1,0 +1,129 @@
+"""What is due by the state of shards: new ones become partitions, and those in debt are compacted.
+
+A tick costs one small question a shard, and a look at the state only of those that changed since the last tick. Cursors
+hold what was seen; a lost cursor costs one tick of looking at everything.
+"""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
+import dagster as dg
+
+from orchestration.duties import census_numbers
+from orchestration.jobs import SWEEPS, run_config
+from orchestration.partitions import shard_partitions
+from orchestration.reports import figure
+from orchestration.resources import Persist
+from persist_lib.client import Client
+from persist_lib.core.compaction import plan_compaction
+from persist_lib.core.state import State
+
+LOOKED_AT = 200
+"""Shards whose state one tick looks at. The rest waits for the next."""
+UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+]
+
+
+def sensors(status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
+    """All sensors."""
+    return [discovery_sensor(status), debt_sensor(status)]
+
+
+def discovery_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+    """New shards become partitions and are counted; changed ones are observed, which draws timelines without a run."""
+
+    @dg.sensor(name="shard_discovery", job=SWEEPS["counting"], minimum_interval_seconds=30, default_status=status)
+    def shard_discovery(context: dg.SensorEvaluationContext, persist: Persist) -> dg.SensorResult:
+        """Make new shards partitions, and observe those that changed."""
+        heads, seen = seqnos(persist.client), loads(context.cursor)
+        known = set(context.instance.get_dynamic_partitions("persist_shards"))
+        new = [shard for shard in heads if shard not in known]
+        changed = [shard for shard in heads if heads[shard] != seen.get(shard)][:LOOKED_AT]
+        requests = []
+        if new:
+            key = run_key(f"{shard}@{heads[shard]}" for shard in new)
+            tags = {"persist/duty": "counting", **({"persist/shard": new[0]} if len(new) == 1 else {})}
+            requests = [dg.RunRequest(run_key=key, run_config=run_config("counting", shards=new), tags=tags)]
+        return dg.SensorResult(
+            dynamic_partitions_requests=[shard_partitions.build_add_request(new)] if new else [],
+            run_requests=requests,
+            asset_events=[observation(persist.client, shard) for shard in changed],
+            cursor=json.dumps({**seen, **{shard: heads[shard] for shard in changed}}),
+            skip_reason=None if requests else f"{len(heads)} shards, {len(changed)} of them changed, none new",
+        )  # fmt: skip
+
+    return shard_discovery
+
+
+def debt_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+    """Shards whose trace calls for compaction are compacted, all of them in one run."""
+
+    @dg.sensor(name="compaction_debt", job=SWEEPS["compaction"], minimum_interval_seconds=60, default_status=status)
+    def compaction_debt(context: dg.SensorEvaluationContext, persist: Persist) -> dg.SensorResult | dg.SkipReason:
+        """Request one run for all shards in debt."""
+        if context.instance.get_runs(dg.RunsFilter(job_name="compaction", statuses=UNFINISHED), limit=1):
+            return dg.SkipReason("a compaction is queued or running; what it leaves is looked at after it")
+        asked = loads(context.cursor)
+        indebted = debts(persist.client, asked)
+        if not indebted:
+            return dg.SkipReason("no shard is in debt that was not asked for already")
+        key = run_key(f"{shard}@{mark}" for shard, mark in indebted.items())
+        request = dg.RunRequest(run_key=key, run_config=run_config("compaction", shards=sorted(indebted)))
+        return dg.SensorResult(run_requests=[request], cursor=json.dumps({**asked, **indebted}))
+
+    return compaction_debt
+
+
+def debts(client: Client, asked: Mapping[str, object]) -> dict[str, str]:
+    """The shards in debt, each with the mark of what there is to compact; not those asked for with that very mark."""
+    found: dict[str, str] = {}
+    for shard in client.shards():
+        state = client.inspect(shard).state
+        if asked.get(shard) != mark_of(state) and plan_compaction(state).requests:
+            found[shard] = mark_of(state)
+        if len(found) == LOOKED_AT:
+            break
+    return found
+
+
+def mark_of(state: State) -> str:
+    """Changes with the data and with since, not with leases: a shard that cannot be compacted is not tried for ever."""
+    return f"{state.next_id}.{state.since.time}"
+
+
+def seqnos(client: Client) -> dict[str, int]:
+    """The newest seqno of every shard."""
+    heads = ((shard, client.consensus.head(shard)) for shard in client.shards())
+    return {shard: head.seqno for shard, head in heads if head is not None}
+
+
+def observation(client: Client, shard: str) -> dg.AssetObservation:
+    """The census of a shard as an observation."""
+    census = client.census(shard)
+    figures = {**census_numbers(census), "seqno": census.seqno}
+    return dg.AssetObservation(
+        "census", partition=shard, metadata={name: figure(value) for name, value in figures.items()}
+    )
+
+
+def run_key(marks: Iterable[str]) -> str:
+    """`shard@seqno` for one shard, a digest of all for several."""
+    sorted_marks = sorted(marks)
+    if len(sorted_marks) == 1:
+        return sorted_marks[0]
+    return (
+        f"{len(sorted_marks)} shards {hashlib.blake2b(json.dumps(sorted_marks).encode(), digest_size=12).hexdigest()}"
+    )
+
+
+def loads(cursor: str | None) -> dict[str, object]:
+    """A cursor's contents."""
+    found = json.loads(cursor) if cursor else {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,46 @@
+"""The settings of the pipeline, and the one place where it reads the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from jobs.session import SparkSettings
+from persist_lib.errors import InvalidUsage
+
+
+class Settings(BaseModel):
+    """Which location the pipeline looks after, and where its Spark runs. What is left out is in the environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    location: str | None = None
+    """PERSIST_LOCATION, as in `file:./data`."""
+    consensus: str | None = None
+    """PERSIST_CONSENSUS; neither: the same place as the blobs."""
+    config: Mapping[str, Any] = {}
+    """PERSIST_CONFIG, a JSON object: fields of `persist.Config`."""
+    spark: SparkSettings | None = None
+    """PERSIST_SPARK_MASTER, PERSIST_SPARK_REMOTE, PERSIST_SPARK_DRIVER_MEMORY."""
+    is_running: bool = True
+    """Whether schedules and sensors run from the start; either way the UI turns them on and off."""
+
+
+def resolved(settings: Settings, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings with what was left out, taken from the environment. Raises InvalidUsage without a location."""
+    environ = os.environ if environ is None else environ
+    location = settings.location or environ.get("PERSIST_LOCATION")
+    if not location:
+        raise InvalidUsage("which location? Set PERSIST_LOCATION, as in PERSIST_LOCATION=file:./data, or pass Settings")
+    return settings.model_copy(
+        update={
+            "location": location,
+            "consensus": settings.consensus or environ.get("PERSIST_CONSENSUS"),
+            "config": dict(settings.config) or json.loads(environ.get("PERSIST_CONFIG") or "{}"),
+            "spark": settings.spark or SparkSettings.from_environment(environ),
+        }
+    )
