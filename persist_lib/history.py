@@ -50,7 +50,13 @@ def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | 
                 key=key, shard=shard,
             )  # fmt: skip
         missing = key
-        head = _newest_row(consensus, shard, head.seqno)
+        seen, head = head.seqno, _newest_row(consensus, shard, head.seqno)
+        if head is None:
+            raise HistoryRegressed(
+                f"shard {shard}: the log had a row v{seen} a moment ago, and now it ends before. Consensus was restored "
+                "from an older copy. Stop all writers before going on",
+                shard=shard, seen=seen, head=None,
+            )  # fmt: skip
     return None
 
 
@@ -139,8 +145,8 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
         row = decode_row(data, name)
         if seqno_found != seqno + 1 or row.seqno != seqno_found or row.previous != previous:
             raise Corrupt(
-                f"{name} does not follow v{seqno}: the log was cut, mixed or restored from different copies. Nothing was "
-                "changed; restore one whole copy",
+                f"{name} does not follow v{seqno}: the log was cut, mixed or restored from different copies. Nothing "
+                "was changed; restore one whole copy",
                 key=name, expected=previous, actual=row.previous,
             )  # fmt: skip
         try:
@@ -154,7 +160,7 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
 def _regressed(shard: ShardId, known: Version, found: Row | None) -> HistoryRegressed:
     there = "nothing" if found is None else f"v{found.seqno} with digest {row_digest(found.data).hex()}"
     return HistoryRegressed(
-        f"shard {shard}: this client has seen v{known.seqno} with digest {known.digest.hex()}, and the log now has {there}. "
-        "Consensus was restored from an older copy, or is another one. Stop all writers before going on",
+        f"shard {shard}: this client has seen v{known.seqno} with digest {known.digest.hex()}, and the log now has "
+        f"{there}. Consensus was restored from an older copy, or is another one. Stop all writers before going on",
         shard=shard, seen=known.seqno, head=found and found.seqno,
     )  # fmt: skip

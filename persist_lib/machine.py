@@ -37,6 +37,7 @@ from persist_lib.format.encoding import encode_row
 from persist_lib.history import after, fetch_newer, fetch_newest, next_row
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.deadline import within
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.25
@@ -114,9 +115,9 @@ class Machine:
         self, build: Build, timeout_s: float | None = None, token: bytes | None = None
     ) -> Committed | c.Refusal:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
-        deadline = self.runtime.deadline(timeout_s or self.config.timeout_s)
+        deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         token = token or self.runtime.entropy().to_bytes(8, "big") + self.runtime.entropy().to_bytes(8, "big")
-        with self._lock:
+        with self._lock, within(deadline):
             return self._commit(build, deadline, token)
 
     def _commit(self, build: Build, deadline: Deadline, token: bytes) -> Committed | c.Refusal:
@@ -127,9 +128,10 @@ class Machine:
             command = build(version.state, now)
             diff = change(version.state, seqno, command)
             if not isinstance(diff, StateDiff):
-                if is_fresh or isinstance(diff, c.AlreadyDone):
+                if is_fresh or (isinstance(diff, c.AlreadyDone) and diff.outcome is not None):
                     return diff
-                # `version` may be stale: look once more before saying no.
+                # `version` may be stale: look once more before saying no, or that it is so already. Only a token that
+                # was seen stays seen.
                 self.try_fetch()
                 is_fresh = True
                 continue
@@ -142,6 +144,7 @@ class Machine:
                 self._version = after(version, row, data, state)
                 return Committed(seqno, token, version.state, state, attempts)
             if deadline.has_passed():
+                self.try_fetch()  # or the next call starts from the same stale version, and loses again
                 raise self._timed_out(deadline, f"{attempts} lost races for {type(command).__name__}")
             if attempts > 1:
                 deadline.pause(pause)
@@ -245,6 +248,8 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
                 f"shard {shard} is still read by {', '.join(by)}; close the readers and release the holds first",
                 shard=shard, by=by,
             )  # fmt: skip
+        case c.Unknown(("shard",)):
+            return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
         case c.InvalidBounds(reason):
             return InvalidUsage(f"shard {shard}: the batch was refused: {reason}", shard=shard)
         case _:

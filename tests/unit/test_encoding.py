@@ -1,0 +1,201 @@
+"""The bytes of rows and rollups: fixed for ever, the same in any process, and refused when a single bit is off.
+
+The golden files were written once by `python tests/unit/test_encoding.py`; they are never written again for a format
+that was released.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from xxhash import xxh3_128_digest
+
+from persist_lib.core.diff import StateDiff, TraceEdit
+from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Reader, Rollup, State, Writer
+from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.format.encoding import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    ROLLUP_MAGIC,
+    ROW_MAGIC,
+    LogRow,
+    StoredState,
+    decode_row,
+    decode_state,
+    encode_row,
+    encode_state,
+    row_digest,
+)
+from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, at
+from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
+from persist_lib.schema import Schema
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+
+SCHEMA = Schema(key={"id": "int64 not null", "größe": "decimal128(18, 2)"}, value={"at": "timestamp[us, UTC]"})
+PART = Part(PartKey("w00000000000000ab/0000000000000001.parquet"), 123, 45, bytes(range(16)), b"\x00a", b"\xff", 0,
+            MAX_TIME - 1, 0)  # fmt: skip
+INLINE = Part(PartKey(""), 3, 1, bytes(range(16, 32)), b"", b"", 7, 7, 1, b"\x00\xff\x80")
+BATCH = Batch(3, 5, at(7), TOP, at(2), 45, -(2**63), 2**64 - 1, (PART, INLINE), (0, 1), exact=False)
+OUTCOME = Outcome(b"\x00token", SeqNo(9), TOP)
+WRITER = Writer("maintenance", 1_700_000_000_000, (OUTCOME,))
+READER = Reader(at(1), SeqNo(4), 2**62, "dashboard ☃")
+ROLLUP = Rollup(PartKey("rollup/v00000000000000000008-00000000000000ff"), 77, bytes(range(32, 48)))
+W1, W2, R1 = WriterId("w00000000000000ab"), WriterId("w0000000000000001"), ReaderId("r00000000000000cd")
+
+ROW = LogRow(
+    seqno=SeqNo(11), token=b"\xfftoken\x00", command="CompareAndAppend", now=1_700_000_000_123,
+    previous=bytes(range(16)), rollup=(SeqNo(8), ROLLUP),
+    diff=StateDiff(
+        since=(MINIMUM, TOP), trace=TraceEdit(((3, 4), (4, 5)), (BATCH,)), schemas=(SCHEMA,),
+        writers=((W1, None, WRITER), (W2, WRITER, None)), readers=((R1, READER, READER),),
+        holds=(("audit", Hold(at(1)), Hold(TOP, b"\x00")),), retired=(("w01", None, SeqNo(3)),),
+        garbage=((PART.key, None, Garbage(SeqNo(11), 123)),), rollups=((SeqNo(2), ROLLUP, None),), retention=(None, 5),
+    ),
+)  # fmt: skip
+STORED = StoredState(
+    SeqNo(10), bytes(range(16)),
+    State(
+        since=at(2), trace=(Batch(0, 3, MINIMUM, at(7), MINIMUM, 0, 0, 0), BATCH), schemas=(SCHEMA,),
+        writers={W2: WRITER, W1: Writer("ingest", 0)}, readers={R1: READER},
+        holds={"b": Hold(at(1), b"x"), "a": Hold(TOP)},
+        retired={"w02": SeqNo(1), "w01": SeqNo(300)},
+        garbage={PartKey("w/2"): Garbage(SeqNo(7), 1), PartKey("w/1"): Garbage(SeqNo(70_000), 2)},
+        rollups={SeqNo(300): ROLLUP, SeqNo(8): ROLLUP}, retention=MAX_TIME, inline_size=3, fingerprint=2**64 - 1,
+        count=45, size=126,
+    ),
+)  # fmt: skip
+
+
+def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
+    for value in (ROW, ROW.diff, STORED, STORED.state, BATCH, PART, WRITER, READER, ROLLUP, OUTCOME):
+        plain = type(value)
+        for name, default in zip(plain.__struct_fields__[::-1], plain.__struct_defaults__[::-1], strict=False):
+            unset = default.factory() if hasattr(default, "factory") else default
+            assert getattr(value, name) != unset or (plain, name) == (Part, "inline"), (plain, name)
+
+
+def test_the_row_of_format_1_still_decodes_to_what_was_written():
+    data = (GOLDEN / "row_v1.bin").read_bytes()
+    assert decode_row(data, "golden") == ROW
+    assert encode_row(ROW) == data
+
+
+def test_the_rollup_of_format_1_still_decodes_to_what_was_written():
+    data = (GOLDEN / "rollup_v1.bin").read_bytes()
+    assert decode_state(data, "golden") == STORED
+    assert encode_state(STORED) == data
+    assert encode_state(decode_state(data, "golden")) == data
+
+
+def test_another_process_writes_the_same_bytes_whatever_its_hash_seed_zone_and_locale():
+    program = (
+        "import sys; sys.path.insert(0, '.'); from tests.unit import test_encoding as t;"
+        "sys.stdout.buffer.write(t.encode_row(t.ROW) + t.encode_state(t.STORED))"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": "4242", "TZ": "Pacific/Apia", "LC_ALL": "C"}
+    written = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, check=True).stdout
+    assert written == (GOLDEN / "row_v1.bin").read_bytes() + (GOLDEN / "rollup_v1.bin").read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_in_which_a_state_came_about_does_not_show_in_its_bytes(seed):
+    state = STORED.state
+    shuffled = {}
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups"):
+        entries = list(getattr(state, name).items())
+        Random(seed).shuffle(entries)
+        shuffled[name] = dict(entries)
+    other = msgspec.structs.replace(state, **shuffled)
+    assert encode_state(StoredState(SeqNo(10), STORED.digest, other)) == encode_state(STORED)
+
+
+def decodes(decode, data):
+    try:
+        decode(data, "some key")
+    except Corrupt as corrupt:
+        return corrupt.key != "some key"
+    return True
+
+
+DAMAGED = pytest.mark.parametrize(
+    ("data", "decode"), [(encode_row(ROW), decode_row), (encode_state(STORED), decode_state)], ids=["row", "rollup"]
+)
+
+
+@DAMAGED
+def test_every_flipped_bit_is_found(data, decode):
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            assert not decodes(decode, bytes(damaged))
+
+
+@DAMAGED
+def test_every_truncation_and_every_appended_byte_is_found(data, decode):
+    assert not any(decodes(decode, data[:end]) for end in range(len(data)))
+    assert not any(decodes(decode, data + extra) for extra in (b"\x00", b"\xc0", data))
+    assert decodes(decode, data)
+
+
+def test_a_row_is_not_taken_for_a_rollup_nor_the_other_way_round():
+    with pytest.raises(Corrupt):
+        decode_state(encode_row(ROW), "key")
+    with pytest.raises(Corrupt):
+        decode_row(encode_state(STORED), "key")
+
+
+def framed(magic: bytes, version: int, body: bytes) -> bytes:
+    return magic + bytes([version]) + xxh3_128_digest(bytes([version]) + body) + body
+
+
+@pytest.mark.parametrize(("magic", "decode"), [(ROW_MAGIC, decode_row), (ROLLUP_MAGIC, decode_state)])
+def test_a_newer_format_is_refused_before_its_body_is_looked_at(magic, decode):
+    with pytest.raises(NewerFormat, match="upgrade") as caught:
+        decode(framed(magic, FORMAT_VERSION + 1, b"anything at all"), "some key")
+    assert (caught.value.found, caught.value.known) == (FORMAT_VERSION + 1, FORMAT_VERSION)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc0",
+        b"\x93\x01",
+        msgspec.msgpack.encode([1, b"", b"\xff", 0, b"", None, {}])[:-1],
+        encode_row(ROW)[HEADER_BYTES:].replace(b"CompareAndAppend", b"CompareAndAppen\xff"),
+        encode_row(ROW)[HEADER_BYTES:].replace(b"decimal128(18, 2)", b"decimal128(99, 2)"),
+        encode_row(ROW)[HEADER_BYTES:] + b"\xc0",
+    ],
+    ids=["empty", "null", "short", "cut", "no utf-8", "no type", "more"],
+)
+def test_a_body_that_is_no_row_is_corrupt_even_if_its_checksum_is_right(body):
+    with pytest.raises(Corrupt, match="some key"):
+        decode_row(framed(ROW_MAGIC, 1, body), "some key")
+
+
+def test_a_format_that_never_was_is_corrupt():
+    with pytest.raises(Corrupt):
+        decode_row(framed(ROW_MAGIC, 0, encode_row(ROW)[HEADER_BYTES:]), "key")
+
+
+def test_the_digest_of_a_row_depends_on_all_of_it():
+    other = msgspec.structs.replace(ROW, now=ROW.now + 1)
+    assert row_digest(encode_row(ROW)) != row_digest(encode_row(other))
+    assert len(row_digest(encode_row(ROW))) == 16
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, data in (("row_v1.bin", encode_row(ROW)), ("rollup_v1.bin", encode_state(STORED))):
+        if (GOLDEN / name).exists():
+            sys.exit(f"{name} is there and stays: what was written once is read for ever")
+        (GOLDEN / name).write_bytes(data)
