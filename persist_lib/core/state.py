@@ -82,8 +82,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
         return tuple(part.key for part in self.parts if part.inline is None)
 
     def run_parts(self) -> list[tuple[Part, ...]]:
-        """Its parts, run by run."""
-        ends = (*self.runs[1:], len(self.parts))
+        """Its parts, run by run; none for an empty batch."""
+        ends = (*self.runs[1:], len(self.parts)) if self.runs else ()
         return [self.parts[start:end] for start, end in zip(self.runs, ends, strict=True)]
 
 
