@@ -54,8 +54,8 @@ def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
         return Retained(state.retention, state.since, state.since if target is None else target)
 
     def move(state: State, _now: int) -> c.SetHold:
-        hold = state.holds.get(RETENTION)
-        since = plan_retention(state) or (hold.since if hold else state.since)
+        hold, target = state.holds.get(RETENTION), plan_retention(state)
+        since = target if target is not None else hold.since if hold else state.since
         return c.SetHold(RETENTION, since, hold.opaque if hold else None, b"")
 
     answer = machine.commit(move)
