@@ -14,7 +14,6 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
-from uuid import UUID  # noqa: TID251 - the type alone; none is made here
 
 import pyarrow as pa
 
@@ -28,11 +27,16 @@ else:
     Model = type  # pydantic is loaded by those who use it, not by everyone who imports us
 
 _TYPES: dict[object, pa.DataType] = {
-    bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), UUID: pa.string(),
+    bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary(),
     dt.datetime: pa.timestamp("us", tz="UTC"), dt.date: pa.date32(), dt.time: pa.time64("us"),
     dt.timedelta: pa.duration("us"),
 }  # fmt: skip
-_BY_NAME = {"AwareDatetime": pa.timestamp("us", tz="UTC"), "NaiveDatetime": pa.timestamp("us")}
+# Types that are known by name, so that neither pydantic nor anything that makes ids is imported here.
+_BY_NAME = {
+    ("pydantic.types", "AwareDatetime"): pa.timestamp("us", tz="UTC"),
+    ("pydantic.types", "NaiveDatetime"): pa.timestamp("us"),
+    ("uuid", "UUID"): pa.string(),
+}
 
 
 def is_model(side: object) -> TypeGuard[Model]:
@@ -88,7 +92,11 @@ def _input_names(model: Model) -> dict[str, str]:
 def _value(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, UUID) else value
+    return str(value) if _name(type(value)) == ("uuid", "UUID") else value
+
+
+def _name(kind: object) -> tuple[str, str]:
+    return getattr(kind, "__module__", ""), getattr(kind, "__name__", "")
 
 
 def _resolve(annotation: Any, metadata: tuple[object, ...]) -> tuple[pa.DataType | None, bool]:
@@ -119,9 +127,7 @@ def _simple(
         return _decimal(metadata)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _common(member.value for member in annotation)
-    if getattr(annotation, "__module__", "").startswith("pydantic"):
-        return _BY_NAME.get(annotation.__name__)
-    return _TYPES.get(annotation)
+    return _BY_NAME.get(_name(annotation)) or _TYPES.get(annotation)
 
 
 def _common(values: Iterator[object]) -> pa.DataType | None:

@@ -67,7 +67,7 @@ _REFUSALS = (pa.ArrowException, InvalidUsage, ValueError, OverflowError)
 
 
 def _misfit(value: object, given: object, taking: Taking, field: pa.Field, row: int) -> InvalidUsage:
-    if type(value) is float and int in taking.types:
+    if type(value) is float and taking.near is _near_int:
         return lossy(field, row, given)
     return wrong_type(field, type(given).__name__, row, given)
 

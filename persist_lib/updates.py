@@ -54,7 +54,7 @@ def check_times(table: pa.Table, lower: Antichain, upper: Antichain) -> None:
     row, time = next((row, time) for row, time in enumerate(column.to_pylist()) if not low <= time < high)
     bounds = f"[{'[]' if lower.is_top() else lower.time}, {'[]' if upper.is_top() else upper.time})"
     raise InvalidUsage(
-        f"times must be in [lower, upper) = {bounds}; found {least} to {most}, the first wrong one is {time} in row {row}. "
+        f"times must be in [lower, upper) = {bounds}; found {least} to {most}, first outside is {time} in row {row}. "
         "Append what is at later times later; what is before lower is complete and cannot change",
         problem="time bounds", least=least, most=most, lower=lower, upper=upper, row=row, value=time,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def _iter(schema: Schema, data: object, defaults: dict[str, int | None]) -> Iter
 
 
 class _Plan(NamedTuple):
-    """What building columns from rows needs of a schema: to look it up in Arrow takes longer than a small append may."""
+    """What building columns from rows needs of a schema: looking it up in Arrow takes longer than an append may."""
 
     names: frozenset[str]
     columns: tuple[tuple[str, pa.Field, Taking, bool], ...]
