@@ -11,6 +11,7 @@ runs; neighbouring empty batches fuse without I/O. The trailing empty batch is l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -237,14 +238,13 @@ def task_inputs(request: Request) -> tuple[TaskInput, ...]:
     )
 
 
-def split_keys(request: Request, boundaries: list[tuple[bytes, int]], task_bytes: int) -> list[bytes]:
-    """Where to cut a request into key ranges of about `task_bytes`, given `(key, bytes that start there)` pairs."""
+def cut_evenly(boundaries: Sequence[tuple[bytes, int]], n: int) -> list[bytes]:
+    """Where to cut into at most `n` key ranges of about equal bytes, given `(key, bytes that start there)` pairs."""
     total = sum(size for _, size in boundaries)
-    tasks = max(1, round(total / task_bytes))
     cuts: list[bytes] = []
     seen = 0
     for key, size in sorted(boundaries):
-        if seen >= total * (len(cuts) + 1) / tasks and len(cuts) < tasks - 1 and (not cuts or key > cuts[-1]):
+        if len(cuts) < n - 1 and seen >= total * (len(cuts) + 1) / n and (not cuts or key > cuts[-1]):
             cuts.append(key)
         seen += size
     return cuts

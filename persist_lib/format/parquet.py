@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
+from persist_lib.format.columns import plain_table
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import MASK, Description, EncodedPart, describe, wrap_signed
 from persist_lib.format.keys import slice_sorted
@@ -32,6 +33,7 @@ from persist_lib.schema import DIFF, TIME, Schema
 VERSION: Final = 1
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 16 << 20
+SHORT_DICTIONARY = 16 << 10
 MARK, SCHEMA_ID, GROUPS = b"persist.part", b"persist.schema", "persist.groups"
 _SAMPLE = 1024
 _REPEATS = 0.25  # a column gets a dictionary when at most this share of a sample is distinct
@@ -66,7 +68,7 @@ class PartEncoder:
             self._writer = self._open(table)
         for group in groups_of(table):
             self._groups.append(describe(self._schema, group))
-            self._writer.write_table(group, row_group_size=group.num_rows)
+            self._writer.write_table(plain_table(group), row_group_size=group.num_rows)
 
     def finish(self) -> EncodedPart:
         """Close the object and describe it. InvalidUsage when nothing was written."""
@@ -123,11 +125,21 @@ class PartFile:
     """A verified part that is open for reading, whole or by row groups."""
 
     def __init__(
-        self, key: str, source: pa.NativeFile | ChunkedReader, schema: Schema, columns: Sequence[str] | None = None
+        self,
+        key: str,
+        source: pa.NativeFile | ChunkedReader,
+        schema: Schema,
+        columns: Sequence[str] | None = None,
+        *,
+        dictionaries: bool = False,
     ) -> None:
         self._key, self._schema, self._columns = key, schema, columns
         with undamaged(key):
             self._file = pq.ParquetFile(source, pre_buffer=False)
+            if dictionaries and (names := _short_dictionaries(self._file)):
+                self._file = pq.ParquetFile(
+                    source, metadata=self._file.metadata, read_dictionary=names, pre_buffer=False
+                )
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
@@ -222,11 +234,30 @@ def conform(key: str, table: pa.Table, schema: Schema, columns: Sequence[str] | 
     for field in target:
         if field.name not in present and field.nullable:
             arrays.append(pa.nulls(table.num_rows, field.type))
-        elif field.name in present and table.schema.field(field.name).type == field.type:
+        elif field.name in present and field.type == _value_type(table.schema.field(field.name).type):
             arrays.append(table.column(field.name))
         else:
             raise Corrupt(f"{key}: column {field.name!r} is not the {field.type} of the shard's schema", key=key)
-    return pa.table(arrays, schema=target)
+    fields = [pa.field(field.name, array.type, field.nullable) for field, array in zip(target, arrays, strict=True)]
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _short_dictionaries(file: pq.ParquetFile) -> list[str]:
+    """The text columns that have a short dictionary in every row group."""
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    fields = enumerate(file.schema_arrow)
+    texts = [(index, f.name) for index, f in fields if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+    return [name for index, name in texts if all(_is_short(group.column(index)) for group in groups)]
+
+
+def _is_short(column: pq.ColumnChunkMetaData) -> bool:
+    if not column.has_dictionary_page or column.dictionary_page_offset is None:
+        return False
+    return bool(column.data_page_offset - column.dictionary_page_offset <= SHORT_DICTIONARY)
 
 
 def _span(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
@@ -251,5 +282,5 @@ def undamaged(key: str) -> Iterator[None]:
         yield
     except (Damage, MemoryError):
         raise
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise Corrupt(f"{key}: does not decode as a part: {error}", key=key, actual=str(error)) from error
