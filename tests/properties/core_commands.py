@@ -133,12 +133,13 @@ class Commands:
         hold = self.random.choice(["a", "b", "retention"])
         known = state.holds.get(hold)
         expected = (known.opaque if known else None) if self.is_sane() else b"other"
+        seqno_held = SeqNo(self.random.randrange(seqno + 3))
         choices: list[c.Command] = [
             c.RegisterWriter(self.new_writer(), self.random.choice(["ingest", "maintenance"]), self.lease()),
             c.RegisterWriter(self.new_writer(), "ingest", self.lease()),
             c.RegisterReader(self.new_reader(), self.lease(), self.random.choice(["", "test"])),
-            c.Heartbeat(tuple(self.random.choice([self.writer(state), self.reader(state)]) for _ in range(3)), self.lease()),
-            c.DowngradeSince(self.reader(state), self.frontier(state.since), SeqNo(self.random.randrange(seqno + 3)), self.lease()),
+            c.Heartbeat((self.writer(state), self.reader(state), self.writer(state)), self.lease()),
+            c.DowngradeSince(self.reader(state), self.frontier(state.since), seqno_held, self.lease()),
             c.SetHold(hold, self.frontier(state.since), expected, self.random.choice([b"x", b"y"])),
             c.ReleaseHold(hold, expected or b""),
             c.SetRetention(self.random.choice([None, 0, 5, -1, MAX_TIME + 1])),

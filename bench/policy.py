@@ -1,0 +1,219 @@
+"""What the compaction policy does to real append histories, without data: batches against their bound, and write
+amplification against log2(n), with maintenance every k appends.
+
+    python -m bench.policy            python -m bench.policy --quick
+
+The histories include those made to hurt: ruler sequences, huge and tiny by turns, growing, shrinking, and updates that
+cancel out when they meet. Every step goes through the real state machine, so a plan that it would refuse shows here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from math import log2
+from random import Random
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+import bench.figures
+from persist_lib.core import commands as c
+from persist_lib.core.compaction import Policy, Request, TaskResult, batch_bound, output_batch, plan_compaction
+from persist_lib.core.state import Batch, Part, State
+from persist_lib.core.transitions import apply
+from persist_lib.format.paths import part_key
+from persist_lib.frontier import at
+from persist_lib.ids import SeqNo, format_reader_id, format_writer_id
+from persist_lib.schema import Schema
+
+WRITER = format_writer_id(1)
+READER = format_reader_id(1)
+BYTES_EACH = 64
+AMPLIFICATION = 1 / log2(1.5)
+"""Rewritings per update and per log2(n): each finds an update in a batch at least 1.5 times larger."""
+
+Sizes = Callable[[int], list[int]]
+
+
+class Figure(NamedTuple):
+    """One history under one rhythm of maintenance. Amplification is updates rewritten per update appended."""
+
+    history: str
+    every: int
+    appends: int
+    updates: int
+    batches: int
+    bound: float
+    amplification: float
+    target: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether both stay within."""
+        return self.batches <= self.bound and self.amplification <= self.target
+
+
+class Simulation:
+    """A shard without data. `distinct`, if given, is how many updates are left when more of them meet."""
+
+    def __init__(self, distinct: int | None = None, policy: Policy | None = None) -> None:
+        self.state = State()
+        self.seqno = SeqNo(0)
+        self.distinct = distinct
+        self.policy = policy or Policy()
+        self.keys = count(1)
+        self.appended = self.rewritten = self.most = 0
+        self.do(c.Create(Schema(key={"id": "int64"})))
+        self.do(c.RegisterWriter(WRITER, "ingest", 2**62))
+        self.do(c.RegisterReader(READER, 2**62))
+
+    def do(self, command: c.Command) -> None:
+        """Apply a command that has to be accepted."""
+        answer = apply(self.state, SeqNo(self.seqno + 1), command)
+        if not isinstance(answer, State):
+            raise AssertionError(f"{type(command).__name__} was refused: {answer}")  # noqa: TRY004 - a wrong plan
+        self.state, self.seqno = answer, SeqNo(self.seqno + 1)
+
+    def append(self, size: int, times: int = 1) -> None:
+        """Append `size` updates over the next `times` times."""
+        lower = self.state.upper.time or 0
+        parts = (self.part(size, lower, lower + times - 1),) if size else ()
+        runs = (0,) if size else ()
+        batch = Batch(0, 1, at(lower), at(lower + times), at(0), size, size, size, parts, runs)
+        self.do(c.CompareAndAppend(WRITER, lower.to_bytes(8, "big"), batch, 0))
+        self.appended += size
+
+    def part(self, rows: int, first: int, last: int) -> Part:
+        """A part that nothing was written for; one digest is enough for the sizes here."""
+        key = part_key(WRITER, next(self.keys))
+        return Part(key, min(rows * BYTES_EACH, 8 << 20), rows, bytes(16), b"", b"", first, last, 0)
+
+    def advance(self, since: int) -> None:
+        """Let the only reader give up history."""
+        self.do(c.DowngradeSince(READER, at(since), self.seqno, 0))
+
+    def carry_out(self, request: Request) -> None:
+        """What an executor would commit for one request."""
+        rows = request.count if self.distinct is None else min(request.count, self.distinct)
+        # Times at or below since become one; the newest stay apart. What was registered with tighter bounds is cut.
+        last = max((part.time_upper for batch in request.inputs for part in batch.parts), default=0)
+        first = min((part.time_lower for batch in request.inputs for part in batch.parts), default=0)
+        end = last if request.upper.time is None else min(last, request.upper.time - 1)
+        first, last = min(max(first, request.advance_to), end), max(end, request.advance_to)
+        parts = (self.part(rows, first, last),) if rows else ()
+        sums = sum(b.diff_sum for b in request.inputs), sum(b.fingerprint for b in request.inputs)
+        output = output_batch(request, [TaskResult(parts, rows, *sums)])
+        self.do(c.ApplyCompaction(WRITER, request.ids, output))
+        self.rewritten += request.count
+
+    def maintain(self) -> int:
+        """Carry out plans until there is nothing left to do. Answers how many passes that took."""
+        for passes in count():
+            plan = plan_compaction(self.state, self.policy)
+            for request in plan.requests:
+                self.carry_out(request)
+            if not plan.requests:
+                self.most = max(self.most, non_empty(self.state))
+                return passes
+        raise AssertionError("unreachable")
+
+
+def non_empty(state: State) -> int:
+    """Batches that hold something."""
+    return sum(1 for batch in state.trace if batch.count)
+
+
+def _random(appends: int) -> list[int]:
+    random = Random(appends)
+    return [int(2 ** random.uniform(0, 16)) for _ in range(appends)]
+
+
+HISTORIES: dict[str, Sizes] = {
+    "one by one": lambda n: [1] * n,
+    "a thousand each": lambda n: [1000] * n,
+    "random, over 16 octaves": _random,
+    "ruler (1 2 1 4 1 2 1 8 …)": lambda n: [i & -i for i in range(1, n + 1)],
+    "ruler, backwards": lambda n: [n // (i & -i) + 1 for i in range(1, n + 1)],
+    "huge and tiny by turns": lambda n: [100_000 if i % 2 else 1 for i in range(n)],
+    "one huge, then tiny": lambda n: [1_000_000] + [1] * (n - 1),
+    "growing by a tenth": lambda n: [int(1.1 ** (i % 200)) + 1 for i in range(n)],
+    "shrinking by a tenth": lambda n: [int(1.1 ** (200 - i % 200)) + 1 for i in range(n)],
+    "growing, just within the rule": lambda n: [int(1.5**i) + 1 for i in range(min(n, 80))],
+    "mostly empty": lambda n: [0 if i % 7 else 5 for i in range(n)],
+}
+
+
+def figures(name: str, sizes: list[int], every: int, *, lag: int | None = None, distinct: int | None = None) -> Figure:
+    """Append `sizes` with maintenance every `every` appends, since trailing upper by `lag`."""
+    simulation = Simulation(distinct)
+    for number, size in enumerate(sizes, 1):
+        simulation.append(size)
+        if number % every == 0:
+            if lag is not None:
+                simulation.advance(max(0, number - lag))
+            simulation.maintain()
+    simulation.maintain()
+    appended = max(simulation.appended, 2)
+    # Since that follows rewrites the times that it has passed, too: another share of log2 of the times.
+    target = 1 + AMPLIFICATION * log2(appended) + (log2(len(sizes)) if lag is not None else 0)
+    return Figure(
+        name, every, len(sizes), simulation.appended, simulation.most, batch_bound(appended),
+        simulation.rewritten / appended, target,
+    )  # fmt: skip
+
+
+def run(quick: bool = False) -> list[Figure]:
+    """All histories, under a few rhythms."""
+    return list(_runs(200 if quick else 2000, (1, 16) if quick else (1, 7, 100)))
+
+
+def _runs(appends: int, rhythms: tuple[int, ...]) -> Iterator[Figure]:
+    for every in rhythms:
+        for name, sizes in HISTORIES.items():
+            yield figures(name, sizes(appends), every)
+        yield figures("one by one, since follows", [1] * appends, every, lag=10)
+        yield figures("updates in place (300 keys)", [20] * appends, every, lag=10, distinct=300)
+
+
+def show(found: list[Figure], console: Console) -> None:
+    """Print them as a table."""
+    table = Table("history", "every", "updates", "batches", "bound", "rewritten", "target", "")
+    for figure in found:
+        table.add_row(
+            figure.history, str(figure.every), f"{figure.updates:,}", str(figure.batches), f"{figure.bound:.0f}",
+            f"{figure.amplification:.2f}", f"{figure.target:.1f}", "" if figure.is_met else "missed",
+            style=None if figure.is_met else "red",
+        )  # fmt: skip
+    console.print(table)
+
+
+def policy(quick: bool) -> list[bench.figures.Figure]:
+    """For `make bench`: the worst history beside its bound, and beside its target of amplification."""
+    found = run(quick)
+    show(found, Console())
+    fullest = max(found, key=lambda figure: figure.batches / figure.bound)
+    busiest = max(found, key=lambda figure: figure.amplification / figure.target)
+    return [
+        bench.figures.Figure(
+            "batches after maintenance", fullest.batches, fullest.bound, "batches", "2*log2(n) + c", at_most=1,
+            note=f"worst of {len(found)}: {fullest.history}, every {fullest.every}",
+        ),
+        bench.figures.Figure(
+            "write amplification", busiest.amplification, busiest.target, "x", "c*log2(n)", at_most=1,
+            note=f"worst of {len(found)}: {busiest.history}, every {busiest.every}",
+        ),
+    ]  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; 1 where a target is missed."""
+    found = run("--quick" in arguments)
+    show(found, Console())
+    return 0 if all(figure.is_met for figure in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
