@@ -49,7 +49,7 @@ def _items(data: Any) -> Iterator[Any]:
     elif hasattr(data, "__arrow_c_stream__"):
         yield from _batches(data)
     elif hasattr(data, "__arrow_c_array__"):
-        yield pa.record_batch(data)
+        yield _batch(data)
     elif isinstance(data, (str, bytes, Mapping, Update)) or is_instance(data) or not isinstance(data, Iterable):
         raise _no_updates(data)
     else:
@@ -74,17 +74,25 @@ def _batches(data: Any) -> Iterator[pa.Table | pa.RecordBatch]:
     """The batches of a stream; an empty table where it has none, so that its columns are checked all the same."""
     try:
         reader = pa.RecordBatchReader.from_stream(data)
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise InvalidUsage(
-            f"a {type(data).__qualname__} must consist of structs to be updates, with a field for each column: {error}",
-            problem="updates", value=data,
-        ) from error  # fmt: skip
-    count = 0
-    for batch in reader:
-        count += 1
-        yield batch
-    if not count:
-        yield reader.schema.empty_table()
+        batch = next(reader, None)
+        yield reader.schema.empty_table() if batch is None else batch
+        yield from reader
+    except pa.ArrowInvalid as error:
+        raise _no_structs(data, error) from error
+
+
+def _batch(data: Any) -> pa.RecordBatch:
+    try:
+        return pa.record_batch(data)
+    except pa.ArrowInvalid as error:
+        raise _no_structs(data, error) from error
+
+
+def _no_structs(data: object, error: Exception) -> InvalidUsage:
+    return InvalidUsage(
+        f"a {type(data).__qualname__} must consist of structs (none null) with a field for each column: {error}",
+        problem="updates", value=data,
+    )  # fmt: skip
 
 
 def _is_pandas(data: object) -> bool:

@@ -97,6 +97,7 @@ def test_no_updates_give_no_tables(data):
 
 @pytest.mark.parametrize("data", [None, 7, "rows", b"rows", ROW, {"order_id": [1]}, [1], ["x"], [[None]], object(),
                                   pl.DataFrame(ROWS).lazy(), Update({"order_id": 1}), pl.Series([1]),
+                                  pl.Series([ROW, None]), pa.array([ROW, None]), pa.array([1]), pa.array(["a"]),
                                   pd.Series([1, 2])])  # fmt: skip
 def test_what_is_no_updates_is_refused(data):
     assert refusal(ORDERS, data).problem == "updates"
