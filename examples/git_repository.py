@@ -28,7 +28,7 @@ _SET = {"GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull, "GIT_OPTION
         "GIT_TERMINAL_PROMPT": "0"}  # fmt: skip
 
 # SUBTLE: --always, or empty commits vanish; --root, or the first commit has no changes; --diff-merges, or merges have
-# none; --no-relative and --ignore-submodules=none, as diff.relative and diff.ignoreSubmodules reach plumbing too.
+# none; --ignore-submodules=none, as that configuration reaches plumbing too. The other defaults are stated to stay so.
 _DIFF_TREE = ("diff-tree", "--stdin", "--always", "--root", "--diff-merges=first-parent", "-r", "-z", "--raw",
               "--no-abbrev", "--no-renames", "--no-relative", "--ignore-submodules=none", "--no-ext-diff",
               "--no-textconv", "--encoding=UTF-8", f"--format=tformat:{HEADER}")  # fmt: skip

@@ -282,11 +282,11 @@ def test_commit_objects_made_by_hand_are_ingested_too(client: persist.Client, gi
 
 
 def test_hundreds_of_small_appends_with_empty_ones_among_them_are_kept(client: persist.Client, git: Git) -> None:
-    git.fast_import(4, 500, changes=30)
+    git.fast_import(4, 250, changes=60)
     done = ingest(client, Repository(git.path), max_commits=1)
-    assert done.appends == 500
+    assert done.appends == 250
     with client.open_reader("git_history") as read:
-        verify(read, Repository(git.path), spread(10, 0, 500))
+        verify(read, Repository(git.path), spread(5, 0, 250))
     parts = [part for batch in client.inspect("git_history").state.trace for part in batch.parts]
     assert any(part.inline is None for part in parts), "make the history larger: nothing had to leave the state"
 
@@ -336,6 +336,19 @@ def test_a_rewritten_history_is_refused_with_the_position_where_it_departs(clien
     assert "--shard" in str(refused.value)
     with client.open_reader("git_history") as read:
         assert read.fetch_upper() == persist.at(5)
+
+
+def test_of_two_ingestions_at_once_one_is_told_and_nothing_is_doubled(client: persist.Client, git: Git) -> None:
+    git.fast_import(13, 12)
+
+    def rival(append: Append) -> None:
+        if append.upper == 4:
+            ingest(client, Repository(git.path), max_commits=3, limit=6)
+
+    with pytest.raises(persist.UpperMismatch):
+        ingest(client, Repository(git.path), max_commits=2, on_append=rival)
+    assert ingest(client, Repository(git.path)).lower == 10
+    check_every_commit(client, git, 12)
 
 
 @pytest.mark.parametrize("lagging", ["git_history", "git_history_commits"])
@@ -436,13 +449,14 @@ def command(location: Path, git: Git, *options: str) -> list[str]:
     return [*module, "--location", f"file:{location}", "--repo", str(git.path), *options]
 
 
-def test_the_command_ingests_verifies_and_says_so(tmp_path: Path, git: Git) -> None:
+def test_the_command_ingests_verifies_and_says_so(tmp_path: Path, git: Git, capfd: pytest.CaptureFixture[str]) -> None:
     git.fast_import(10, 25)
-    done = subprocess.run(command(tmp_path / "data", git, "--every", "--commits-per-append", "1"), cwd=ROOT,
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "25 commits" in done.stdout
-    assert "25 snapshots equal git ls-tree" in done.stdout
+    arguments = ["--repo", str(git.path), "--location", f"file:{tmp_path / 'data'}", "--commits-per-append", "1"]
+    assert git_history.main([*arguments, "--every"]) == 0
+    said = capfd.readouterr().out
+    assert "25 commits" in said
+    assert "25 appends" in said
+    assert "25 snapshots equal git ls-tree" in said
 
 
 @pytest.mark.parametrize(
