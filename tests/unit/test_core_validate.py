@@ -14,7 +14,7 @@ from persist_lib.core.validate import check_change, check_state
 from persist_lib.errors import InvariantViolated
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MINIMUM, TOP, at
-from persist_lib.ids import PartKey, SeqNo, format_reader_id, format_writer_id
+from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
 from persist_lib.schema import Schema
 
 W, R, DEAD = format_writer_id(1), format_reader_id(2), format_writer_id(3)
@@ -106,7 +106,7 @@ BROKEN = [
 def test_a_broken_invariant_is_named(sentence, state):
     with pytest.raises(InvariantViolated) as caught:
         check_state(state, NOW)
-    assert any(sentence in found for found in caught.value.broken), caught.value.broken
+    assert sentence in str(caught.value)
     assert "Nothing was written" in str(caught.value)
 
 
@@ -132,8 +132,8 @@ CHANGES = [
     ("before since", StateDiff(holds=(("new", None, Hold(at(4))),))),
     ("came back from the retired", BACK),
     ("live and retired", StateDiff(writers=((DEAD, None, Writer("ingest", 1)),))),
-    ("malformed", StateDiff(writers=(("w1", None, Writer("ingest", 1)),))),
-    ("malformed", StateDiff(readers=((W, None, Reader(at(7), NOW, 1)),))),
+    ("malformed", StateDiff(writers=((WriterId("w1"), None, Writer("ingest", 1)),))),
+    ("malformed", StateDiff(readers=((ReaderId(W), None, Reader(at(7), NOW, 1)),))),
     ("beyond v20", StateDiff(readers=((format_reader_id(9), None, Reader(at(7), SeqNo(21), 1)),))),
     ("garbage twice", StateDiff(garbage=((OLD, None, Garbage(NOW, 1)),))),
     ("3 rollups", StateDiff(rollups=((SeqNo(16), None, Rollup(rollup_key(SeqNo(16), 1), 1, bytes(16))),))),
@@ -149,7 +149,7 @@ def test_a_change_that_breaks_an_invariant_is_stopped_before_it_is_written(sente
     new = apply_diff(STATE, unchecked)
     with pytest.raises(InvariantViolated) as caught:
         check_change(STATE, diff, new, NOW)
-    assert any(sentence in found for found in caught.value.broken), caught.value.broken
+    assert sentence in str(caught.value)
 
 
 def test_a_sound_change_passes():
