@@ -7,13 +7,14 @@ input comes in order. Objects are uploaded while the next one is built.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.config import Config
+from persist_lib.config import Config, Runtime
 from persist_lib.core.diff import MODULUS
 from persist_lib.core.state import Batch, Part
 from persist_lib.format.consolidation import consolidate
@@ -29,6 +30,14 @@ UPLOADS = 2
 """Objects under way at once: one uploads while the next is encoded."""
 
 
+class Stored(NamedTuple):
+    """A part that is stored, and the sums over its updates."""
+
+    part: Part
+    diff_sum: int
+    fingerprint: int
+
+
 class ByTime(msgspec.Struct, frozen=True):
     """Per distinct time, ascending: how many updates, their diff sum and fingerprint; sums over suffixes."""
 
@@ -36,6 +45,18 @@ class ByTime(msgspec.Struct, frozen=True):
     counts: np.ndarray
     diff_sums: np.ndarray
     fingerprints: np.ndarray
+
+    @classmethod
+    def of(cls, pieces: Sequence[ByTime]) -> ByTime:
+        """All of them together."""
+        times, order = np.unique(np.concatenate([piece.times for piece in pieces]), return_inverse=True)
+        sums = []
+        for name in ("counts", "diff_sums", "fingerprints"):
+            values = np.concatenate([getattr(piece, name) for piece in pieces])
+            total = np.zeros(len(times), values.dtype)
+            np.add.at(total, order, values)
+            sums.append(total)
+        return cls(times, *sums)
 
     def from_(self, lower: int) -> tuple[int, int, int]:
         """Count, diff sum and fingerprint of the updates at `lower` or later."""
@@ -66,11 +87,14 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Builder:
-    """Builds batches for one uploader. `bounds` and schema are checked by whoever makes the tables."""
+    """Builds batches for one uploader. `bounds` and schema are checked by whoever makes the tables.
+
+    The uploader is asked for only when there is something to upload: updates that are refused register nobody.
+    """
 
     def __init__(
-        self, shard: ShardId, uploader: WriterId, schema: Schema, schema_id: int, blob: Blob, config: Config,
-        entropy: Callable[[], int],
+        self, shard: ShardId, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, blob: Blob, config: Config,
+        runtime: Runtime,
     ) -> None:  # fmt: skip
         self._shard = shard
         self._uploader = uploader
@@ -78,7 +102,7 @@ class Builder:
         self._schema_id = schema_id
         self._blob = blob
         self._config = config
-        self._entropy = entropy
+        self._runtime = runtime
 
     def build(
         self,
@@ -102,8 +126,8 @@ class Builder:
         if second is None and first.nbytes <= inline_bytes:
             inline = encode_inline(self._schema, self._schema_id, first)
             if inline.size <= inline_bytes:
-                part = as_part(inline, None, self._schema_id)
-                return self._built([part], [inline], lower, upper, [first] if by_time else [], first)
+                stored = Stored(as_part(inline, None, self._schema_id), inline.diff_sum, inline.fingerprint)
+                return self._built([stored], lower, upper, [_by_time(self._schema, first)] if by_time else [], first)
         return self._upload(first, second, chunks, lower, upper, by_time)
 
     def externalised(self, built: Built) -> Built:
@@ -111,45 +135,52 @@ class Builder:
         if built.table is None or not built.batch.parts:
             return built
         encoded = encode_part(self._schema, self._schema_id, built.table)
-        part = as_part(encoded, self._put(encoded), self._schema_id)
+        part = self._put(self._fresh_key(), encoded).part
         return msgspec.structs.replace(built, batch=msgspec.structs.replace(built.batch, parts=(part,)), table=None)
 
     def _upload(
         self, first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], lower: Antichain, upper: Antichain,
         by_time: bool,
     ) -> Built:  # fmt: skip
-        pending: list[tuple[EncodedPart, Future[PartKey]]] = []
-        kept: list[pa.Table] = []
-        with ThreadPoolExecutor(UPLOADS, thread_name_prefix="persist-upload") as pool:
+        uploads: list[Future[Stored]] = []
+        times: list[ByTime] = []
+        with self._runtime.pool(UPLOADS, "persist-upload") as pool:
             for table in _all(first, second, rest, self._schema):
                 if not table.num_rows:
                     continue
                 if by_time:
-                    kept.append(table)
+                    times.append(_by_time(self._schema, table))
                 encoded = encode_part(self._schema, self._schema_id, table)
-                if len(pending) >= UPLOADS:
-                    pending[-UPLOADS][1].result()
-                pending.append((encoded, pool.submit(self._put, encoded)))
-        parts = [as_part(encoded, future.result(), self._schema_id) for encoded, future in pending]
-        return self._built(parts, [encoded for encoded, _ in pending], lower, upper, kept, None)
+                if len(uploads) >= UPLOADS:
+                    uploads[-UPLOADS].result()
+                uploads.append(pool.submit(self._put, self._fresh_key(), encoded))
+        return self._built([upload.result() for upload in uploads], lower, upper, times, None)
 
     def _built(
-        self, parts: list[Part], sums: Sequence[EncodedPart], lower: Antichain, upper: Antichain, kept: list[pa.Table],
+        self,
+        stored: Sequence[Stored],
+        lower: Antichain,
+        upper: Antichain,
+        times: Sequence[ByTime],
         table: pa.Table | None,
-    ) -> Built:  # fmt: skip
+    ) -> Built:
+        parts = [piece.part for piece in stored]
         batch = Batch(
             0, 0, lower, upper, MINIMUM,
             count=sum(part.rows for part in parts),
-            diff_sum=(sum(encoded.diff_sum for encoded in sums) + 2**63) % MODULUS - 2**63,
-            fingerprint=sum(encoded.fingerprint for encoded in sums) % MODULUS,
+            diff_sum=(sum(piece.diff_sum for piece in stored) + 2**63) % MODULUS - 2**63,
+            fingerprint=sum(piece.fingerprint for piece in stored) % MODULUS,
             parts=tuple(parts), runs=_runs(parts),
         )  # fmt: skip
-        return Built(batch, _by_time(self._schema, kept) if kept else None, table)
+        return Built(batch, ByTime.of(times) if times else None, table)
 
-    def _put(self, encoded: EncodedPart) -> PartKey:
-        key = part_key(self._uploader, self._entropy())
+    def _fresh_key(self) -> PartKey:
+        return part_key(self._uploader(), self._runtime.entropy())
+
+    def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
+        """Upload it; answers all that is to be remembered, so that its bytes are not."""
         self._blob.set(blob_key(self._shard, key), encoded.data)
-        return key
+        return Stored(as_part(encoded, key, self._schema_id), encoded.diff_sum, encoded.fingerprint)
 
 
 def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
@@ -194,17 +225,11 @@ def _runs(parts: list[Part]) -> tuple[int, ...]:
     return tuple(i for i, part in enumerate(parts) if i == 0 or not parts[i - 1].key_upper < part.key_lower)
 
 
-def _by_time(schema: Schema, tables: list[pa.Table]) -> ByTime:
-    times = np.concatenate([table.column(TIME).to_numpy() for table in tables])
-    diffs = np.concatenate([diffs_of(table) for table in tables])
-    hashes = np.concatenate([hash_rows(schema, table) for table in tables])
+def _by_time(schema: Schema, table: pa.Table) -> ByTime:
+    times, diffs = table.column(TIME).to_numpy(), diffs_of(table)
     order = np.argsort(times, kind="stable")
     distinct, starts, counts = np.unique(times[order], return_index=True, return_counts=True)
     with np.errstate(over="ignore"):
-        products = (diffs * hashes)[order]
-        return ByTime(
-            distinct,
-            counts,
-            np.add.reduceat(diffs[order], starts).astype(np.int64) if len(starts) else counts,
-            np.add.reduceat(products, starts) if len(starts) else counts.astype(np.uint64),
-        )
+        products = (diffs * hash_rows(schema, table))[order]
+        sums = np.add.reduceat(diffs[order], starts).astype(np.int64)
+        return ByTime(distinct, counts, sums, np.add.reduceat(products, starts))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
 
@@ -15,7 +17,7 @@ from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import parse_frontier
 from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id
 from persist_lib.leases import Leases
-from persist_lib.location import open_location
+from persist_lib.location import Location, open_location
 from persist_lib.location.retrying import retrying
 from persist_lib.machine import Machine
 from persist_lib.maintain import (
@@ -48,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 
 def open(  # noqa: A001 - `persist.open` is what users write
-    url: str,
+    url: str | Location,
     consensus: str | None = None,
     *,
     config: Config | None = None,
@@ -56,7 +58,7 @@ def open(  # noqa: A001 - `persist.open` is what users write
     read_only: bool = False,
     create: bool = True,
 ) -> Client:
-    """Open a location: `file:./data`, `memory:`, or blobs at `url` and Consensus elsewhere.
+    """Open a location: `file:./data`, `memory:`, or blobs at `url` and Consensus elsewhere; or one that is open already.
 
     A location that does not exist is created, unless `create` is false (then NotFound). A read-only client never writes
     anything anywhere, not even a lease: what it reads may be collected under its eyes, and it then looks again at the
@@ -69,19 +71,28 @@ class Client:
     """One process's view of a location. Thread-safe; a context manager; `close` retires what it registered."""
 
     def __init__(
-        self, url: str, consensus: str | None, config: Config, runtime: Runtime, *, read_only: bool, create: bool
+        self,
+        url: str | Location,
+        consensus: str | None,
+        config: Config,
+        runtime: Runtime,
+        *,
+        read_only: bool,
+        create: bool,
     ) -> None:
-        location = open_location(url, consensus, create=create and not read_only, read_only=read_only)
+        location = url
+        if not isinstance(location, Location):
+            location = open_location(location, consensus, create=create and not read_only, read_only=read_only)
         self.location = location
         self.config = config
         self.runtime = runtime
-        self.read_only = read_only
+        self.read_only = read_only or location.read_only
         self.blob, self.consensus = retrying(location, config, runtime)
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._lock = threading.Lock()
         self._machines: dict[ShardId, Machine] = {}
-        self._handles: list[WriteHandle | ReadHandle] = []
+        self._handles: weakref.WeakSet[WriteHandle | ReadHandle] = weakref.WeakSet()
 
     @property
     def url(self) -> str:
@@ -121,7 +132,7 @@ class Client:
             if isinstance(answer, c.Exists):
                 machine.fetch()  # somebody else created it at the same moment
         handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema))
-        self._handles.append(handle)
+        self._handles.add(handle)
         return handle
 
     def open_reader(self, name: str, schema: Schema | None = None, *, purpose: str = "") -> ReadHandle:
@@ -134,7 +145,7 @@ class Client:
             machine, self.leases, schema or schemas[-1], (self.url, self.consensus_url),
             read_only=self.read_only, purpose=purpose,
         )  # fmt: skip
-        self._handles.append(handle)
+        self._handles.add(handle)
         return handle
 
     def worker(self, name: str) -> Worker:
@@ -214,7 +225,7 @@ class Client:
         def build(state: object, _now: int) -> c.SetHold:
             current = state.holds.get(hold)  # type: ignore[attr-defined]
             fence = (current.opaque if current else None) if expected == "any" else expected
-            return c.SetHold(hold, frontier, fence, opaque)  # type: ignore[arg-type]
+            return c.SetHold(hold, frontier, fence, opaque)
 
         self.machine(name).commit(build)
 
@@ -225,7 +236,7 @@ class Client:
 
         def build(state: object, _now: int) -> c.ReleaseHold:
             current = state.holds.get(hold)  # type: ignore[attr-defined]
-            return c.ReleaseHold(hold, (current.opaque if current else b"") if expected == "any" else expected)  # type: ignore[arg-type]
+            return c.ReleaseHold(hold, (current.opaque if current else b"") if expected == "any" else expected)
 
         self.machine(name).commit(build)
 
@@ -259,13 +270,12 @@ class Client:
 
     def close(self) -> None:
         """Retire all handles and release the location. Idempotent."""
-        handles, self._handles = self._handles, []
-        try:
-            for handle in handles:
-                handle.close()
-        finally:
-            self.leases.close()
-            self.location.close()
+        with ExitStack() as closing:
+            closing.callback(self.location.close)
+            closing.callback(self.leases.close)
+            for handle in list(self._handles):
+                closing.callback(handle.close)
+            self._handles.clear()
 
     def __enter__(self) -> Self:
         return self

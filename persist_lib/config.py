@@ -8,9 +8,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -59,9 +63,25 @@ class Runtime:
         """64 random bits."""
         return self.random.getrandbits(64)
 
+    def pool(self, threads: int, name: str) -> Executor:
+        """Threads for what may happen at the same time; without background work, whoever submits does it at once."""
+        return ThreadPoolExecutor(threads, thread_name_prefix=name) if self.background else _AtOnce()
+
     def deadline(self, timeout_s: float) -> Deadline:
         """The moment at which a call that starts now has to give up."""
         return Deadline(self, timeout_s, self.monotonic() + timeout_s)
+
+
+class _AtOnce(Executor):
+    """No threads: in a simulation only the scheduler decides what happens when."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - raised by `result`, as from a thread
+            done.set_exception(error)
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +103,3 @@ class Deadline:
     def pause(self, seconds: float) -> None:
         """Sleep for a jittered `seconds`, but not beyond the deadline."""
         self.runtime.sleep(min(self.remaining_s(), seconds * self.runtime.random.uniform(0.5, 1.5)))
-
-

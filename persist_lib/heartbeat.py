@@ -1,6 +1,6 @@
 """The process that keeps a client's leases up when its threads starve. Started by `persist_lib.leases`.
 
-    python -P -m persist_lib.heartbeat BLOB_URL CONSENSUS_URL LEASE_MS
+    python -P -m persist_lib.heartbeat BLOB_URL CONSENSUS_URL LEASE_MS PARENT_PID
 
 It reads `["keep" | "drop", shard, id]` lines, and ends when its standard input does, or when its parent is gone (a fork
 of the parent may hold the pipe open). It renews only what the parent has left undone for half of a lease.
@@ -20,9 +20,8 @@ from persist_lib.location import open_location
 from persist_lib.machine import Machine
 
 
-def main(url: str, consensus_url: str, lease_ms: int) -> None:
-    """Serve until standard input ends."""
-    parent = os.getppid()
+def main(url: str, consensus_url: str, lease_ms: int, parent: int) -> None:
+    """Serve until standard input ends, or the parent does. Its id is told: it may be gone before we could look."""
     location = open_location(url, consensus_url)
     config, runtime = Config(lease_ms=lease_ms), Runtime()
     machines: dict[str, Machine] = {}
@@ -44,4 +43,4 @@ def main(url: str, consensus_url: str, lease_ms: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

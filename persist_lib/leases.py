@@ -13,13 +13,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import IO
 
 from persist_lib.config import Config, Runtime
-from persist_lib.core.commands import Heartbeat
+from persist_lib.core.commands import Heartbeat, Retire
 from persist_lib.core.state import State
-from persist_lib.errors import PersistError
+from persist_lib.errors import PersistError, Refused
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.machine import Machine
 
@@ -30,6 +31,9 @@ PATIENCE_S = 5.0
 RENEW_BELOW = 0.6
 """The thread renews a lease when less than this share of it is left, the process when less than `RESCUE_BELOW` is."""
 RESCUE_BELOW = 0.45
+
+FAREWELL_S = 5.0
+"""How long retiring an id without an owner may take; its lease ends in any case."""
 
 
 class Leases:
@@ -42,6 +46,7 @@ class Leases:
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[Machine, set[str]]] = {}
         self._ticks: dict[int, Callable[[], None]] = {}
+        self._abandoned: deque[tuple[Machine, str]] = deque()
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -66,6 +71,10 @@ class Leases:
             ids.discard(id_)
             self._tell("drop", machine.shard, id_)
 
+    def abandon(self, machine: Machine, id_: str) -> None:
+        """Its owner was dropped without closing it: the next tick retires it. Takes no lock, as finalizers need."""
+        self._abandoned.append((machine, id_))
+
     def every_tick(self, owner: object, call: Callable[[], None] | None) -> None:
         """Call this at each tick, as readers do to move their holds; None: no longer."""
         with self._lock:
@@ -76,24 +85,34 @@ class Leases:
 
     def tick(self) -> None:
         """Renew what is due, here and now. Failures are logged: whoever is expired learns it at its next commit."""
+        while self._abandoned:
+            machine, id_ = self._abandoned.popleft()
+            self.drop(machine, id_)
+            _retire(machine, id_)
         with self._lock:
             kept = [(machine, tuple(sorted(ids))) for machine, ids in self._kept.values() if ids]
             calls = list(self._ticks.values())
         for call in calls:
-            call()
+            try:
+                call()
+            except PersistError as error:
+                log.warning("could not move a hold: %s", error)
         for machine, ids in kept:
             renew(machine, ids, self._config.lease_ms, RENEW_BELOW)
 
     def close(self) -> None:
-        """Stop renewing. The leases end by themselves."""
+        """Stop renewing, and retire what is still kept. Idempotent."""
         with self._lock:
             self._closed = True
+            kept = [(machine, id_) for machine, ids in self._kept.values() for id_ in sorted(ids)]
             self._kept.clear()
             self._ticks.clear()
             process, self._process = self._process, None
         self._wake.set()
         if process is not None:
             _end(process)
+        for machine, id_ in kept:
+            _retire(machine, id_)
 
     def _renew(self) -> None:
         period_s = self._config.lease_ms / 4000
@@ -114,7 +133,8 @@ class Leases:
             return
         if self._process is not None and self._process.poll() is None:
             return
-        command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", *self._urls, str(self._config.lease_ms)]
+        command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", *self._urls]
+        command += [str(self._config.lease_ms), str(os.getpid())]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
         for shard, (_, ids) in self._kept.items():
@@ -150,6 +170,16 @@ def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -
             machine.commit(lambda _state, now: Heartbeat(ids, now + lease_ms), timeout_s=lease_ms / 2000)
     except PersistError as error:
         log.warning("could not renew the leases of %s on shard %s: %s", ", ".join(ids), machine.shard, error)
+
+
+def _retire(machine: Machine, id_: str) -> None:
+    """Retire an id. Failures are logged: its lease ends by itself."""
+    try:
+        machine.commit(lambda _state, _now: Retire(id_), timeout_s=FAREWELL_S)
+    except Refused:
+        pass  # expired already, or the shard is finished
+    except PersistError as error:
+        log.warning("could not retire %s on shard %s: %s", id_, machine.shard, error)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

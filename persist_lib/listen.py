@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pyarrow as pa
 
 from persist_lib.core.state import Batch, Version
-from persist_lib.errors import Missing, TimedOut
-from persist_lib.frontier import Antichain, at
+from persist_lib.errors import Missing, PersistError, TimedOut
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.runs import read_updates
 from persist_lib.schema import Schema
 
 if TYPE_CHECKING:
     from persist_lib.read import ReadHandle
+
+BACK_OFF = 50
+"""How many times `poll_s` the pauses become, when nothing comes."""
 
 
 class Updates(NamedTuple):
@@ -40,19 +43,46 @@ class Listen:
         self._handle = handle
         self._until = until
         self._timeout_s = timeout_s
-        self._events = self._listen()
-        self.frontier = at(as_of + 1)
+        self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
+        self._events: Generator[Event | None, None, None] = self._listen()
+        self._failure: PersistError | None = None
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
-        return next(self._events)
+        while (event := self._next()) is None:
+            self._wait()
+        return event
 
     def poll(self) -> list[Event]:
-        """What has come by now, without waiting."""
+        """What has come by now, without waiting. When it fails, nothing of it counts as delivered."""
         self._handle.machine.fetch()
-        return list(self._news())
+        before, events = self.frontier, []
+        try:
+            while (event := self._next(stop=True)) is not None:
+                events.append(event)
+        except PersistError:
+            self.frontier = before
+            raise
+        return events
+
+    def _next(self, *, stop: bool = False) -> Event | None:
+        """The next event; None when there is none by now (at the end: only with `stop`).
+
+        SUBTLE: a failure is told again at every further call. A generator that has raised would say that all is over.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return next(self._events)
+        except StopIteration:
+            if stop:
+                return None
+            raise
+        except PersistError as failure:
+            self._failure = failure
+            raise
 
     def close(self) -> None:
         """End its lease. Idempotent."""
@@ -68,22 +98,22 @@ class Listen:
     ) -> None:
         self.close()
 
-    def _listen(self) -> Iterator[Event]:
-        machine = self._handle.machine
+    def _listen(self) -> Generator[Event | None, None, None]:
+        """Events, and None when there are none by now."""
         while not self._is_done():
             before = self.frontier
             yield from self._news()
-            if self._is_done():
-                break
             if self.frontier == before:
-                self._wait()
-            machine.fetch()
+                yield None
+            elif not self._is_done():
+                self._handle.machine.fetch()
         if not self._handle.read_only:
             self._handle.close()
 
     def _wait(self) -> None:
         machine = self._handle.machine
         deadline = machine.runtime.deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
+        pause_s = machine.config.poll_s
         while machine.fetch().state.upper <= self.frontier:
             if error := self._handle.expired():
                 raise error
@@ -93,7 +123,8 @@ class Listen:
                     "iterate on, or listen again from there",
                     timeout_s=deadline.timeout_s, frontier=self.frontier,
                 )  # fmt: skip
-            deadline.pause(machine.config.poll_s)
+            deadline.pause(pause_s)
+            pause_s = min(BACK_OFF * machine.config.poll_s, pause_s * 1.2)
 
     def _news(self) -> Iterator[Event]:
         """What the newest known state has beyond the frontier, batch by batch."""

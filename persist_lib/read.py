@@ -61,6 +61,7 @@ class ReadHandle:
         self._active: Counter[SeqNo] = Counter()
         self._since = self._wanted = machine.state.since
         self.id: ReaderId | None = None
+        self._listeners: weakref.WeakSet[ReadHandle] = weakref.WeakSet()
         if not read_only:
             self._register(purpose)
 
@@ -104,7 +105,7 @@ class ReadHandle:
         self._check_columns(columns)
         if as_of is not None:
             parse_time(as_of, "as_of")
-        deadline = self.machine.runtime.deadline(timeout or self.machine.config.timeout_s)
+        deadline = self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
         state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
         chosen = _newest(state) if as_of is None else as_of
         if chosen is None:
@@ -125,18 +126,19 @@ class ReadHandle:
         handle = self
         if not self.read_only:
             handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
+            self._listeners.add(handle)
             handle.downgrade_since(as_of)
         return Listen(handle, as_of, parse_frontier(until, "until"), timeout)
 
     def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
         """Wait until upper is at or beyond `frontier`; answers upper. Raises TimedOut after `timeout` seconds."""
         target = parse_frontier(frontier, "frontier")
-        deadline = self.machine.runtime.deadline(timeout or self.machine.config.timeout_s)
+        deadline = self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
         return self._wait(deadline, target, lambda state: target <= state.upper).upper
 
     def downgrade_since(self, since: object) -> None:
         """Give up history before `since`. What this handle still reads from stays until it is done."""
-        if self.read_only or self.id is None:
+        if self.read_only:
             raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
         self._downgrade(self._since.join(parse_frontier(since, "since")))
 
@@ -158,11 +160,14 @@ class ReadHandle:
         return None if self.read_only or self.id in state.readers else self._lost()
 
     def close(self) -> None:
-        """Retire this reader. since stays where it is until another reader or hold moves."""
+        """Retire this reader and its listeners. since stays where it is until another reader or hold moves."""
+        for listener in list(self._listeners):
+            listener.close()
         with self._lock:
             if self.id is None:
                 return
             retired, self.id = self.id, None
+        self._dropped.detach()
         self._leases.every_tick(self, None)
         self._leases.drop(self.machine, retired)
         with suppress(Refused):  # expired already, or the shard is finished
@@ -186,6 +191,8 @@ class ReadHandle:
         self._since = self._wanted = done.after.readers[fresh].since
         self.id = fresh
         self._leases.keep(self.machine, fresh)
+        self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
+        self._dropped.atexit = False
         self_ = weakref.ref(self)
 
         def tick() -> None:

@@ -6,7 +6,7 @@ What a snapshot, a listener, a split in another process and a merge task all rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 
 import pyarrow as pa
 
@@ -72,9 +72,9 @@ def read_whole(
     key_upper: bytes | None = None,
     *,
     columns: Sequence[str] | None = None,
-    threads: int,
+    pool: Executor,
 ) -> pa.Table:
-    """All parts of the runs as one table, one after the other; fetched and decoded in parallel."""
+    """All parts of the runs as one table, one after the other; fetched and decoded in the pool."""
     sources = [(part, source_of(blob, shard, part, run, schemas)) for run in inputs for part in run.parts]
 
     def read(pair: tuple[Part, PartSource]) -> pa.Table:
@@ -89,11 +89,7 @@ def read_whole(
 
     names = [name for name in schema.names if columns is None or name in columns]
     empty = schema.contents.empty_table().select([*names, DIFF])
-    if len(sources) <= 1:
-        tables = [read(source) for source in sources]
-    else:
-        with ThreadPoolExecutor(min(threads, len(sources)), thread_name_prefix="persist-read") as pool:
-            tables = list(pool.map(read, sources))
+    tables = list(pool.map(read, sources)) if len(sources) > 1 else [read(source) for source in sources]
     return pa.concat_tables([empty, *(table.select([*names, DIFF]) for table in tables)])
 
 

@@ -7,24 +7,26 @@ process while the snapshot that made them is held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import chain, pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_lib.core.compaction import TaskInput, cut_evenly
 from persist_lib.errors import InvalidUsage, Missing
+from persist_lib.format.consolidation import I64_MAX, I64_MIN, consolidate
 from persist_lib.format.keys import encode_key
 from persist_lib.ids import ShardId
 from persist_lib.location import Location, open_location
 from persist_lib.location.api import Blob
-from persist_lib.merge import merge_contents
+from persist_lib.merge import Run, merge_contents
 from persist_lib.runs import boundaries, inputs_of, open_runs, overlapping, read_whole
-from persist_lib.schema import DIFF, Schema
+from persist_lib.schema import DIFF, TIME, Schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,21 +88,28 @@ class Split(msgspec.Struct, frozen=True):
     def batches(self, blob: Blob | None = None) -> Iterator[pa.Table]:
         """Its contents in key order, as tables of bounded size."""
         blob = _location(self.urls).blob if blob is None else blob
+        shard, schema = ShardId(self.shard), self._stored_schema
+        runs = open_runs(blob, shard, self.inputs, self.schemas, schema, self.key_lower, self.key_upper)
+        merge = partial(merge_contents, schema=schema, merge_bytes=self.merge_bytes)
+        tables = _settled(runs, merge) if self._is_one_time() else merge(runs)
         target = _narrowed(self.schema.contents, self.columns)
-        if _is_definite(self.inputs, self.as_of):
-            # One run whose updates all have one time is consolidated already: nothing to merge.
-            runs = open_runs(
-                blob, ShardId(self.shard), self.inputs, self.schemas, self.schema, self.key_lower, self.key_upper
-            )
-            for run in runs:
-                for table in run:
-                    yield table.select(target.names)
-            return
-        runs = open_runs(
-            blob, ShardId(self.shard), self.inputs, self.schemas, self.schema, self.key_lower, self.key_upper
-        )
-        for table in merge_contents(runs, self.schema, merge_bytes=self.merge_bytes):
+        for table in tables if schema == self.schema else _older(tables, self.schema):
             yield table.select(target.names)
+
+    @property
+    def _stored_schema(self) -> Schema:
+        """The reader's schema, or the newest of what it reads: what only newer columns tell apart is added up after."""
+        newest = max((part.schema for run in self.inputs for part in run.parts), default=0)
+        return max(self.schema, self.schemas[newest], key=self.schemas.index)
+
+    def _is_one_time(self) -> bool:
+        """Whether this is one run whose updates all have one time: consolidated already, there is nothing to merge."""
+        times = {time for run in self.inputs for part in run.parts for time in (part.time_lower, part.time_upper)}
+        return len(self.inputs) <= 1 and len(times) <= 1
+
+    def is_contents(self) -> bool:
+        """Whether the parts are the contents as they are, unless a sum in them was split."""
+        return self._is_one_time() and self._stored_schema == self.schema
 
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """Its contents as one table."""
@@ -137,16 +146,9 @@ class Snapshot:
     def to_arrow(self) -> pa.Table:
         """The contents as one table. Parts are fetched and decoded in parallel."""
         whole = self._whole()
-        if not _is_definite(whole.inputs, self.as_of):
+        table = self._read_whole(whole) if whole.is_contents() else None
+        if table is None or _may_be_split(table):
             return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
-        try:
-            table = read_whole(
-                self._handle.machine.blob, ShardId(whole.shard), whole.inputs, whole.schemas, whole.schema,
-                whole.key_lower, whole.key_upper, columns=whole.columns, threads=self._handle.machine.config.read_threads,
-            )  # fmt: skip
-        except Missing as missing:
-            self._look_again(missing)
-            return self.to_arrow()
         return table.select(self.schema.names)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
@@ -190,6 +192,19 @@ class Snapshot:
     def _whole(self) -> Split:
         return self._split(self._keys)
 
+    def _read_whole(self, whole: Split) -> pa.Table | None:
+        """All parts at once; None when a blob vanished under a read-only client."""
+        machine = self._handle.machine
+        try:
+            with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
+                return read_whole(
+                    machine.blob, machine.shard, whole.inputs, whole.schemas, whole.schema, whole.key_lower,
+                    whole.key_upper, columns=whole.columns, pool=pool,
+                )  # fmt: skip
+        except Missing as missing:
+            self._look_again(missing)
+            return None
+
     def _split(self, keys: KeyRange) -> Split:
         handle, state = self._handle, self._reading.version.state
         batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(self.as_of))
@@ -232,12 +247,35 @@ class Snapshot:
         self._reading = self._handle.acquire(self.as_of)
 
 
-def _is_definite(inputs: Sequence[TaskInput], as_of: int) -> bool:
-    """Whether this is one consolidated run whose updates all have the same time: then it is the contents as it is."""
-    if len(inputs) > 1:
-        return False
-    times = {time for run in inputs for part in run.parts for time in (part.time_lower, part.time_upper)}
-    return len(times) <= 1 and all(time <= as_of for time in times)
+def _settled(runs: Sequence[Run], merge: Callable[[list[Run]], Run]) -> Run:
+    """The contents that one consolidated run is.
+
+    SUBTLE: a sum that did not fit into 64 bits was split when it was compacted. It shows in diffs as large as they can
+    be, and has to be added up again, to say that it does not fit.
+    """
+    for run in runs:
+        for table in run:
+            if _may_be_split(table):
+                yield from merge([chain([table], run)])
+                return
+            yield table.drop_columns([TIME])
+
+
+def _may_be_split(table: pa.Table) -> bool:
+    extremes = pc.min_max(table.column(DIFF)).as_py()
+    return extremes["min"] == I64_MIN or extremes["max"] == I64_MAX
+
+
+def _older(tables: Run, schema: Schema) -> Run:
+    """Contents of a newer schema in an older one. The columns that go are the last ones, so the order stays."""
+    last = schema.contents.empty_table()
+    for table in tables:
+        summed = consolidate(schema, pa.concat_tables([last, table.select(schema.contents.names)]))
+        end = max(0, summed.num_rows - 1)
+        last = summed.slice(end)
+        if end:
+            yield summed.slice(0, end)
+    yield last
 
 
 def _narrowed(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

@@ -6,7 +6,9 @@ inline bytes as it may, it merges them into a part; when nobody rolls up, it doe
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -17,7 +19,7 @@ from persist_lib.batch import Builder, Built
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy, plan_flush
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
-from persist_lib.errors import Determinate, InvalidUsage, LeaseExpired, Refused
+from persist_lib.errors import Determinate, InvalidUsage, LeaseExpired, PersistError, Refused
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import SeqNo, WriterId, format_writer_id
 from persist_lib.leases import Leases
@@ -26,6 +28,8 @@ from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.schema import Schema
 from persist_lib.updates import check_times, iter_updates
+
+log = logging.getLogger("persist.write")
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -48,6 +52,8 @@ class WriteHandle:
         self._leases = leases
         self._lock = threading.RLock()
         self._id: WriterId | None = None
+        self._closed = False
+        self._dropped: weakref.finalize[..., WriteHandle] | None = None
 
     @property
     def shard(self) -> str:
@@ -61,12 +67,20 @@ class WriteHandle:
 
     @property
     def id(self) -> WriterId:
-        """This writer's id; registers it on first use."""
+        """This writer's id; registers it on first use. Raises LeaseExpired once it is closed."""
+        if self._closed:
+            raise LeaseExpired(
+                f"shard {self.shard}: this writer was closed. Nothing was changed; open a new handle",
+                id="",
+                shard=self.shard,
+            )
         if self._id is None:
             fresh = format_writer_id(self.machine.runtime.entropy())
             lease_ms = self.machine.config.lease_ms
             self.machine.commit(lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms))
             self._leases.keep(self.machine, fresh)
+            self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
+            self._dropped.atexit = False
             self._id = fresh
         return self._id
 
@@ -94,7 +108,7 @@ class WriteHandle:
         lower, upper = _bounds(expected_upper, new_upper)
         with self._lock:
             built = self._build(updates, lower, upper)
-            return self._commit(built, lambda batch, _state: batch, c.CompareAndAppend, timeout, token)
+            return self._commit(built, lambda built, _state: built.batch, c.CompareAndAppend, timeout, token)
 
     def append(
         self,
@@ -114,9 +128,9 @@ class WriteHandle:
         with self._lock:
             built = self._build(updates, low, upper, by_time=True)
 
-            def rest(batch: Batch, state: State) -> Batch:
-                is_overlap = low < state.upper and state.upper < batch.upper
-                return built.trimmed(state.upper) if is_overlap else batch
+            def rest(built: Built, state: State) -> Batch:
+                is_overlap = low < state.upper and state.upper < upper
+                return built.trimmed(state.upper) if is_overlap else built.batch
 
             return self._commit(built, rest, c.Append, timeout, token)
 
@@ -124,10 +138,13 @@ class WriteHandle:
         """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there already."""
         upper = parse_frontier(new_upper, "new_upper")
         with self._lock:
+            if upper <= self.upper:
+                return Appended(self.machine.version.seqno, self.upper, 0, token=b"", attempts=0)
             built = Built(Batch(0, 0, MINIMUM, upper, MINIMUM, 0, 0, 0))
 
-            def from_upper(batch: Batch, state: State) -> Batch:
-                return msgspec.structs.replace(batch, lower=min(state.upper, upper))
+            def from_upper(built: Built, state: State) -> Batch:
+                # Overtaken meanwhile it stays as it is: wholly covered, which is a success.
+                return msgspec.structs.replace(built.batch, lower=state.upper) if state.upper < upper else built.batch
 
             return self._commit(built, from_upper, c.Append, timeout, None)
 
@@ -140,10 +157,9 @@ class WriteHandle:
     def close(self) -> None:
         """Retire this writer. What it appended stays."""
         with self._lock:
-            if self._id is None:
+            self._closed = True
+            if (retired := self._forget_id()) is None:
                 return
-            retired, self._id = self._id, None
-            self._leases.drop(self.machine, retired)
             try:
                 self.machine.commit(lambda _state, _now: c.Retire(retired))
             except Refused:
@@ -164,7 +180,7 @@ class WriteHandle:
     def _builder(self) -> Builder:
         machine = self.machine
         return Builder(
-            machine.shard, self.id, self.schema, self._schema_id, machine.blob, machine.config, machine.runtime.entropy
+            machine.shard, lambda: self.id, self.schema, self._schema_id, machine.blob, machine.config, machine.runtime
         )
 
     def _build(self, updates: object, lower: Antichain, upper: Antichain, *, by_time: bool = False) -> Built:
@@ -182,7 +198,7 @@ class WriteHandle:
     def _commit(
         self,
         built: Built,
-        place: Callable[[Batch, State], Batch],
+        place: Callable[[Built, State], Batch],
         kind: type[c.CompareAndAppend | c.Append],
         timeout: float | None,
         token: bytes | None,
@@ -190,30 +206,36 @@ class WriteHandle:
         writer, lease_ms = self.id, self.machine.config.lease_ms
         entropy = self.machine.runtime.entropy
         token = token or entropy().to_bytes(8, "big") + entropy().to_bytes(8, "big")
-        while True:
-            batch, used = built.batch, token
+        placed = built.batch
 
-            def build(state: State, now: int, batch: Batch = batch, used: bytes = used) -> c.Command:
-                return kind(writer, used, place(batch, state), now + lease_ms)
+        def build(state: State, now: int) -> c.Command:
+            nonlocal placed
+            placed = place(built, state)
+            return kind(writer, token, placed, now + lease_ms)
 
-            answer = self.machine.try_commit(build, timeout, token)
-            if isinstance(answer, c.InlineFull):
-                if not self._flush():
-                    built = self._builder().externalised(built)
-                continue
-            break
+        while isinstance(answer := self.machine.try_commit(build, timeout, token), c.InlineFull):
+            if not self._flush():
+                built = self._builder().externalised(built)
         if isinstance(answer, Committed):
             self._housekeep(answer)
-            return Appended(answer.seqno, answer.after.upper, batch.count, token, answer.attempts)
+            return Appended(answer.seqno, answer.after.upper, placed.count, token, answer.attempts)
         if isinstance(answer, c.AlreadyDone):
             outcome = answer.outcome
             seqno, upper = (outcome.seqno, outcome.upper) if outcome else (self.machine.version.seqno, self.upper)
-            return Appended(seqno, upper, 0 if outcome is None else batch.count, token, 0)
+            return Appended(seqno, upper, 0 if outcome is None else placed.count, token, 0)
         error = refused(self.machine.shard, answer)
         if isinstance(error, LeaseExpired):
-            self._leases.drop(self.machine, writer)
-            self._id = None
+            self._forget_id()
         raise error
+
+    def _forget_id(self) -> WriterId | None:
+        """Stop using the id; answers it."""
+        forgotten, self._id = self._id, None
+        if self._dropped is not None:
+            self._dropped.detach()
+        if forgotten is not None:
+            self._leases.drop(self.machine, forgotten)
+        return forgotten
 
     def _flush(self) -> bool:
         """Merge the newest inline batches into a part, so that the state has room again."""
@@ -224,9 +246,14 @@ class WriteHandle:
         return carry_out(self.machine, self, request, local_engine(self.machine)).seqno is not None
 
     def _housekeep(self, committed: Committed) -> None:
+        """Roll up when nobody does. What fails here fails after the append was committed, so it is only logged."""
         behind = committed.seqno - committed.after.newest_rollup
-        if behind >= 2 * self.machine.config.rollup_every:
+        if behind < 2 * self.machine.config.rollup_every:
+            return
+        try:
             write_rollup(self.machine, self.id)
+        except PersistError as error:
+            log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
 
 
 def _bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:

@@ -1,7 +1,8 @@
 """What may be physically deleted, decided without a clock: pure plans from one state.
 
 A blob logically deleted at X may go when no live reader can still hold a state before X (`seqno_since > X`), and a rollup
-exists beyond X, so that nobody ever rebuilds such a state either. Log rows below the newest rollup at or below
+exists beyond X, so that nobody ever rebuilds such a state either. An old rollup need not wait for that: whoever misses it
+looks at the log again, and waiting would take one more rollup, for ever. Log rows below the newest rollup at or below
 `seqno_since` may go. Blobs first, rows after.
 
 An orphan is a blob that no state refers to and that nobody can ever link: its uploader is not live in a state that was
@@ -42,9 +43,11 @@ class Collection(msgspec.Struct, frozen=True):
 def plan_collection(state: State, seqno: SeqNo) -> Collection:
     """What no live reader can reach any more, given the state at `seqno`."""
     since, newest = state.seqno_since(seqno), state.newest_rollup
-    free = {key: g.size for key, g in state.garbage.items() if g.seqno < since and g.seqno < newest}
     readers = {key: g for key, g in state.garbage.items() if g.seqno >= since}
-    unrolled = {key: g for key, g in state.garbage.items() if g.seqno < since and g.seqno >= newest}
+    unrolled = {
+        key: g for key, g in state.garbage.items() if newest <= g.seqno < since and parse_rollup_key(key) is None
+    }
+    free = {key: g.size for key, g in state.garbage.items() if key not in readers and key not in unrolled}
     held = []
     if readers:
         holders = sorted(id_ for id_, reader in state.readers.items() if reader.seqno == since)

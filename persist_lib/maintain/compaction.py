@@ -7,7 +7,6 @@ An engine turns tasks into results and knows nothing else: `local_engine` runs t
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -110,7 +109,7 @@ def compact(
 
 def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engine) -> Applied:
     """Merge one request and commit it."""
-    started = time.perf_counter()
+    started = machine.runtime.monotonic()
     tasks = merge_tasks(machine, worker.id, request)
     try:
         results = list(engine(tasks))
@@ -122,7 +121,7 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
     parts = [part for result in results or [] for part in result.parts]
     return Applied(
         request.ids, request.reason, seqno, len(tasks), request.count, sum(part.rows for part in parts),
-        request.size, sum(part.size for part in parts), len(parts), attempts, time.perf_counter() - started,
+        request.size, sum(part.size for part in parts), len(parts), attempts, machine.runtime.monotonic() - started,
     )  # fmt: skip
 
 

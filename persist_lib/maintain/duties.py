@@ -45,5 +45,16 @@ def maintain(
         rolled_up = roll_up(machine, worker, dry_run=dry_run)
         collected = collect(machine, dry_run=dry_run)
     audited = audit_orphans(machine, dry_run=dry_run)
+    if audited.loose_rollups and not dry_run:
+        with Worker(machine, leases) as worker:
+            roll_up(machine, worker, force=True)
+        audited = _together(audited, audit_orphans(machine))
     after = take_census(machine, policy)
     return Maintained(expired, retained, compacted, rolled_up, collected, audited, before, after)
+
+
+def _together(first: Audited, second: Audited) -> Audited:
+    """What two audits in a row found."""
+    return msgspec.structs.replace(
+        second, orphans=first.orphans + second.orphans, size=first.size + second.size, swept=first.swept + second.swept
+    )

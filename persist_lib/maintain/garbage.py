@@ -14,7 +14,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.garbage import Collection, Held, Orphans, plan_collection, plan_orphans
 from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, prefix
-from persist_lib.ids import PartKey, SeqNo
+from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.machine import Machine
 
 Progress = Callable[[int, int], None]
@@ -41,6 +41,8 @@ class Audited(msgspec.Struct, frozen=True):
     pending: int
     swept: tuple[str, ...]
     failed: dict[str, str]
+    loose_rollups: int = 0
+    """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next rollup decides it."""
 
 
 def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
@@ -69,7 +71,9 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
     if not dry_run:
         _forget_retired(machine, plan)
     size = sum(plan.keys[key] for key in gone)
-    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed)
+    newest = machine.state.newest_rollup
+    loose = sum(1 for key, _ in listed if (parse_rollup_key(key) or 0) > newest)
+    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose)
 
 
 def _forget_retired(machine: Machine, plan: Orphans) -> None:

@@ -8,7 +8,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.history import encode_rollup
-from persist_lib.ids import SeqNo, WriterId
+from persist_lib.ids import SeqNo, WriterId, parse_rollup_key
 from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.worker import Worker
 
@@ -25,8 +25,9 @@ class RolledUp(msgspec.Struct, frozen=True):
 def is_due(state: State, seqno: SeqNo, every: int) -> bool:
     """Whether the newest rollup lags `every` transitions behind, or garbage waits for a newer one."""
     newest = state.newest_rollup
-    waits = state.garbage and any(garbage.seqno >= newest for garbage in state.garbage.values())
-    return seqno - newest >= every or bool(waits) or (state.is_finished() and newest == 0)
+    # SUBTLE: old rollups are garbage that waits for no newer one; or each rollup would make the next one due.
+    waits = any(g.seqno >= newest for key, g in state.garbage.items() if parse_rollup_key(key) is None)
+    return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
 
 
 def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:

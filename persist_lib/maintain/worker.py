@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from persist_lib.core.commands import RegisterWriter, Retire
-from persist_lib.errors import LeaseExpired
+from persist_lib.errors import Refused
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.leases import Leases
 from persist_lib.machine import Machine
@@ -52,8 +52,8 @@ class Worker:
         self._leases.drop(self.machine, retired)
         try:
             self.machine.commit(lambda _state, _now: Retire(retired))
-        except LeaseExpired:
-            pass  # retired already
+        except Refused:
+            pass  # retired already, or the shard is finished
         except Exception:
             if error is None:
                 raise  # otherwise what went wrong first matters more; the lease ends by itself

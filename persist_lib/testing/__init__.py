@@ -1,7 +1,12 @@
-"""A test kit for users of Persist: a clock moved by hand, locations that fail as planned, rivals, and recordings."""
+"""A test kit for users of Persist.
 
+A clock moved by hand, locations that fail as planned, rivals, recordings, the reference model, and checks of a whole shard.
+"""
+
+from persist_lib.testing.checks import World, check_history, check_swept, check_world, read_history
 from persist_lib.testing.clock import ManualClock
 from persist_lib.testing.faults import Chances, Fate, FaultyBlob, FaultyConsensus, Outcome, Plan, Script
+from persist_lib.testing.model import Model, contents_of, updates_of
 from persist_lib.testing.recording import RecordingLocation
 from persist_lib.testing.rival import Rival
 
@@ -11,9 +16,17 @@ __all__ = [
     "FaultyBlob",
     "FaultyConsensus",
     "ManualClock",
+    "Model",
     "Outcome",
     "Plan",
     "RecordingLocation",
     "Rival",
     "Script",
+    "World",
+    "check_history",
+    "check_swept",
+    "check_world",
+    "contents_of",
+    "read_history",
+    "updates_of",
 ]

@@ -66,7 +66,7 @@ class Script:
 class Chances:
     """Each outcome with its probability (the rest is done), after a delay up to `delay_s`. One seed, one list of fates.
 
-    `stop` makes everything work from then on: when faults stop, everything must finish.
+    `stop` makes everything work until `go_on`: when faults stop, everything must finish.
     """
 
     def __init__(self, seed: int, chances: Mapping[Outcome, float], delay_s: float = 0.0) -> None:
@@ -88,6 +88,10 @@ class Chances:
     def stop(self) -> None:
         """No more faults."""
         self._is_stopped = True
+
+    def go_on(self) -> None:
+        """Faults again."""
+        self._is_stopped = False
 
 
 class _Faulty:

@@ -1,0 +1,94 @@
+"""The reference model: a shard is a plain list of updates, and everything else follows from it by definition.
+
+Slow and obvious on purpose. Values are Python values; floats count by their bits, as in a shard.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from persist_lib.frontier import MINIMUM, Antichain
+from persist_lib.schema import DIFF, TIME
+
+Row = tuple[Any, ...]
+"""The values of one row, key columns first; floats are their bits."""
+Update = tuple[Row, int, int]
+"""Data, time, diff."""
+
+
+class Model:
+    """What a shard must be indistinguishable from: the updates appended so far, and upper."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.upper = MINIMUM
+
+    def append(self, updates: Iterable[Update], lower: Antichain, upper: Antichain) -> None:
+        """What `compare_and_append` does when it is acknowledged."""
+        if lower != self.upper:
+            raise AssertionError(f"acknowledged at {lower}, but upper was {self.upper}")
+        self.updates += updates
+        self.upper = upper
+
+    def append_rest(self, updates: Iterable[Update], lower: Antichain, upper: Antichain) -> None:
+        """What `append` does: only times that are not complete yet are added."""
+        if lower > self.upper:
+            raise AssertionError(f"acknowledged at {lower}, beyond upper {self.upper}")
+        self.updates += [update for update in updates if self.upper.is_before(update[1])]
+        self.upper = self.upper.join(upper)
+
+    def contents(self, as_of: int) -> Counter[Row]:
+        """The multiset as of a time: each distinct data with its multiplicity, which may be negative."""
+        return summed((data, diff) for data, time, diff in self.updates if time <= as_of)
+
+    def between(self, lower: int, upper: Antichain) -> Counter[tuple[Row, int]]:
+        """What a listener gets for times in `[lower, upper)`: (data, time) with the sum of its diffs."""
+        return summed(
+            ((data, time), diff) for data, time, diff in self.updates if lower <= time and upper.has_passed(time)
+        )
+
+
+def summed(pairs: Iterable[tuple[Any, int]]) -> Counter[Any]:
+    """Sums by key, without zeros."""
+    total: Counter[Any] = Counter()
+    for key, diff in pairs:
+        total[key] += diff
+    return Counter({key: diff for key, diff in total.items() if diff})
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """The rows of a table without `_time` and `_diff`."""
+    names = [name for name in table.column_names if name not in {TIME, DIFF}]
+    columns = [[_exact(value) for value in table.column(name).to_pylist()] for name in names]
+    return list(zip(*columns, strict=True)) if columns else [() for _ in range(table.num_rows)]
+
+
+def contents_of(table: pa.Table) -> Counter[Row]:
+    """The multiset that a snapshot's table says. AssertionError when some data occurs twice or has a diff of 0."""
+    rows, diffs = rows_of(table), table.column(DIFF).to_pylist()
+    found = Counter(dict(zip(rows, diffs, strict=True)))
+    if len(found) != len(rows) or 0 in diffs:
+        twice = [row for row, count in Counter(rows).items() if count > 1]
+        raise AssertionError(f"a snapshot has each distinct data once, and not 0 times: {twice or diffs}")
+    return found
+
+
+def updates_of(table: pa.Table) -> list[Update]:
+    """The updates of a table with `_time` and `_diff`."""
+    times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
+    return list(zip(rows_of(table), times, diffs, strict=True))
+
+
+def updates_from(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> list[Update]:
+    """The updates that rows as dicts are, with these columns."""
+    names = list(names)
+    return [(tuple(_exact(row.get(n)) for n in names), row[TIME], row.get(DIFF, 1)) for row in rows]
+
+
+def _exact(value: object) -> object:
+    return ("float", struct.pack("<d", value)) if isinstance(value, float) else value

@@ -1,0 +1,86 @@
+"""A world to test the library in: a location whose clock, faults, rivals and requests a test decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import persist_lib as persist
+from persist_lib.format.encoding import StoredState, encode_state
+from persist_lib.location import open_location
+from persist_lib.location.around import Operation
+from persist_lib.testing import FaultyBlob, FaultyConsensus, ManualClock, Rival, Script
+from persist_lib.testing.faults import Plan
+from persist_lib.testing.model import Update, updates_from
+from persist_lib.testing.recording import RecordingBlob, RecordingConsensus
+
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+WIDER = persist.Schema(key={"id": "int64 not null"}, value={"word": "string", "more": "int64"})
+SMALL = persist.Config(part_bytes=64 * 1024, inline_bytes=0)
+"""No inline batches."""
+
+
+class World:
+    """One location and any number of clients. Rivals act, then requests are recorded, then faults strike."""
+
+    def __init__(self, url: str = "memory:", seed: int = 0) -> None:
+        self.clock = ManualClock()
+        self.inner = open_location(url, create=True, clock=self.clock)
+        self.requests: list[Operation] = []
+        self.rival = Rival(self.inner.consensus)
+        self.clients: list[persist.Client] = []
+        self.seed = seed
+
+    def client(
+        self,
+        config: persist.Config | None = None,
+        *,
+        plan: Plan | None = None,
+        rival: Rival | None = None,
+        read_only: bool = False,
+    ) -> persist.Client:
+        location = open_location(self.inner.url, clock=self.clock, read_only=read_only)
+        consensus = location.consensus
+        if plan is not None:
+            consensus = FaultyConsensus(consensus, plan)
+        consensus = RecordingConsensus(consensus, self.requests)
+        if rival is not None:
+            rival.inner = consensus
+            consensus = rival
+        blob = FaultyBlob(location.blob, plan) if plan is not None else location.blob
+        location = replace(location, blob=RecordingBlob(blob, self.requests), consensus=consensus)
+        self.seed += 1
+        client = persist.open(location, config=config, runtime=self.clock.runtime(self.seed))
+        self.clients.append(client)
+        return client
+
+    def count(self, *kinds: str) -> int:
+        return sum(1 for request in self.requests if not kinds or request.kind in kinds)
+
+    def bytes(self, shard: str) -> tuple[bytes, ...]:
+        """Everything there is of a shard: its state as bytes, the rows, the keys in Blob."""
+        keys = sorted(f"{entry.key} {entry.size}".encode() for entry in self.inner.blob.list(f"{shard}/"))
+        rows = [row.data for row in self.inner.consensus.scan(shard, 0, 100_000)]  # type: ignore[arg-type]
+        return (*rows, b"blobs", *keys)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.inner.close()
+
+
+def state_bytes(client: persist.Client, shard: str) -> bytes:
+    version = client.inspect(shard)
+    return encode_state(StoredState(version.seqno, version.digest, version.state))
+
+
+def row(id_: int, word: str | None = "w", time: int = 0, diff: int = 1) -> dict[str, Any]:
+    return {"id": id_, "word": word, "_time": time, "_diff": diff}
+
+
+def updates(rows: Iterable[dict[str, Any]], schema: persist.Schema = SCHEMA) -> list[Update]:
+    return updates_from(schema.names, rows)
+
+
+__all__ = ["SCHEMA", "SMALL", "WIDER", "Script", "World", "row", "state_bytes", "updates"]
