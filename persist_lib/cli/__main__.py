@@ -1,0 +1,5 @@
+"""`python -m persist_lib.cli`."""
+
+from persist_lib.cli import main
+
+main()

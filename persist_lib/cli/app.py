@@ -1,0 +1,87 @@
+"""The application: its commands, and what `persist --help` says."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from persist_lib.cli import duties, history, log, looking, reading, show, writing
+from persist_lib.cli.command import AsJson, Consensus, Location, Shared, Verbose, command, prose
+
+app = typer.Typer(
+    name="persist", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)  # fmt: skip
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version  # noqa: PLC0415 - slow, and hardly ever asked for
+
+        typer.echo(f"persist {version('persist-lib')}")
+        raise typer.Exit
+
+
+def _root(
+    ctx: typer.Context,
+    location: Location = None,
+    consensus: Consensus = None,
+    json_: AsJson = False,
+    verbose: Verbose = 0,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,  # noqa: ARG001
+) -> None:
+    """Durable, definite, time-varying collections on plain object storage.
+
+    A [bold]shard[/] is one collection. Its contents can be read as of any time from [bold]since[/] on and before
+    [bold]upper[/]: history before since is given up, what happens from upper on is not known yet. A frontier is
+    written as \\[5] (at 5) or as \\[] (the end: complete, or all given up).
+
+    \b
+    persist shards                      what there is, one line a shard
+    persist show orders                 one shard: its parts, who holds what
+    persist log orders                  what happened to it, newest last
+    persist snapshot orders --as-of 9   its contents at a time
+    persist maintain --all --dry-run    what upkeep would do (without: does it)
+
+    Exit codes: 0 done; 1 refused, or the world failed; 2 the call is wrong; 3 stored data is damaged (stop, and
+    look); 130 interrupted. Failures are on standard error, as one sentence that says what to do (with --json, as an
+    object).
+    """
+    ctx.obj = Shared(location, consensus, json_, verbose)
+
+
+app.callback(help=prose(_root.__doc__ or ""))(_root)
+
+
+LOOKING = "Looking (nothing is ever written)"
+DATA = "Data"
+UPKEEP = "Upkeep (any time, anywhere, several at once)"
+HISTORY = "How much history is kept"
+
+command(app, "shards", looking.shards, LOOKING)
+command(app, "census", looking.census, LOOKING)
+command(app, "show", show.show, LOOKING)
+command(app, "log", log.log, LOOKING)
+command(app, "plan", looking.plan, LOOKING)
+command(app, "scrub", duties.scrub, LOOKING)
+
+command(app, "snapshot", reading.snapshot, DATA)
+command(app, "listen", reading.listen, DATA)
+command(app, "append", writing.append, DATA)
+
+command(app, "maintain", duties.maintain, UPKEEP)
+command(app, "compact", duties.compact, UPKEEP)
+command(app, "roll-up", duties.roll_up, UPKEEP)
+command(app, "expire", duties.expire, UPKEEP)
+command(app, "retain", duties.retain, UPKEEP)
+command(app, "collect", duties.collect, UPKEEP)
+command(app, "audit", duties.audit, UPKEEP)
+
+holds = typer.Typer(no_args_is_help=True, help="Keep history by name, durably and without a lease.")
+app.add_typer(holds, name="hold", rich_help_panel=HISTORY)
+command(holds, "set", history.set_hold)
+command(holds, "release", history.release_hold)
+command(holds, "list", history.list_holds)
+command(app, "retention", history.retention, HISTORY)
+command(app, "finish", history.finish, HISTORY)

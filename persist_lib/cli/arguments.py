@@ -1,0 +1,58 @@
+"""Arguments that several commands take, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from persist_lib.cli.session import Session
+from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.frontier import TOP, Antichain, at, parse_time
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
+
+T = TypeVar("T")
+
+Shard = Annotated[str, typer.Argument(metavar="SHARD", help="The shard's name.", show_default=False)]
+Shards = Annotated[list[str] | None, typer.Argument(metavar="SHARD...", help="Names of shards.", show_default=False)]
+AllShards = Annotated[bool, typer.Option("--all", help="All shards of the location.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done, and why.")]
+
+
+def parse_frontier(text: str, what: str) -> Antichain:
+    """A frontier as people write it: `5`, `[5]`, or `[]` for the empty one."""
+    inner = text.strip().removeprefix("[").removesuffix("]").strip().replace("_", "")
+    if not inner and text.strip() == "[]":
+        return TOP
+    if not inner.isdecimal() or not inner.isascii():
+        raise InvalidUsage(
+            f"{what} must be a time, as in 5 or [5], or [] for the end of all times: got {text!r}", **{what: text}
+        )
+    return at(parse_time(int(inner), what))
+
+
+def chosen(client: Client, names: list[str] | None, is_all: bool) -> list[str]:
+    """The shards that a command is about: those named, or all of them. InvalidUsage for both or neither."""
+    if bool(names) == is_all:
+        raise InvalidUsage(
+            "name one or more shards, or say --all" if not names else "name shards or say --all, not both"
+        )
+    return client.shards() if is_all else list(dict.fromkeys(names or ()))
+
+
+def each(
+    session: Session, names: Iterable[str], do: Callable[[str], T]
+) -> tuple[list[T], list[tuple[str, PersistError]]]:
+    """What `do` answers for each shard; one that fails is complained about, and does not keep the others waiting."""
+    done: list[T] = []
+    failed: list[tuple[str, PersistError]] = []
+    for name in names:
+        try:
+            done.append(do(name))
+        except PersistError as error:
+            failed.append((name, error))
+            session.complain(error)
+    return done, failed

@@ -1,0 +1,117 @@
+"""How a function becomes a command: it takes a `Session` first, and gets the options that all commands share."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from io import TextIOWrapper
+from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec
+
+import typer
+
+from persist_lib.cli.session import DEFAULT_LOCATION, Session, failures, log_to_stderr
+
+P = ParamSpec("P")
+
+_PANEL = "Where and how (also before the command)"
+Location = Annotated[
+    str | None,
+    typer.Option(
+        help=f"URL of the location, as in file:./data or s3://bucket/prefix. Default: $PERSIST_LOCATION, "
+        f"or {DEFAULT_LOCATION}.",
+        metavar="URL",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+Consensus = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of its Consensus, where that is elsewhere. Default: $PERSIST_CONSENSUS, or the location.",
+        metavar="URL",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object instead, for machines; failures too.", rich_help_panel=_PANEL),
+]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Log what is done (-vv: everything), and show tracebacks.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+        metavar="",
+    ),
+]
+
+
+class Shared(NamedTuple):
+    """The shared options as they were given before the command."""
+
+    location: str | None = None
+    consensus: str | None = None
+    json_: bool = False
+    verbose: int = 0
+
+
+_SHARED: list[tuple[str, object, object]] = [
+    ("location", Location, None),
+    ("consensus", Consensus, None),
+    ("json_", AsJson, False),
+    ("verbose", Verbose, 0),
+]
+
+
+def command(
+    app: typer.Typer, name: str, run: Callable[Concatenate[Session, P], None], panel: str | None = None
+) -> None:
+    """Register `run(session, …)` as the command `name`. Its docstring is the help."""
+
+    def carry_out(ctx: typer.Context, **arguments: Any) -> None:
+        own = Shared(*(arguments.pop(option) for option, _, _ in _SHARED))
+        session = open_session(own, ctx.find_object(Shared) or Shared())
+        with failures(session):
+            run(session, **arguments)  # type: ignore[call-arg] # `_signature` sees to it that they are its own
+
+    signature = _signature(run)
+    carry_out.__signature__ = signature  # type: ignore[attr-defined]
+    carry_out.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+    app.command(name, help=prose(run.__doc__ or ""), rich_help_panel=panel)(carry_out)
+
+
+def prose(docstring: str) -> str:
+    """A docstring as help: paragraphs flow; those that start with a backspace stay as they are."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
+
+
+def open_session(own: Shared, before: Shared) -> Session:
+    """What the options say: those of the command, then those before it, then the environment."""
+    verbose = own.verbose + before.verbose
+    log_to_stderr(verbose)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names and values may hold what a terminal's encoding has not
+            stream.reconfigure(errors="backslashreplace")
+    return Session(
+        own.location or before.location or os.environ.get("PERSIST_LOCATION") or DEFAULT_LOCATION,
+        own.consensus or before.consensus or os.environ.get("PERSIST_CONSENSUS") or None,
+        own.json_ or before.json_,
+        verbose,
+    )
+
+
+def _signature(run: Callable[..., None]) -> inspect.Signature:
+    """The command's own parameters without the session, the context, and the shared options."""
+    _, *own = inspect.signature(run, eval_str=True).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    shared = [inspect.Parameter(name, kind, default=default, annotation=hint) for name, hint, default in _SHARED]
+    return inspect.Signature([context, *(each.replace(kind=kind) for each in own), *shared])

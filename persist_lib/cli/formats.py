@@ -1,0 +1,158 @@
+"""Contents as text and files, a bounded number of rows at a time: table, json, jsonl, csv, parquet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from rich.text import Text
+
+from persist_lib.cli.render import plain_table
+from persist_lib.cli.session import Session, console
+from persist_lib.errors import InvalidUsage
+
+ROWS_AT_ONCE = 10_000
+"""Rows that become Python values at once."""
+CELL_WIDTH = 60
+
+
+class Counted:
+    """Tables up to a limit of rows (0: none). Afterwards `rows` says how many came, `is_cut` whether there are more."""
+
+    def __init__(self, tables: Iterator[Any], limit: int) -> None:
+        self._tables = tables
+        self._limit = limit
+        self.rows = 0
+        self.is_cut = False
+
+    def __iter__(self) -> Iterator[Any]:
+        for table in self._tables:
+            left = self._limit - self.rows if self._limit else table.num_rows
+            self.is_cut = table.num_rows > left
+            piece = table.slice(0, left)
+            self.rows += piece.num_rows
+            if piece.num_rows:
+                yield piece
+            if self.is_cut:
+                return
+
+    def batches(self) -> Iterator[Any]:
+        """The same as record batches of few rows."""
+        for table in self:
+            yield from rows_of(table)
+
+
+def rows_of(table: Any) -> Iterator[Any]:
+    """Record batches of few rows, whose values Python can hold: it has no nanoseconds."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+    def presentable(kind: Any) -> Any:
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            return pa.string()
+        return pa.int64() if pa.types.is_duration(kind) else kind
+
+    fields = [field.with_type(presentable(field.type)) for field in table.schema]
+    yield from table.cast(pa.schema(fields)).to_batches(max_chunksize=ROWS_AT_ONCE)
+
+
+@contextmanager
+def target(path: Path | None) -> Iterator[BinaryIO]:
+    """Standard output, or a file that appears under its name once it is complete, and not at all after a failure."""
+    if path is None:
+        sys.stdout.flush()
+        yield cast("BinaryIO", sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def encode(value: object) -> bytes:
+    """JSON: bytes as base64, moments as ISO 8601, decimals as text; a float that is no finite number is null."""
+    import msgspec  # noqa: PLC0415
+
+    return msgspec.json.encode(value)
+
+
+def write_json(stream: BinaryIO, _schema: Any, tables: Counted, head: Mapping[str, object]) -> None:
+    """One object: what is read, then all rows."""
+    stream.write(encode(head).removesuffix(b"}") + b',"rows":[')
+    comma = b""
+    for batch in tables.batches():
+        stream.write(comma + encode(batch.to_pylist())[1:-1])
+        comma = b","
+    stream.write(b"]}\n")
+
+
+def write_jsonl(stream: BinaryIO, _schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
+    """One object a line."""
+    for batch in tables.batches():
+        stream.writelines(encode(row) + b"\n" for row in batch.to_pylist())
+
+
+def write_csv(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
+    """Comma-separated with a header. Bytes that are no text are refused: they could not be told from others."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.csv as pc  # noqa: PLC0415
+
+    text = pa.schema([field.with_type(pa.string()) if pa.types.is_binary(field.type) else field for field in schema])
+    with pc.CSVWriter(stream, text) as writer:
+        for table in tables:
+            try:
+                writer.write_table(table.cast(text))
+            except pa.ArrowInvalid as error:
+                raise InvalidUsage(f"CSV cannot hold these bytes ({error}); use --format parquet or jsonl") from error
+
+
+def write_parquet(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
+    """Parquet, exact to the bit."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    with pq.ParquetWriter(stream, schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+WRITERS: Mapping[str, Callable[[BinaryIO, Any, Counted, Mapping[str, object]], None]] = {
+    "json": write_json, "jsonl": write_jsonl, "csv": write_csv, "parquet": write_parquet,
+}  # fmt: skip
+
+
+def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: Counted) -> None:
+    """A table for people, in memory."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
+    table = plain_table(*schema.names, right=numbers)
+    for batch in tables.batches():
+        for row in batch.to_pylist():
+            table.add_row(*(Text(cell(value), "dim" if value is None else "") for value in row.values()))
+    if stream is None:
+        session.out.print(table)
+        return
+    out = console(open(os.dup(stream.fileno()), "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - closed below
+    out.print(table)
+    out.file.close()
+
+
+def cell(value: object) -> str:
+    """A value in a line or a cell. Null shows as ∅, which is not the text "null"; bytes that are no text as b'…'."""
+    if value is None:
+        return "∅"
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            value = repr(value)
+    text = str(value)
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"

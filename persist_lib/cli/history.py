@@ -1,0 +1,208 @@
+"""How much history is kept: `persist hold`, `persist retention`, and `persist finish`, which gives all of it up."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from persist_lib.cli import units
+from persist_lib.cli.arguments import DryRun, Shard, parse_frontier
+from persist_lib.cli.render import plain_table
+from persist_lib.cli.session import Session
+from persist_lib.cli.values import jsonable
+from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.core.state import State
+
+Hold = Annotated[str, typer.Argument(metavar="NAME", help="The hold's name.", show_default=False)]
+Expected = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only if this is its fencing value now.", show_default=False)
+]
+
+
+def set_hold(
+    session: Session,
+    shard: Shard,
+    name: Hold,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FRONTIER", help="Keep history from here on, as 5. Default: all there is.", show_default=False
+        ),
+    ] = None,
+    fence: Annotated[str, typer.Option(metavar="TEXT", help="Its fencing value from now on.")] = "",
+    expected: Expected = None,
+    new: Annotated[bool, typer.Option("--new", help="Only if there is no such hold yet.")] = False,
+) -> None:
+    """Create or move a hold: history from its since on is kept, durably, whoever comes and goes.
+
+    A hold has no lease: it stays until it is moved or released. The fencing value lets owners notice each other.
+
+    \b
+    persist hold set orders audit-2026 --since 100
+    persist hold set orders dashboard --since 120 --expected epoch-1 --fence epoch-2
+    """
+    if new and expected is not None:
+        raise InvalidUsage("--new says that there is no such hold, --expected that there is: not both")
+    with session.open(read_only=False) as client:
+        at = client.inspect(shard).state.since if since is None else parse_frontier(since, "since")
+        fencing: bytes | Literal["any"] | None = None if new else _fence(expected)
+        client.set_hold(shard, name, at, opaque=fence.encode(), expected=fencing)
+        state = client.inspect(shard).state
+    text = f"{shard}: hold {name} keeps history from {at} on; since is {state.since}"
+    session.answer({"shard": shard, "hold": name, "since": jsonable(at), "shard_since": jsonable(state.since)}, text)
+
+
+def release_hold(session: Session, shard: Shard, name: Hold, expected: Expected = None) -> None:
+    """Release a hold. since moves on as soon as a reader or another hold does; nothing is deleted by this alone.
+
+    \b
+    persist hold release orders audit-2026
+    """
+    with session.open(read_only=False) as client:
+        client.release_hold(shard, name, expected=_fence(expected))
+        state = client.inspect(shard).state
+    text = f"{shard}: hold {name} is released; since is {state.since}, kept by {_keepers(state)}"
+    session.answer({"shard": shard, "hold": name, "shard_since": jsonable(state.since)}, text)
+
+
+def list_holds(session: Session, shard: Shard) -> None:
+    """List a shard's holds. The one named `retention` is moved by the retention policy.
+
+    \b
+    persist hold list orders
+    """
+    with session.open() as client:
+        state = client.inspect(shard).state
+    table = plain_table("hold", "since", "fencing value", "holds since back")
+    for name, hold in sorted(state.holds.items()):
+        held = "yes" if hold.since <= state.since else "no"
+        table.add_row(name, str(hold.since), hold.opaque.decode(errors="backslashreplace"), held)
+    value = {"shard": shard, "since": jsonable(state.since), "holds": jsonable(state.holds)}
+    session.answer(value, table if state.holds else f"{shard} has no holds")
+
+
+def retention(
+    session: Session,
+    shard: Shard,
+    distance: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[N|none]",
+            help="Keep so many times behind upper; none: what readers and holds keep.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Show or set how far behind upper history is kept.
+
+    `persist retain` and `persist maintain` carry it out.
+
+    \b
+    persist retention orders            show it
+    persist retention orders 1000       as of any of the last 1,000 times
+    persist retention orders none       only what readers and holds keep
+    """
+    with session.open(read_only=distance is None) as client:
+        if distance is not None:
+            client.set_retention(shard, None if distance == "none" else _distance(distance))
+        found = client.inspect(shard).state.retention
+    said = "has no retention policy" if found is None else f"keeps history for {units.number(found)} behind upper"
+    session.answer({"shard": shard, "retention": found}, f"{shard} {said}")
+
+
+def finish(
+    session: Session,
+    shard: Shard,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Finish a shard for good: its contents are gone, its name is never used again.
+
+    This cannot be undone.
+
+    Refused while a live reader or a hold still reads. Its data becomes garbage, which `persist maintain` deletes. To
+    end writing only, and keep the contents: `persist append SHARD --lower T --upper '[]'`.
+
+    \b
+    persist finish orders --dry-run     what would become garbage, and who is in the way
+    persist finish orders               asks for the name
+    """
+    with session.open() as client:
+        version = client.inspect(shard)
+        url = client.url
+    value = {"shard": shard, "dry_run": dry_run, **_at_stake(version.state)}
+    if dry_run:
+        session.answer(value, *_warning(value, url))
+        return
+    _check_finishable(shard, version.state, value["in_the_way"])
+    session.show(*_warning(value, url))
+    if not yes:
+        _confirm(session, shard)
+    with session.open(read_only=False) as client:
+        client.finish(shard)
+        seqno = client.inspect(shard).seqno
+    done = f"{shard} is finished; `persist maintain {shard}` deletes its {units.of(value['garbage'], 'object')}"
+    session.answer({**value, "seqno": seqno}, done)
+
+
+def _fence(expected: str | None) -> bytes | Literal["any"]:
+    return "any" if expected is None else expected.encode()
+
+
+def _at_stake(state: State) -> dict[str, Any]:
+    """What finishing a shard makes garbage, and who is in the way."""
+    garbage = sum(len(batch.keys) for batch in state.trace) + len(state.garbage)
+    size = state.size - state.inline_size + sum(entry.size for entry in state.garbage.values())
+    blocking = [f"reader {id_}" for id_ in sorted(state.readers)] + [f"hold {name}" for name in sorted(state.holds)]
+    return {
+        "updates": state.count, "garbage": garbage, "garbage_size": size, "writers": len(state.writers),
+        "in_the_way": blocking, "finished": state.is_finished(),
+    }  # fmt: skip
+
+
+def _warning(value: dict[str, Any], url: str) -> list[str]:
+    objects = f"{units.of(value['garbage'], 'object')} ({units.size(value['garbage_size'])})"
+    gone = f"{units.of(value['updates'], 'update')} and all history gone, {objects} garbage"
+    lines = [f"{value['shard']} in {url}: {gone}"]
+    if value["writers"]:
+        lines.append(f"{units.of(value['writers'], 'writer')} would lose the shard under their hands")
+    if value["in_the_way"]:
+        lines.append(f"in the way: {', '.join(value['in_the_way'])}")
+    return lines
+
+
+def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
+    if state.is_finished():
+        raise ShardFinished(f"shard {shard} is finished for good already", shard=shard)
+    if blocking:
+        raise StillRead(
+            f"shard {shard} is still read by {', '.join(blocking)}; close the readers (`persist expire` retires "
+            "those that died), release the holds (`persist hold release`)",
+            shard=shard, by=blocking,
+        )  # fmt: skip
+
+
+def _confirm(session: Session, shard: str) -> None:
+    if session.as_json:
+        raise InvalidUsage("finishing needs a confirmation, and --json does not ask: say --yes")
+    session.err.print("This cannot be undone. Type the shard's name: ", end="", markup=False, highlight=False)
+    typed = sys.stdin.readline().strip()
+    if typed != shard:
+        raise InvalidUsage(f"that is not {shard!r}; nothing was changed")
+
+
+def _distance(text: str) -> int:
+    digits = text.replace("_", "")
+    if not digits.isdecimal() or not digits.isascii():
+        raise InvalidUsage(f"retention is a number of times behind upper, or none: got {text!r}", distance=text)
+    return int(digits)
+
+
+def _keepers(state: State) -> str:
+    found = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
+    found += [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
+    return ", ".join(found) or "nobody; it moves when somebody sets another hold, or a reader moves on"

@@ -1,0 +1,151 @@
+"""`persist log`: the history of a shard's state, a line for each transition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist_lib.cli import render, units
+from persist_lib.cli.arguments import Shard
+from persist_lib.cli.session import Session
+from persist_lib.ids import SeqNo, parse_shard_id
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
+    from persist_lib.core.diff import StateDiff, TraceEdit
+    from persist_lib.core.state import Batch
+    from persist_lib.format.encoding import LogRow
+    from persist_lib.location.api import Row
+
+KEYS_NAMED = 3
+"""Changed entries of a kind that are named one by one."""
+
+
+def log(
+    session: Session,
+    shard: Shard,
+    start: Annotated[
+        int | None, typer.Option("--from", min=1, metavar="N", help="Start at this version.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="At most so many; without --from, the newest.")
+    ] = 20,
+) -> None:
+    """Show what happened to a shard: version, when, which command, and what it changed.
+
+    Times are those of the store's clock. Reads the log only, one row a transition, and so works where the shard
+    itself does not load. Rows that no reader needs any more are truncated by [bold]persist collect[/].
+
+    \b
+    persist log orders
+    persist log orders --from 100 --limit 50
+    persist log orders --json | jq -r '.rows[] | select(.command == "ApplyCompaction") | .seqno'
+    """
+    with session.open() as client:
+        rows = fetch_rows(client, shard, start, limit)
+    table = render.plain_table("version", "when", "command", "what changed")
+    for row in rows:
+        table.add_row(row["version"], row["when"], row["command"], "\n".join(row["changes"]))
+    first = rows[0]["seqno"] if rows else 0
+    if start is not None and first > start:
+        session.note(f"rows below v{first} are truncated")
+    session.answer({"shard": shard, "rows": rows}, table)
+
+
+def fetch_rows(client: Client, shard: str, start: int | None, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` rows from `start` on, or the newest; NotFound when there is no such shard."""
+    from persist_lib.errors import NotFound  # noqa: PLC0415
+    from persist_lib.format.encoding import decode_row  # noqa: PLC0415 - loads Arrow
+    from persist_lib.history import row_name  # noqa: PLC0415
+
+    id_ = parse_shard_id(shard)
+    head = client.consensus.head(id_)
+    if head is None:
+        raise NotFound(f"there is no shard {shard!r} in {client.url}; `persist shards --names` lists them", shard=shard)
+    first = max(1, head.seqno - limit + 1) if start is None else start
+    rows = client.consensus.scan(id_, SeqNo(first), limit)
+    return [row_value(decode_row(row.data, row_name(id_, row.seqno)), row) for row in rows]
+
+
+def row_value(row: LogRow, stored: Row) -> dict[str, Any]:
+    """One transition, for people and machines."""
+    return {
+        "seqno": row.seqno, "version": f"v{row.seqno}", "now": row.now, "when": units.moment(row.now),
+        "command": row.command, "token": row.token.hex(), "bytes": len(stored.data),
+        "rollup": row.rollup[0] if row.rollup else None, "changes": list(changes(row.diff)),
+    }  # fmt: skip
+
+
+def changes(diff: StateDiff) -> Iterator[str]:
+    """What a transition changed, a sentence each."""
+    if diff.trace is not None:
+        yield from _trace(diff.trace)
+    if diff.since is not None:
+        yield f"since {diff.since[0]} → {diff.since[1]}"
+    for schema in diff.schemas:
+        yield f"schema {schema}"
+    if diff.retention is not None:
+        yield f"retention {_or_none(diff.retention[0])} → {_or_none(diff.retention[1])}"
+    yield from _leases("writer", diff.writers)
+    yield from _leases("reader", diff.readers)
+    for name, old, new in diff.holds:
+        yield f"hold {name}: {old.since if old else 'none'} → {new.since if new else 'released'}"
+    yield from _entries("retired", "swept", [(id_, new) for id_, _, new in diff.retired])
+    yield from _entries("garbage", "deleted", [(key, new) for key, _, new in diff.garbage])
+    yield from _entries(
+        "rollup", "rollup dropped", [(new.key if new else f"v{at}", new) for at, _, new in diff.rollups]
+    )
+
+
+def _trace(edit: TraceEdit) -> Iterator[str]:
+    if edit.removed:
+        came = "; ".join(map(_batch, edit.added))
+        yield f"batches {render.batch_ids(edit.removed)} → {came}"
+        return
+    for batch in edit.added:
+        yield f"+ {_batch(batch)}"
+
+
+def _batch(batch: Batch) -> str:
+    contents = "empty"
+    if batch.count:
+        objects = len(batch.keys)
+        place = units.of(objects, "object") if objects else "inline"
+        contents = f"{units.of(batch.count, 'update')}, {units.size(batch.size)} {place}"
+    return f"batch {batch.lo}..{batch.hi}, times {batch.lower} to {batch.upper}: {contents}"
+
+
+def _leases(kind: str, entries: tuple[tuple[str, Any, Any], ...]) -> Iterator[str]:
+    for id_, old, new in entries:
+        if new is None:
+            yield f"{kind} {id_} gone"
+        elif old is None:
+            yield f"{kind} {id_} registered{f' for {new.purpose}' if new.purpose else ''}"
+        else:
+            yield f"{kind} {id_}: {', '.join(_moves(old, new)) or 'nothing new'}"
+
+
+def _moves(old: Any, new: Any) -> Iterator[str]:
+    """What changed in the entry of a writer or reader."""
+    if getattr(old, "since", None) != getattr(new, "since", None):
+        yield f"since {old.since} → {new.since}"
+    if getattr(old, "seqno", None) != getattr(new, "seqno", None):
+        yield f"reads from v{old.seqno} → v{new.seqno}"
+    if old.lease_until != new.lease_until:
+        yield f"lease +{units.duration(new.lease_until - old.lease_until)}"
+
+
+def _entries(came: str, went: str, entries: list[tuple[str, Any]]) -> Iterator[str]:
+    for verb, names in (
+        (came, [k for k, new in entries if new is not None]),
+        (went, [k for k, new in entries if new is None]),
+    ):
+        if names:
+            rest = f" and {len(names) - KEYS_NAMED} more" if len(names) > KEYS_NAMED else ""
+            yield f"{verb} {', '.join(names[:KEYS_NAMED])}{rest}"
+
+
+def _or_none(value: int | None) -> str:
+    return "none" if value is None else units.number(value)

@@ -1,0 +1,87 @@
+"""`persist shards`, `census` and `plan`: what there is, and what there is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from persist_lib.cli import render, units
+from persist_lib.cli.arguments import AllShards, Shard, Shards, chosen, each
+from persist_lib.cli.session import Session
+from persist_lib.cli.values import jsonable, plan_value, worst
+
+
+def shards(
+    session: Session,
+    names_only: Annotated[bool, typer.Option("--names", help="Only the names, one a line: opens no shard.")] = False,
+) -> None:
+    """List all shards, a line each: frontiers, size, batches, debt, garbage, who holds on.
+
+    Yellow is work for [bold]persist maintain[/]; red is more batches than there should be. A shard that cannot be
+    read is listed with the reason.
+
+    \b
+    persist shards
+    persist shards --location s3://bucket/prefix --consensus postgresql://…
+    persist shards --names | xargs -n 1 persist show
+    persist shards --json | jq '.shards[] | select(.debt > 1000000) | .shard'
+    """
+    with session.open() as client:
+        names = client.shards()
+        if names_only:
+            session.answer({"shards": names}, *names)
+            return
+        found, failed = each(session, names, client.census)
+    total = sum(census.dollars_month for census in found)
+    summary = f"{units.of(len(names), 'shard')} in {client.url}, {units.dollars(total)} a month for storage"
+    session.answer(
+        {"location": client.url, "shards": jsonable(found), "failed": dict(_reasons(failed))},
+        render.shards_table(found, _reasons(failed)),
+        summary,
+    )
+    if failed:
+        raise typer.Exit(worst([error for _, error in failed]))
+
+
+def census(session: Session, names: Shards = None, is_all: AllShards = False) -> None:
+    """Count everything about shards: batches, debt, garbage, leases, rollups, dollars.
+
+    Without names, of all shards.
+
+    \b
+    persist census orders
+    persist census --json | jq '.shards[] | {shard, debt, garbage_size}'
+    """
+    with session.open() as client:
+        found, failed = each(session, chosen(client, names, is_all or not names), client.census)
+    tables = [render.census_table(each_) for each_ in found]
+    session.answer({"shards": jsonable(found), "failed": dict(_reasons(failed))}, *tables)
+    if failed:
+        raise typer.Exit(worst([error for _, error in failed]))
+
+
+def plan(session: Session, shard: Shard) -> None:
+    """Show what compaction would do now, why, and at what price; and what it leaves alone.
+
+    \b
+    persist plan orders
+    persist compact orders            carry it out
+    """
+    from persist_lib.core.compaction import plan_compaction  # noqa: PLC0415 - loads Arrow
+
+    with session.open() as client:
+        version = client.inspect(shard)
+    found = plan_compaction(version.state)
+    if found.requests:
+        summary = f"{shard} at v{version.seqno}: {units.of(found.debt, 'update')} to rewrite"
+    else:
+        summary = f"{shard} at v{version.seqno}: nothing to do"
+    shown: list[RenderableType] = [render.plan_table(found)] if found.requests or found.skipped else []
+    session.answer({"shard": shard, "seqno": version.seqno, **plan_value(found)}, *shown, summary)
+
+
+def _reasons(failed: Sequence[tuple[str, Exception]]) -> list[tuple[str, str]]:
+    return [(name, str(error)) for name, error in failed]

@@ -1,0 +1,182 @@
+"""What a duty did to a shard, or would do: a sentence, details, and the same as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from persist_lib.cli import render, units
+from persist_lib.cli.units import number, of, size
+from persist_lib.cli.values import Json, jsonable, plan_value
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.core.garbage import Held
+    from persist_lib.core.state import Version
+    from persist_lib.maintain import Audited, Collected, Compacted, Expired, Maintained, Retained, RolledUp, Scrubbed
+
+NAMED = 20
+"""Objects that are named one by one; --json names all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to print, what to print for machines, and the exit code."""
+
+    summary: str
+    value: Json
+    details: list[RenderableType] = field(default_factory=list)
+    exit_code: int = 0
+
+
+def compacted(done: Compacted, dry_run: bool) -> Outcome:
+    """Batches before and after, bytes read and written, and each request; with `dry_run` the plan."""
+    plan = done.plan
+    value = {
+        "batches_before": done.batches_before, "batches_after": done.batches_after, "bytes_in": done.bytes_in,
+        "bytes_out": done.bytes_out, "plan": plan_value(plan), "applied": jsonable(done.applied),
+    }  # fmt: skip
+    if not plan.requests:
+        return Outcome(f"nothing to compact: {of(done.batches_before, 'batch')}, none in debt", value)
+    if dry_run:
+        price = units.dollars(done.cost.dollars)
+        return Outcome(f"would rewrite {of(plan.debt, 'update')} for {price}", value, [render.plan_table(plan)])
+    overtaken = sum(1 for applied in done.applied if applied.seqno is None)
+    text = f"{number(done.batches_before)} → {of(done.batches_after, 'batch')}"
+    text += f", read {size(done.bytes_in)}, wrote {size(done.bytes_out)}"
+    if overtaken:
+        text += f"; {of(overtaken, 'request')} came too late: another compactor was first"
+    return Outcome(text, value, [_applied_table(done)])
+
+
+def _applied_table(done: Compacted) -> Table:
+    numbers = ("updates", "after", "read", "wrote", "took")
+    table = render.plain_table("why", "batches", "version", "updates", "after", "read", "wrote", "took", right=numbers)
+    for applied in done.applied:
+        table.add_row(
+            applied.reason, render.batch_ids(applied.ids), "too late" if applied.seqno is None else f"v{applied.seqno}",
+            number(applied.updates_in), number(applied.updates_out), size(applied.bytes_in), size(applied.bytes_out),
+            units.seconds(applied.seconds),
+        )  # fmt: skip
+    return table
+
+
+def rolled_up(before: Version, done: RolledUp, every: int, force: bool, dry_run: bool) -> Outcome:
+    """The rollup that was written, or why none was."""
+    from persist_lib.maintain.rollups import is_due  # noqa: PLC0415 - loads Arrow
+
+    due = force or is_due(before.state, before.seqno, every)
+    value = {**jsonable(done), "due": due}
+    if done.key is not None:
+        return Outcome(
+            f"rolled up v{done.seqno}, {size(done.size)}; the newest lagged {number(done.behind)} behind", value
+        )
+    if not due:
+        return Outcome(f"no rollup is due: the newest lags {number(done.behind)} behind, due at {number(every)}", value)
+    if dry_run:
+        return Outcome(f"would roll up v{done.seqno}; the newest lags {number(done.behind)} behind", value)
+    return Outcome("somebody else rolled up meanwhile", value)
+
+
+def expired(done: Expired, dry_run: bool) -> Outcome:
+    """Who was retired, and what that held back."""
+    if not done.overdue:
+        return Outcome(f"nobody is overdue, {number(done.live)} live", jsonable(done))
+    lines = []
+    for overdue in done.overdue:
+        held = "" if overdue.since is None else f", held since {overdue.since} and states from v{overdue.seqno}"
+        lines.append(f"  {overdue.id} overdue by {units.duration(overdue.overdue_ms)}{held}")
+    verb = "would retire" if dry_run else "retired"
+    return Outcome(f"{verb} {number(len(done.overdue))} of {number(done.live)}", jsonable(done), [*lines])
+
+
+def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
+    """How since moved, and who keeps it from moving further."""
+    state = after.state
+    keepers = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
+    keepers += [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
+    value = {**jsonable(done), "kept_by": keepers}
+    if done.distance is None:
+        return Outcome("no retention policy: history is kept as readers and holds say", value)
+    policy = f"policy: {number(done.distance)} behind upper {state.upper}"
+    if done.before == done.after:
+        return Outcome(
+            f"since stays at {done.before}; {policy}", value, [f"  kept by {', '.join(keepers)}"] if keepers else []
+        )
+    verb = "the retention hold would move to" if dry_run else "since"
+    return Outcome(f"{verb} {'' if dry_run else f'{done.before} → '}{done.after}; {policy}", value)
+
+
+def collected(before: Version, done: Collected, dry_run: bool) -> Outcome:
+    """What was deleted, and what waits for whom."""
+    from persist_lib.core.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
+
+    below = plan_collection(before.state, before.seqno).truncate_below
+    value = {**jsonable(done), "truncate_below": below}
+    text = f"deleted {of(len(done.keys), 'object')}, {size(done.size)}, and {of(done.rows, 'log row')}"
+    if dry_run:
+        text = f"would delete {of(len(done.keys), 'object')}, {size(done.size)}"
+        text += f", and truncate the log below v{below}" if below > 1 else ""
+    return Outcome(
+        text,
+        value,
+        [*_keys(done.keys if dry_run else ()), *_held(done.held), *_failures(done.failed)],
+        bool(done.failed),
+    )
+
+
+def audited(done: Audited, dry_run: bool) -> Outcome:
+    """Which orphans there were."""
+    verb = "would delete" if dry_run else "deleted"
+    text = f"{verb} {of(len(done.orphans), 'orphan')}, {size(done.size)}"
+    text += f"; {number(done.live)} in use, {number(done.pending)} pending"
+    if done.swept:
+        text += f"; {of(len(done.swept), 'retired id')} {'could be forgotten' if dry_run else 'forgotten'}"
+    return Outcome(text, jsonable(done), [*_keys(done.orphans), *_failures(done.failed)], bool(done.failed))
+
+
+def scrubbed(done: Scrubbed) -> Outcome:
+    """What was read, and every damage."""
+    text = f"{of(done.batches, 'batch')}, {of(done.updates, 'update')}, {size(done.size)} read"
+    if not done.damaged:
+        return Outcome(f"{text}: sound. Go on with --after {done.newest}", jsonable(done))
+    lines = [f"  batch {lo}..{hi}: {what}" for (lo, hi), what in done.damaged]
+    return Outcome(f"{text}: {of(len(done.damaged), 'batch')} DAMAGED", jsonable(done), [*lines], exit_code=3)
+
+
+def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: bool) -> Outcome:
+    """Every duty, and the shard before and after."""
+    parts = {
+        "expire": expired(done.expired, dry_run), "retain": retained(done.retained, after, dry_run),
+        "compact": compacted(done.compacted, dry_run),
+        "roll-up": rolled_up(after, done.rolled_up, rollup_every, False, dry_run),
+        "collect": collected(after, done.collected, dry_run), "audit": audited(done.audited, dry_run),
+    }  # fmt: skip
+    details: list[RenderableType] = []
+    for name, part in parts.items():
+        details += [f"  {name:<8} {part.summary}", *part.details]
+    if not dry_run:
+        details.append(render.compare_table([done.before], [done.after]))
+    value = {name.replace("-", "_"): part.value for name, part in parts.items()}
+    summary = f"{number(done.before.batches)} → {of(done.after.batches, 'batch')}"
+    summary += f", {size(done.before.size)} → {size(done.after.size)}"
+    return Outcome(
+        "what is due now" if dry_run else summary,
+        {**value, "before": jsonable(done.before), "after": jsonable(done.after)},
+        details, max(part.exit_code for part in parts.values()),
+    )  # fmt: skip
+
+
+def _keys(keys: tuple[str, ...]) -> list[RenderableType]:
+    rest = [f"  and {number(len(keys) - NAMED)} more"] if len(keys) > NAMED else []
+    return [*(f"  {key}" for key in keys[:NAMED]), *rest]
+
+
+def _held(held: tuple[Held, ...]) -> list[RenderableType]:
+    return [f"  {of(each.keys, 'object')}, {size(each.size)} must wait: {each.why}" for each in held]
+
+
+def _failures(failed: dict[str, str]) -> list[RenderableType]:
+    return [f"  could not delete {key}: {why}" for key, why in failed.items()]

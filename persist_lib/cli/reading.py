@@ -1,0 +1,202 @@
+"""`persist snapshot` and `persist listen`: a shard's contents at a time, and what happens after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from persist_lib.cli import formats, units, values
+from persist_lib.cli.arguments import Shard, parse_frontier
+from persist_lib.cli.session import Session
+from persist_lib.errors import InvalidUsage
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.listen import Event
+    from persist_lib.schema import Schema
+    from persist_lib.snapshot import Snapshot
+
+Time = Annotated[
+    int | None,
+    typer.Option(
+        "--as-of",
+        min=0,
+        metavar="T",
+        help="Read as of this time, from since on and before upper. Default: the newest complete time.",
+        show_default=False,
+    ),
+]
+Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns.", show_default=False)]
+Key = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="VALUE",
+        help="Only this key. Again for the next key column; fewer values than key columns: all keys that start so.",
+        show_default=False,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="COUNT",
+        help="At most so many; 0: all. Default: 50 for tables, all otherwise.",
+        show_default=False,
+    ),
+]
+Format = Annotated[
+    Literal["table", "json", "jsonl", "csv", "parquet"],
+    typer.Option("--format", "-f", help="json: one object. jsonl: a line for each."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write to this file, which appears once it is complete.",
+        dir_okay=False,
+        show_default=False,
+    ),
+]
+Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait so long for upper to pass the time.")]
+
+TABLE_ROWS = 50
+AT_ONCE_S = 0.001
+"""The shortest timeout there is: look once."""
+
+
+def snapshot(
+    session: Session,
+    shard: Shard,
+    as_of: Time = None,
+    columns: Columns = None,
+    key: Key = None,
+    key_from: Annotated[
+        list[str] | None, typer.Option(metavar="VALUE", help="Keys from this one on.", show_default=False)
+    ] = None,
+    key_to: Annotated[
+        list[str] | None, typer.Option(metavar="VALUE", help="Keys before this one.", show_default=False)
+    ] = None,
+    limit: Limit = None,
+    format_: Format = "table",
+    output: Output = None,
+    wait: Wait = 0.0,
+) -> None:
+    """Print the contents of a shard as of a time.
+
+    Each distinct key and value comes once, with its multiplicity as `_diff`. What is printed for a time is the same
+    for everybody, for ever, as long as since has not passed it. Memory stays small however large the shard is. In
+    JSON, bytes are base64, moments ISO 8601, durations counts of their unit, and floats that are no finite number
+    null; Parquet keeps everything exactly.
+
+    \b
+    persist snapshot orders
+    persist snapshot orders --as-of 9 --columns state,cents --key 4711
+    persist snapshot orders --as-of 9 --format csv | head
+    persist snapshot orders --as-of 9 --format parquet -o orders.parquet
+    """
+    kind = "json" if session.as_json and format_ == "table" else format_
+    if kind == "parquet" and output is None:
+        raise InvalidUsage("Parquet is for files: say which with -o FILE")
+    with session.open() as client, client.open_reader(shard) as reader:
+        keys = [_key_values(reader.schema, given) for given in (key, key_from, key_to)]
+        names = None if columns is None else [name.strip() for name in columns.split(",")]
+        found = reader.snapshot(
+            as_of, columns=names, key=keys[0], key_from=keys[1], key_to=keys[2], timeout=max(wait, AT_ONCE_S)
+        )
+        with found:
+            count = _print(session, shard, found, kind, output, limit)
+    if kind == "table" or output is not None:
+        session.note(f"{shard} as of {found.as_of}: {units.number(count)} distinct")
+
+
+def _print(session: Session, shard: str, found: Snapshot, kind: str, output: Path | None, limit: int | None) -> int:
+    rows = (TABLE_ROWS if kind == "table" else 0) if limit is None else limit
+    counted = formats.Counted(found.batches(), rows)
+    head = {"shard": shard, "as_of": found.as_of}
+    with formats.target(output) as stream:
+        if kind == "table":
+            formats.write_table(session, stream if output else None, found.schema, counted)
+        else:
+            formats.WRITERS[kind](stream, found.schema, counted, head)
+    if counted.is_cut:
+        session.note(f"only the first {units.number(rows)}; --limit 0 prints all")
+    return counted.rows
+
+
+def _key_values(schema: Schema, given: Sequence[str] | None) -> list[object] | None:
+    """What was typed, as values of the leading key columns."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+    if not given:
+        return None
+    if len(given) > len(schema.key):
+        raise InvalidUsage(
+            f"the key has {len(schema.key)} columns ({', '.join(schema.key_names)}), got {len(given)} values"
+        )
+    found = []
+    for text, column in zip(given, schema.key, strict=False):
+        try:
+            found.append(pa.scalar(text).cast(column.field.type).as_py())
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidUsage(f"{text!r} is no value of the key column {column}: {error}", value=text) from error
+    return found
+
+
+def listen(
+    session: Session,
+    shard: Shard,
+    as_of: Annotated[
+        int, typer.Option("--as-of", min=0, metavar="T", help="Start just after this time.", show_default=False)
+    ],
+    until: Annotated[
+        str, typer.Option(metavar="FRONTIER", help="End there: 20, or [] for the end of all times.")
+    ] = "[]",
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Fail when nothing comes for so long.", show_default=False),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait for news, or print what has come and end.")
+    ] = True,
+) -> None:
+    """Follow a shard: every update after a time, once, at its exact time.
+
+    Prints updates as lines, and `progress [t]` when everything before t was printed. With --json each line is an
+    object, {"updates": [...]} or {"progress": [t]}. Goes on until the shard is complete; interrupt it any time. It
+    holds nothing: if since passes by, it fails and says so.
+
+    \b
+    persist listen orders --as-of 9
+    persist listen orders --as-of 9 --no-wait --json
+    """
+    end = parse_frontier(until, "until")
+    with session.open() as client, client.open_reader(shard) as reader:
+        events = reader.listen(as_of, until=end, timeout=None if timeout is None else max(timeout, AT_ONCE_S))
+        with events:
+            for event in events if wait else events.poll():
+                _tell(session, event)
+
+
+def _tell(session: Session, event: Event) -> None:
+    from persist_lib.listen import Progress  # noqa: PLC0415 - loads Arrow
+
+    if isinstance(event, Progress):
+        session.answer({"progress": values.jsonable(event.frontier)}, f"progress {event.frontier}")
+        return
+    for batch in formats.rows_of(event.table):
+        rows = batch.to_pylist()
+        if session.as_json:
+            session.out.out(formats.encode({"updates": rows}).decode(), highlight=False)
+        else:
+            session.show("\n".join(_lines(rows)))
+
+
+def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Updates as lines for people: `[12] +1  order_id=4 state=placed`."""
+    for row in rows:
+        time, diff = row.pop("_time"), row.pop("_diff")
+        yield f"[{time}] {diff:+}  " + " ".join(f"{name}={formats.cell(value)}" for name, value in row.items())

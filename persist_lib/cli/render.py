@@ -1,0 +1,216 @@
+"""Tables of shards and plans: one look for the `persist` command, the demo and whoever else prints some.
+
+Nothing here opens anything; everything takes the values that the library answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from persist_lib.cli import units
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.core.compaction import Plan, Request
+    from persist_lib.core.trace import Level
+    from persist_lib.maintain import Census
+
+LEVELS_SHOWN = 5
+"""Size classes that a cell names; the rest is summed up."""
+REASONS = {
+    "merge": "small batches behind what is newer than them",
+    "advance": "since has passed enough of its times to make it shrink",
+    "sort": "several runs, or more than its bounds, are read each time",
+    "flush": "too many bytes in the state itself",
+    "fuse": "empty neighbours; no I/O",
+}
+BATCHES_NAMED = 4
+"""Batches of a request that a cell names one by one."""
+
+
+def plain_table(*columns: str, right: Iterable[str] = (), title: str | None = None) -> Table:
+    """A table in the style of all of them; the columns in `right` are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    numbers = set(right)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    return table
+
+
+def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] = ()) -> Table:
+    """One line a shard: frontiers, contents, batches by level, debt, garbage and who holds history back.
+
+    `failed` are shards that could not be read, with the reason.
+    """
+    table = plain_table(
+        "shard", "since", "upper", "updates", "size", "batches", "by level", "debt", "garbage", "held by",
+        right=("since", "upper", "updates", "size", "batches", "debt", "garbage"),
+    )  # fmt: skip
+    for census in censuses:
+        table.add_row(
+            census.shard, str(census.since), str(census.upper), units.number(census.updates), units.size(census.size),
+            _batches(census), by_level(census.levels), _debt(census), _garbage(census), _holders(census),
+        )  # fmt: skip
+    for name, why in failed:
+        table.add_row(name, "", "", "", "", "", Text(f"cannot be read: {why}", "red"), "", "", "")
+    return table
+
+
+def compare_table(before: Sequence[Census], after: Sequence[Census]) -> Table:
+    """The same shards at two moments, measure by measure. Shards that are in one of them only are left out."""
+    table = plain_table("shard", "", "before", "after", right=("before", "after"))
+    later = {census.shard: census for census in after}
+    for first in before:
+        second = later.get(first.shard)
+        if second is not None:
+            _compare(table, first, second)
+    return table
+
+
+def plan_table(plan: Plan) -> Table:
+    """What a compaction would replace, why, and at what price; then what it leaves alone, and why."""
+    table = plain_table(
+        "what", "batches", "times", "as of", "updates", "bytes", "requests", "price", "why",
+        right=("updates", "bytes", "requests", "price"),
+    )  # fmt: skip
+    for request in plan.requests:
+        table.add_row(*_request_cells(request))
+    if len(plan.requests) > 1:
+        table.add_section()
+        cost = plan.cost
+        table.add_row(
+            "all", units.of(sum(len(request.inputs) for request in plan.requests), "batch"), "", "",
+            units.number(plan.debt), units.size(cost.bytes_read), units.number(cost.gets + cost.puts),
+            units.dollars(cost.dollars), "", style="bold",
+        )  # fmt: skip
+    for skipped in plan.skipped:
+        table.add_row("leave", batch_ids(skipped.ids), "", "", "", "", "", "", skipped.why, style="dim")
+    return table
+
+
+def levels_table(levels: Iterable[Level]) -> Table:
+    """The trace by size class, the largest first."""
+    table = plain_table("level", "batches", "updates", "bytes", right=("batches", "updates", "bytes"))
+    for level in levels:
+        table.add_row(
+            units.size_class(level.level),
+            units.number(level.batches),
+            units.number(level.updates),
+            units.size(level.size),
+        )
+    return table
+
+
+def census_table(census: Census) -> Table:
+    """Everything that a census counts, a line each."""
+    table = plain_table("", census.shard)
+    for name, value in census_lines(census):
+        table.add_row(name, value)
+    return table
+
+
+def census_lines(census: Census) -> list[tuple[str, str]]:
+    """Everything that a census counts, in words."""
+    n, size = units.number, units.size
+    newest = census.seqno - census.rollup_lag
+    return [
+        ("version", f"v{census.seqno}" + (", finished for good" if census.finished else "")),
+        ("times", f"since {census.since}, upper {census.upper}"),
+        ("updates", f"{n(census.updates)} in {size(census.size)}, of which {size(census.inline_size)} inline"),
+        ("batches", f"{n(census.batches)}, at rest at most {n(census.batch_bound)}; {n(census.empty_batches)} empty"),
+        ("by level", by_level(census.levels, shown=64)),
+        ("objects", f"{units.of(census.parts, 'part')} in {units.of(census.runs, 'sorted run')}, inline ones included"),
+        ("debt", f"{units.of(census.debt, 'update')} in {units.of(census.debt_requests, 'request')}"),
+        ("garbage", f"{units.of(census.garbage, 'object')}, {size(census.garbage_size)}"),
+        ("can go now", f"{units.of(census.collectable, 'object')}, {size(census.collectable_size)}"),
+        ("leases", f"{units.of(census.writers, 'writer')}, {units.of(census.readers, 'reader')}"),
+        ("overdue", n(census.overdue)),
+        ("retired", f"{units.of(census.retired, 'id')}, not yet swept"),
+        ("holds", n(census.holds)),
+        ("retention", "none" if census.retention is None else f"{n(census.retention)} behind upper"),
+        ("rollups", "none yet" if not census.rollups else
+                    f"{n(census.rollups)}, the newest at v{newest}, {units.of(census.rollup_lag, 'transition')} ago"),
+        ("oldest state read", f"{units.of(census.seqno_held, 'transition')} ago" if census.seqno_held else "this one"),
+        ("fingerprint", f"{census.fingerprint:016x}"),
+        ("storage", f"{units.dollars(census.dollars_month)} a month"),
+    ]  # fmt: skip
+
+
+def by_level(levels: Sequence[Level], shown: int = LEVELS_SHOWN) -> str:
+    """The trace by size class in one cell: `1·2¹⁸ 3·2¹² 40·2⁰`."""
+    filled = [level for level in levels if level.level >= 0]
+    cells = [f"{level.batches}·{units.size_class(level.level)}" for level in filled[:shown]]
+    rest = sum(level.batches for level in filled[shown:])
+    return " ".join([*cells, f"+{rest} smaller"] if rest else cells)
+
+
+def batch_ids(ids: Sequence[tuple[int, int]]) -> str:
+    """Batches by their id ranges, in short: a slice is contiguous, so many are named by the first and the last."""
+    if len(ids) <= BATCHES_NAMED:
+        return " ".join(f"{lo}..{hi}" for lo, hi in ids)
+    return f"{ids[0][0]}..{ids[-1][1]} ({len(ids)})"
+
+
+def _request_cells(request: Request) -> list[str]:
+    cost = request.cost
+    return [
+        request.reason, batch_ids(request.ids), f"[{_time(request.lower.time)}, {_time(request.upper.time)})",
+        str(request.since), units.number(request.count), units.size(request.size), units.number(cost.gets + cost.puts),
+        units.dollars(cost.dollars), REASONS[request.reason],
+    ]  # fmt: skip
+
+
+def _time(time: int | None) -> str:
+    return "∞" if time is None else str(time)
+
+
+def _batches(census: Census) -> Text:
+    text = f"{units.number(census.batches)} of {units.number(census.batch_bound)}"
+    return Text(text, "red" if census.batches > census.batch_bound else "")
+
+
+def _debt(census: Census) -> Text:
+    return Text(units.number(census.debt) if census.debt else "-", "yellow" if census.debt else "dim")
+
+
+def _garbage(census: Census) -> Text:
+    if not census.garbage:
+        return Text("-", "dim")
+    return Text(
+        f"{units.number(census.garbage)}, {units.size(census.garbage_size)}", "yellow" if census.collectable else ""
+    )
+
+
+def _holders(census: Census) -> Text:
+    if census.finished:
+        return Text("finished", "dim")
+    found = [units.of(count, noun) for count, noun in ((census.readers, "reader"), (census.holds, "hold")) if count]
+    text = Text(", ".join(found) or "nobody", "" if found else "dim")
+    if census.overdue:
+        text.append(f", {census.overdue} overdue", "yellow")
+    return text
+
+
+def _compare(table: Table, first: Census, second: Census) -> None:
+    """Lines for what may differ; what is equal is dimmed."""
+    name = first.shard
+    for what, was, now in (
+        ("since", str(first.since), str(second.since)),
+        ("upper", str(first.upper), str(second.upper)),
+        ("batches", units.number(first.batches), units.number(second.batches)),
+        ("by level", by_level(first.levels), by_level(second.levels)),
+        ("updates", units.number(first.updates), units.number(second.updates)),
+        ("size", units.size(first.size), units.size(second.size)),
+        ("debt", units.number(first.debt), units.number(second.debt)),
+        ("garbage", _garbage(first).plain, _garbage(second).plain),
+        ("rollup lag", units.number(first.rollup_lag), units.number(second.rollup_lag)),
+        ("overdue", units.number(first.overdue), units.number(second.overdue)),
+        ("storage a month", units.dollars(first.dollars_month), units.dollars(second.dollars_month)),
+    ):
+        table.add_row(name, what, was, now, style="dim" if was == now else None)
+        name = ""
+    table.add_section()

@@ -1,0 +1,138 @@
+"""One run of the command: where the location is, how to print, and how failures end.
+
+Standard output carries the answer (tables, or JSON), standard error everything else: progress, logs and failures.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+import typer
+from rich.console import Console, RenderableType
+
+from persist_lib.cli import values
+from persist_lib.errors import NotFound, PersistError
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
+
+DEFAULT_LOCATION = "file:./data"
+PIPE_COLUMNS = 1000
+"""The width of what is not a terminal: nothing is wrapped, so that `grep` and `awk` work."""
+
+Advance = Callable[[int, int], None]
+"""Told how many of how many are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Options that all commands share, and what they decide."""
+
+    location: str = DEFAULT_LOCATION
+    consensus: str | None = None
+    as_json: bool = False
+    verbose: int = 0
+    out: Console = field(default_factory=lambda: console(sys.stdout))
+    err: Console = field(default_factory=lambda: console(sys.stderr))
+
+    def open(self, *, read_only: bool = True, create: bool = False) -> Client:
+        """A client for this location. NotFound where there is none, unless `create`."""
+        from persist_lib.client import open as open_client  # noqa: PLC0415 - loads Arrow
+
+        try:
+            return open_client(self.location, self.consensus, read_only=read_only, create=create)
+        except NotFound as error:
+            raise NotFound(
+                f"there is no location at {self.location}. Check --location, $PERSIST_LOCATION, and where you are; "
+                "`persist append --create` makes one",
+                url=self.location,
+            ) from error
+
+    def answer(self, value: values.Json, *shown: RenderableType) -> None:
+        """Print the answer: `value` with --json, otherwise `shown`."""
+        if self.as_json:
+            self.out.out(values.encode(value), highlight=False)
+        else:
+            self.show(*shown)
+
+    def show(self, *shown: RenderableType) -> None:
+        """Print for people; nothing with --json."""
+        if self.as_json:
+            return
+        for renderable in shown:
+            is_text = isinstance(renderable, str)
+            self.out.print(renderable, soft_wrap=is_text, markup=False, highlight=False)
+
+    def note(self, message: str) -> None:
+        """Say something beside the answer, on standard error; nothing with --json."""
+        if not self.as_json:
+            self.err.print(message, style="dim", soft_wrap=True, markup=False, highlight=False)
+
+    def complain(self, error: BaseException, about: str = "") -> None:
+        """Print a failure on standard error: a sentence, or an object with --json; with -v also where it came from."""
+        if self.verbose:
+            self.err.out("".join(traceback.format_exception(error)), highlight=False)
+        if self.as_json:
+            self.err.out(values.encode(values.error_value(error)), highlight=False)
+        else:
+            text = f"{about}{type(error).__name__}: {error}"
+            self.err.print(text, style="red", soft_wrap=True, markup=False, highlight=False)
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Advance]:
+        """A bar on standard error while something takes long; none with --json, nor where nobody looks."""
+        if self.as_json or not self.err.is_terminal:
+            yield lambda _done, _total: None
+            return
+        from rich.progress import Progress  # noqa: PLC0415 - only those who wait for it pay for it
+
+        with Progress(console=self.err, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Console(Console):
+    """Rich would end the process itself, and with a failure, when whoever reads has seen enough."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console(stream: TextIO) -> Console:
+    """A console on a stream: as wide as the terminal, or too wide to wrap anything."""
+    is_wide = not stream.isatty() and "COLUMNS" not in os.environ
+    return _Console(file=stream, width=PIPE_COLUMNS if is_wide else None, emoji=False)
+
+
+@contextmanager
+def failures(session: Session) -> Iterator[None]:
+    """Turn what the library raises on purpose into a sentence and an exit code."""
+    try:
+        yield
+    except PersistError as error:
+        session.complain(error)
+        raise typer.Exit(values.exit_code(error)) from error
+    except BrokenPipeError as error:
+        # Whoever read our output has seen enough. Standard output is replaced, so that closing it does not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from error
+    except OSError as error:
+        session.complain(error)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        session.note("interrupted")
+        raise typer.Exit(130) from error
+
+
+def log_to_stderr(verbose: int) -> None:
+    """Show the library's log: -v what it does, -vv everything."""
+    if verbose:
+        level = logging.INFO if verbose == 1 else logging.DEBUG
+        logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,202 @@
+"""`persist show`: one shard, whole: its frontiers, batches, and who holds back what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from persist_lib.cli import render, units
+from persist_lib.cli.arguments import Shard
+from persist_lib.cli.session import Session
+from persist_lib.cli.values import jsonable, state_value
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.core.garbage import Collection
+    from persist_lib.core.state import Batch, State, Version
+    from persist_lib.frontier import Antichain
+    from persist_lib.maintain import Census
+
+
+SAID_ELSEWHERE = ("by level", "leases", "overdue", "retired", "holds", "garbage", "can go now")
+"""Lines of the census that this command has tables for."""
+
+
+def show(
+    session: Session,
+    shard: Shard,
+    batches: Annotated[bool, typer.Option("--batches", help="List every batch, not only the levels.")] = False,
+) -> None:
+    """Show one shard: frontiers, batches, who holds what back, garbage, rollups, schema.
+
+    Why does history not advance? See who holds back [bold]since[/]. Why is garbage not deleted? See who holds back
+    [bold]objects[/], and below that what the garbage waits for.
+
+    \b
+    persist show orders
+    persist show orders --batches
+    persist show orders --json | jq '.state.readers'
+    """
+    from persist_lib.core.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
+    from persist_lib.maintain import census_of  # noqa: PLC0415
+
+    with session.open() as client:
+        version, now = client.inspect(shard), client.consensus.now()
+    counted, collection = census_of(shard, version, now), plan_collection(version.state, version.seqno)
+    value = {
+        "shard": shard, "location": client.url, "seqno": version.seqno, "now": now, "state": state_value(version.state),
+        "census": jsonable(counted), "held": jsonable(collection.held), "holders": holders(version, now),
+    }  # fmt: skip
+    session.answer(value, *_sections(version, counted, collection, now, batches))
+
+
+def _sections(
+    version: Version, census: Census, collection: Collection, now: int, every_batch: bool
+) -> Iterator[RenderableType]:
+    state = version.state
+    yield Text.assemble((census.shard, "bold"), f"  v{census.seqno}")
+    yield f"since {state.since}   upper {state.upper}   {readable(state)}"
+    yield Text("")
+    for name, text in render.census_lines(census)[2:]:
+        if name not in SAID_ELSEWHERE:
+            yield f"{name:<18} {text}"
+    for number, schema in enumerate(state.schemas):
+        yield f"{f'schema {number}':<18} {schema}"
+    yield Text("")
+    yield batches_table(state.trace) if every_batch else levels_table(state.trace)
+    if people := holders(version, now):
+        yield holders_table(people)
+    else:
+        yield "nobody reads, writes or holds: no lease, no hold\n"
+    yield from garbage_lines(census.garbage, census.garbage_size, collection)
+    if census.retired:
+        yield f"retired     {units.of(census.retired, 'id')}; `persist audit` sweeps what they left"
+
+
+def readable(state: State) -> str:
+    """Which times can be read, in words."""
+    if state.is_finished():
+        return "(finished for good: nothing can be read or written)"
+    first, end = state.since.time, state.upper.time
+    if first is None:
+        return "(all history is given up)"
+    if end is None:
+        return f"(complete: can be read as of {first} and any time after)"
+    if first >= end:
+        return f"(nothing can be read before upper passes {first})"
+    return f"(can be read as of {first} to {end - 1})"
+
+
+def levels_table(trace: tuple[Batch, ...]) -> Table:
+    """The trace by size class, with the times that the batches of each cover."""
+    from persist_lib.core.trace import level_of, levels  # noqa: PLC0415 - loads Arrow
+
+    numbers = ("batches", "updates", "bytes", "inline")
+    table = render.plain_table("level", "batches", "updates", "bytes", "inline", "parts", "from", "to", right=numbers)
+    for level in levels(trace):
+        found = [batch for batch in trace if level_of(batch.count) == level.level]
+        table.add_row(
+            units.size_class(level.level), units.number(level.batches), units.number(level.updates),
+            units.size(level.size), units.size(sum(batch.inline_size for batch in found)),
+            units.number(sum(len(batch.parts) for batch in found)),
+            str(found[0].lower), str(found[-1].upper),
+        )  # fmt: skip
+    return table
+
+
+def batches_table(trace: tuple[Batch, ...]) -> Table:
+    """Every batch, oldest first."""
+    numbers = ("updates", "diff sum", "bytes")
+    table = render.plain_table(
+        "batch", "lower", "upper", "since", "updates", "diff sum", "bytes", "parts", "fingerprint", right=numbers
+    )
+    for batch in trace:
+        table.add_row(
+            f"{batch.lo}..{batch.hi}", str(batch.lower), str(batch.upper), str(batch.since), units.number(batch.count),
+            units.number(batch.diff_sum), units.size(batch.size), _parts(batch), f"{batch.fingerprint:016x}",
+        )  # fmt: skip
+    return table
+
+
+def holders(version: Version, now: int) -> list[dict[str, Any]]:
+    """Everybody with a lease or a hold, and what each keeps: the shard's since, and how much garbage.
+
+    Keys: name, kind, purpose, lease_ms (left; negative: overdue; None: no lease), since, seqno, holds_since, garbage,
+    garbage_size.
+    """
+    state = version.state
+    found = [
+        _holder(id_, "writer", writer.purpose, writer.lease_until - now)
+        for id_, writer in sorted(state.writers.items())
+    ]
+    for id_, reader in sorted(state.readers.items()):
+        kept = [entry.size for entry in state.garbage.values() if entry.seqno >= reader.seqno]
+        entry = _holder(id_, "reader", reader.purpose, reader.lease_until - now)
+        found.append({**entry, **_since(reader.since, state), "seqno": reader.seqno, **_kept(kept)})
+    for name, hold in sorted(state.holds.items()):
+        found.append({**_holder(name, "hold", "", None), **_since(hold.since, state)})
+    return found
+
+
+def _holder(name: str, kind: str, purpose: str, lease_ms: int | None) -> dict[str, Any]:
+    nothing = {"since": None, "seqno": None, "holds_since": False, **_kept([])}
+    return {"name": name, "kind": kind, "purpose": purpose, "lease_ms": lease_ms, **nothing}
+
+
+def _since(since: Antichain, state: State) -> dict[str, Any]:
+    return {"since": jsonable(since), "holds_since": since <= state.since}
+
+
+def _kept(sizes: list[int]) -> dict[str, Any]:
+    return {"garbage": len(sizes), "garbage_size": sum(sizes)}
+
+
+def holders_table(people: list[dict[str, Any]]) -> Table:
+    """Who has a lease or a hold, and what that keeps."""
+    table = render.plain_table("who", "what", "lease", "since", "reads from", "holds back")
+    for who in people:
+        left = who["lease_ms"]
+        lease = Text("none", "dim") if left is None else Text(f"{units.duration(left)} left")
+        if left is not None and left < 0:
+            lease = Text(f"overdue by {units.duration(-left)}", "yellow")
+        since = "" if who["since"] is None else str(who["since"])
+        reads = "" if who["seqno"] is None else f"v{who['seqno']}"
+        table.add_row(
+            who["name"], " ".join(filter(None, (who["kind"], who["purpose"]))), lease, since, reads, _held_back(who)
+        )
+    return table
+
+
+def _held_back(who: dict[str, Any]) -> str:
+    found = ["since"] if who["holds_since"] else []
+    if who["garbage"]:
+        found.append(f"{units.of(who['garbage'], 'object')} ({units.size(who['garbage_size'])})")
+    return ", ".join(found) or "-"
+
+
+def garbage_lines(count: int, size: int, collection: Collection) -> Iterator[str]:
+    """How much garbage there is, how much can go, and what the rest waits for."""
+    if not count:
+        yield "garbage     none"
+        return
+    yield f"garbage     {units.of(count, 'object')}, {units.size(size)}"
+    if collection.keys:
+        free = f"{units.of(len(collection.keys), 'object')}, {units.size(collection.size)}"
+        yield f"  can go    {free}: `persist collect` deletes them"
+    for held in collection.held:
+        yield f"  waits     {units.of(held.keys, 'object')}, {units.size(held.size)}: {held.why}"
+
+
+def _parts(batch: Batch) -> str:
+    inline = sum(1 for part in batch.parts if part.inline is not None)
+    objects = len(batch.parts) - inline
+    found = [units.of(objects, "object")] if objects else []
+    if inline:
+        found.append("inline")
+    if len(batch.runs) > 1:
+        found.append(f"{len(batch.runs)} runs")
+    return ", ".join(found) if batch.exact else f"{', '.join(found)}, filtered"

@@ -1,0 +1,108 @@
+"""Files of updates (.parquet, .csv, .jsonl) as tables in bounded memory, read by the shard's types."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.schema import DIFF, TIME, Schema
+
+ROWS = 65_536
+LINE_BYTES = 16 * 1024 * 1024
+"""The longest line of JSON."""
+
+
+def read_file(path: Path, schema: Schema | None) -> Iterator[pa.Table]:
+    """The file's tables, a bounded number of rows at a time; InvalidUsage for what cannot be read."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidUsage(f"{path}: the file's name must end in one of {', '.join(READERS)}", path=str(path))
+    types = {field.name: field.type for field in schema.updates} if schema else {TIME: pa.uint64(), DIFF: pa.int64()}
+    try:
+        yield from reader(path, types)
+    except (pa.ArrowException, msgspec.ValidationError, ValueError) as error:
+        raise InvalidUsage(f"{path} cannot be read: {error}", path=str(path)) from error
+
+
+def infer_schema(path: Path, key: list[str]) -> Schema:
+    """The schema of a file's columns: those named are the key, the others, but for `_time` and `_diff`, the value."""
+    first = next(read_file(path, None), None)
+    if first is None:
+        raise InvalidUsage(f"{path} is empty, so there is nothing to make a schema of", path=str(path))
+    if missing := [name for name in key if name not in first.column_names]:
+        raise InvalidUsage(f"{path} has no columns {missing}; it has {first.column_names}", key=key)
+    types = {field.name: field.type for field in first.schema if field.name not in (TIME, DIFF)}
+    value = {name: type_ for name, type_ in types.items() if name not in key}
+    return Schema(key={name: types[name] for name in key}, value=value)
+
+
+Types = Mapping[str, pa.DataType]
+
+
+def _read_parquet(path: Path, _types: Types) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS):
+            yield pa.Table.from_batches([batch])
+
+
+def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
+    # Nothing is null but the empty, unquoted field: "NA" and "null" are text.
+    options = pyarrow.csv.ConvertOptions(
+        column_types=dict(types), null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+    )
+    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    with pyarrow.csv.open_csv(path, convert_options=options, parse_options=parsing) as reader:
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+
+def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
+    # SUBTLE: a column that the file does not have would come as null, where it has to be refused: only what is there.
+    types = {name: type_ for name, type_ in types.items() if name in _first_names(path)}
+    asked = pa.schema([(name, pa.string() if _as_text(type_) else type_) for name, type_ in types.items()])
+    parsing = pyarrow.json.ParseOptions(explicit_schema=asked, newlines_in_values=False)
+    reading = pyarrow.json.ReadOptions(block_size=LINE_BYTES)
+    with pyarrow.json.open_json(path, read_options=reading, parse_options=parsing) as reader:
+        for batch in reader:
+            columns = [_from_text(batch.column(name), types.get(name)) for name in batch.schema.names]
+            yield pa.table(columns, names=batch.schema.names)
+
+
+def _first_names(path: Path) -> frozenset[str]:
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"{}")
+    row = json.loads(first)
+    if not isinstance(row, dict):
+        raise InvalidUsage(f"{path}: each line must be an object with the columns as its names", path=str(path))
+    return frozenset(row)
+
+
+def _as_text(type_: pa.DataType) -> bool:
+    """Whether JSON holds it as text that Arrow's parser does not take."""
+    is_ = pa.types
+    return is_.is_date(type_) or is_.is_time(type_) or is_.is_binary(type_) or is_.is_fixed_size_binary(type_)
+
+
+def _from_text(column: pa.Array, type_: pa.DataType | None) -> pa.Array:
+    """The column as what it is read as: dates and times from ISO 8601, bytes from base64, durations from counts."""
+    if type_ is None or not _as_text(type_):
+        return column
+    if pa.types.is_date(type_) or pa.types.is_time(type_):
+        kind: Any = dt.date if pa.types.is_date(type_) else dt.time
+        return pa.array(msgspec.convert(column.to_pylist(), list[kind | None]), type_)
+    return pa.array(msgspec.convert(column.to_pylist(), list[bytes | None]), type_)
+
+
+READERS: dict[str, Callable[[Path, Types], Iterator[pa.Table]]] = {
+    ".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl,
+}  # fmt: skip

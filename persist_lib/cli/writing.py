@@ -1,0 +1,108 @@
+"""`persist append`: a file's updates into a shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from persist_lib.cli import units
+from persist_lib.cli.arguments import Shard, parse_frontier
+from persist_lib.cli.session import Session
+from persist_lib.cli.values import jsonable
+from persist_lib.errors import InvalidUsage, NotFound
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
+    from persist_lib.schema import Schema
+
+File = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE]",
+        help="A .parquet, .csv or .jsonl file. Without one, only time passes.",
+        exists=True,
+        dir_okay=False,
+        show_default=False,
+    ),
+]
+
+
+def append(
+    session: Session,
+    shard: Shard,
+    file: File = None,
+    lower: Annotated[
+        str, typer.Option(metavar="FRONTIER", help="What upper must be now, as 5 or [5].", show_default=False)
+    ] = ...,  # type: ignore[assignment]
+    upper: Annotated[
+        str,
+        typer.Option(
+            metavar="FRONTIER", help="What upper becomes; [] closes the shard for writing.", show_default=False
+        ),
+    ] = ...,  # type: ignore[assignment]
+    skip_covered: Annotated[
+        bool,
+        typer.Option(
+            "--skip-covered",
+            help="Skip times that the shard has already, instead of "
+            "refusing: for several writers of the very same data.",
+        ),
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the shard, and the location, if there is none. Needs --key.")
+    ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="With --create: the key columns; the others are the value.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Append a file's updates with times in \\[lower, upper), if the shard's upper is exactly lower.
+
+    The file has the shard's columns, `_time` (may be left out where upper is lower + 1) and `_diff` (left out: +1).
+    All of it becomes visible at once, or nothing does. Refused with exit code 1 where another writer was first: look
+    at the upper that the message names, and decide anew.
+
+    \b
+    persist append orders monday.parquet --lower 0 --upper 10 --create --key order_id
+    persist append orders tuesday.csv --lower 10 --upper 20
+    persist append orders --lower 20 --upper 30      nothing happened before 30
+    persist append orders --lower 30 --upper '[]'    nothing will ever happen again
+    """
+    low, high = parse_frontier(lower, "lower"), parse_frontier(upper, "upper")
+    if create != (key is not None):
+        raise InvalidUsage("--create needs --key with the key columns, and --key is only for --create")
+    with session.open(read_only=False, create=create) as client:
+        schema = _schema(client, shard, file, key)
+        with client.open_writer(shard, schema) as writer:
+            updates = iter(()) if file is None else _read(file, schema)
+            write = writer.append if skip_covered else writer.compare_and_append
+            done = write(updates, low, high)
+    said = f"{shard} v{done.seqno}: {units.of(done.count, 'update')}, upper is {done.upper}"
+    value = {"shard": shard, "seqno": done.seqno, "upper": jsonable(done.upper), "updates": done.count}
+    session.answer({**value, "token": done.token.hex(), "attempts": done.attempts}, said)
+
+
+def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> Schema:
+    """The shard's newest schema; that of the file where the shard is to be made."""
+    from persist_lib.cli.sources import infer_schema  # noqa: PLC0415 - loads Arrow
+
+    try:
+        return client.inspect(shard).state.schemas[-1]
+    except NotFound:
+        if key is None:
+            raise NotFound(
+                f"there is no shard {shard!r} in {client.url}; create it with --create --key COLUMNS", shard=shard
+            ) from None
+        if file is None:
+            raise InvalidUsage("to create a shard, give a file: its columns are the schema") from None
+        return infer_schema(file, [name.strip() for name in key.split(",")])
+
+
+def _read(file: Path, schema: Schema) -> object:
+    from persist_lib.cli.sources import read_file  # noqa: PLC0415 - loads Arrow
+
+    return read_file(file, schema)

@@ -1,0 +1,510 @@
+"""The `persist` command on a real location: every command, every kind of failure, dry runs that change nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+import persist_lib as persist
+from persist_lib.cli.app import app
+
+SCHEMA = persist.Schema(key={"order_id": "int64"}, value={"state": "string"})
+SMALL = persist.Config(inline_bytes=0)
+"""Every append an object, so that there is garbage."""
+BATCHES = 12
+DUTIES = ["maintain", "compact", "roll-up", "expire", "retain", "collect", "audit"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A location with a shard in debt and one that is tidy; copied for each test."""
+    root = tmp_path_factory.mktemp("made") / "data"
+    with persist.open(f"file:{root}", config=SMALL) as client:
+        orders = client.open_writer("orders", SCHEMA)
+        for at in range(BATCHES):
+            rows = [{"order_id": at, "state": "placed", "_time": at, "_diff": 1}]
+            if at:
+                rows.append({"order_id": at - 1, "state": "placed", "_time": at, "_diff": -1})
+            orders.compare_and_append(rows, at, at + 1)
+        client.open_writer("tidy", SCHEMA).compare_and_append([{"order_id": 1, "state": "new"}], 0, 1)
+    return root
+
+
+class Shell:
+    """Runs commands in this process; `--location` comes from the environment."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.env: dict[str, str | None] = {"PERSIST_LOCATION": f"file:{root}", "PERSIST_CONSENSUS": None}
+
+    def run(self, *words: object, typed: str | None = None) -> Result:
+        return CliRunner().invoke(app, list(map(str, words)), env=self.env, input=typed)
+
+    def __call__(self, *words: object, typed: str | None = None) -> str:
+        done = self.run(*words, typed=typed)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    def json(self, *words: object) -> Any:
+        lines = self(*words, "--json").splitlines()
+        assert len(lines) == 1
+        return json.loads(lines[0])
+
+    def fails(self, code: int, *words: object) -> str:
+        done = self.run(*words)
+        assert (done.exit_code, done.stdout) == (code, ""), done.output
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    def client(self) -> persist.Client:
+        return persist.open(f"file:{self.root}", config=SMALL, create=False)
+
+    def files(self) -> dict[str, bytes]:
+        return {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def sh(made: Path, tmp_path: Path) -> Shell:
+    shutil.copytree(made, tmp_path / "data")
+    return Shell(tmp_path / "data")
+
+
+def leave_a_dead_reader(root: Path, shard: str) -> None:
+    """A reader whose process was killed, and whose lease is over."""
+    quiet = persist.Runtime(background=False)
+    with persist.open(f"file:{root}", config=persist.Config(lease_ms=100), runtime=quiet) as client:
+        reader = client.open_reader(shard)
+        reader._leases.drop(reader.machine, reader.id or "")
+        reader.id = None  # as if killed: nothing retires it
+    time.sleep(0.15)
+
+
+@pytest.fixture
+def abandoned(sh: Shell) -> Iterator[Shell]:
+    """With a reader whose lease lasts, a hold, and a reader whose process died long ago."""
+    leave_a_dead_reader(sh.root, "tidy")
+    with sh.client() as client, client.open_reader("orders", purpose="report"):
+        client.set_hold("orders", "audit", 2)
+        yield sh
+
+
+def test_the_shards_are_listed_with_what_needs_work(sh: Shell):
+    assert [line.split()[0] for line in sh("shards").splitlines() if line.startswith((" orders", " tidy"))] == [
+        "orders",
+        "tidy",
+    ]
+    assert sh("shards", "--names").split() == ["orders", "tidy"]
+    found = sh.json("shards")
+    assert [(shard["shard"], shard["upper"], shard["updates"]) for shard in found["shards"]] == [
+        ("orders", [BATCHES], 2 * BATCHES - 1), ("tidy", [1], 1),
+    ]  # fmt: skip
+    assert found["failed"] == {}
+
+
+def test_the_census_is_of_the_shards_named_or_of_all(sh: Shell):
+    assert [shard["shard"] for shard in sh.json("census", "tidy")["shards"]] == ["tidy"]
+    assert [shard["shard"] for shard in sh.json("census")["shards"]] == ["orders", "tidy"]
+    assert "fingerprint" in sh("census", "orders")
+
+
+def test_show_says_who_holds_back_what(abandoned: Shell):
+    abandoned("compact", "orders")
+    text = abandoned("show", "orders")
+    assert "reader report" in text
+    assert "min left" in text
+    assert f"since, {BATCHES} objects" in text
+    assert f"waits     {BATCHES} objects" in text
+    assert len([line for line in abandoned("show", "tidy", "--batches").splitlines() if line.startswith(" 0..1")]) == 1
+    found = abandoned.json("show", "orders")
+    assert {who["kind"]: who["holds_since"] for who in found["holders"]} == {"reader": True, "hold": False}
+    assert len(found["state"]["garbage"]) == BATCHES
+    assert "overdue by" in abandoned("show", "tidy")
+
+
+def test_the_log_tells_every_transition_newest_last(sh: Shell):
+    rows = sh.json("log", "orders", "--limit", 1000)["rows"]
+    assert [row["seqno"] for row in rows] == list(range(1, len(rows) + 1))
+    assert [row["command"] for row in rows[:3]] == ["Create", "RegisterWriter", "CompareAndAppend"]
+    assert rows[-1]["command"] == "Retire"
+    assert [row["seqno"] for row in sh.json("log", "orders", "--from", 3, "--limit", 2)["rows"]] == [3, 4]
+    assert "batch 0..1, times [0] to [1]: 1 update" in sh("log", "orders", "--from", 3)
+    assert len(sh.json("log", "orders", "--limit", 5)["rows"]) == 5
+
+
+def test_the_plan_is_what_a_dry_run_would_do(sh: Shell):
+    plan = sh.json("plan", "orders")
+    dry = sh.json("compact", "orders", "--dry-run")["shards"][0]["plan"]
+    assert plan["requests"] == dry["requests"]
+    assert plan["debt"] > 0
+    assert "merge" in sh("plan", "orders")
+    assert "nothing to do" in sh("plan", "tidy")
+
+
+def test_a_snapshot_is_the_contents_at_the_time_in_every_format(sh: Shell, tmp_path: Path):
+    expected = [{"order_id": 9, "state": "placed", "_diff": 1}]
+    assert sh.json("snapshot", "orders", "--as-of", 9) == {"shard": "orders", "as_of": 9, "rows": expected}
+    assert json.loads(sh("snapshot", "orders", "--as-of", 9, "-f", "jsonl")) == expected[0]
+    assert sh("snapshot", "orders", "--as-of", 9, "-f", "csv") == '"order_id","state","_diff"\n9,"placed",1\n'
+    assert sh("snapshot", "orders", "--as-of", 9).split()[-3:] == ["9", "placed", "1"]
+    file = tmp_path / "out.parquet"
+    sh("snapshot", "orders", "--as-of", 9, "-f", "parquet", "-o", file)
+    assert pq.read_table(file).to_pylist() == expected
+    sh("snapshot", "orders", "--as-of", 9, "-o", tmp_path / "out.txt")
+    assert "placed" in (tmp_path / "out.txt").read_text()
+
+
+def test_a_snapshot_can_be_cut_down_to_columns_keys_and_a_limit(sh: Shell, tmp_path: Path):
+    rows = pa.table({"order_id": range(100), "state": ["x"] * 100})
+    pq.write_table(rows, tmp_path / "many.parquet")
+    sh("append", "tidy", tmp_path / "many.parquet", "--lower", 1, "--upper", 2)
+    assert sh.json("snapshot", "tidy", "--columns", "order_id", "--key", 7)["rows"] == [{"order_id": 7, "_diff": 1}]
+    ids = [row["order_id"] for row in sh.json("snapshot", "tidy", "--key-from", 3, "--key-to", 6)["rows"]]
+    assert ids == [3, 4, 5]
+    cut = sh.run("snapshot", "tidy", "--limit", 3)
+    assert len([line for line in cut.stdout.splitlines() if line.endswith(" 1 ")]) == 3
+    assert "only the first 3" in cut.stderr
+    assert len(sh("snapshot", "tidy", "--limit", 0).splitlines()) > 100
+
+
+def test_listening_prints_updates_at_their_times_and_then_progress(sh: Shell):
+    text = sh("listen", "orders", "--as-of", BATCHES - 2, "--no-wait").splitlines()
+    last = BATCHES - 1
+    news = [f"[{last}] +1  order_id={last} state=placed", f"[{last}] -1  order_id={last - 1} state=placed"]
+    assert sorted(text[:2]) == news
+    assert text[2:] == [f"progress [{BATCHES}]"]
+    lines = [json.loads(line) for line in sh("listen", "orders", "--as-of", 0, "--until", 3, "--json").splitlines()]
+    assert [line["progress"] for line in lines if "progress" in line] == [[2], [3]]
+    assert sum(update["_diff"] for line in lines for update in line.get("updates", [])) == 0
+
+
+ROWS: list[dict[str, Any]] = [
+    {"id": 1, "day": "2026-01-02", "raw": "/wA=", "price": "1.50", "note": "a,\"b\n", "at": "2026-01-02T03:04:05Z"},
+    {"id": 2, "day": None, "raw": None, "price": None, "note": "", "at": None},
+]  # fmt: skip
+
+
+def test_what_is_appended_from_a_file_reads_back_the_same_and_can_be_appended_again(tmp_path: Path):
+    sh = Shell(tmp_path / "data")
+    types = {
+        "day": "date32",
+        "raw": "binary",
+        "price": "decimal128(9, 2)",
+        "note": "string",
+        "at": "timestamp[us, UTC]",
+    }
+    with persist.open(f"file:{sh.root}") as client:
+        client.open_writer("things", persist.Schema(key={"id": "int64"}, value=types))
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    done = sh.json("append", "things", lines, "--lower", 0, "--upper", 1)
+    assert (done["updates"], done["upper"]) == (2, [1])
+    found = sh.json("snapshot", "things")["rows"]
+    assert found == [{**row, "_diff": 1} for row in ROWS]
+    for upper, kind in enumerate(("jsonl", "parquet"), 2):
+        file = tmp_path / f"again.{kind}"
+        sh("snapshot", "things", "--as-of", 0, "-f", kind, "-o", file)
+        sh("append", "things", file, "--lower", upper - 1, "--upper", upper)
+    assert sh.json("snapshot", "things")["rows"] == [{**row, "_diff": 3} for row in ROWS]
+
+
+def test_csv_tells_null_from_empty_text_and_comes_back(tmp_path: Path):
+    sh = Shell(tmp_path / "data")
+    file, back = tmp_path / "a.csv", tmp_path / "b.csv"
+    file.write_text('id,note\n1,\n2,""\n3,"two\nlines"\n')
+    sh("append", "notes", file, "--lower", 0, "--upper", 1, "--create", "--key", "id")
+    assert [row["note"] for row in sh.json("snapshot", "notes")["rows"]] == [None, "", "two\nlines"]
+    sh("snapshot", "notes", "-f", "csv", "-o", back)
+    sh("append", "notes", back, "--lower", 1, "--upper", 2)
+    assert [row["_diff"] for row in sh.json("snapshot", "notes")["rows"]] == [2, 2, 2]
+
+
+def test_time_passes_without_a_file_and_a_shard_closes_at_the_end_of_all_times(sh: Shell):
+    assert sh.json("append", "tidy", "--lower", "[1]", "--upper", 5)["upper"] == [5]
+    assert sh.json("append", "tidy", "--lower", 5, "--upper", "[]")["upper"] == []
+    assert "complete" in sh("show", "tidy")
+
+
+def test_what_another_writer_covered_is_skipped_when_asked(sh: Shell, tmp_path: Path):
+    file = tmp_path / "same.jsonl"
+    file.write_text('{"order_id": 1, "state": "new", "_time": 0}\n{"order_id": 2, "state": "new", "_time": 1}\n')
+    assert "UpperMismatch" in sh.fails(1, "append", "tidy", file, "--lower", 0, "--upper", 2)
+    sh("append", "tidy", file, "--lower", 0, "--upper", 2, "--skip-covered")
+    assert [row["order_id"] for row in sh.json("snapshot", "tidy")["rows"]] == [1, 2]
+
+
+def test_upkeep_does_what_it_says_and_a_second_time_finds_nothing(abandoned: Shell):
+    sh = abandoned
+    assert f"{BATCHES} → 1 batch" in sh("compact", "orders")
+    assert "nothing to compact" in sh("compact", "orders")
+    assert f"{BATCHES} objects" in sh("collect", "orders")
+    assert "may still read" in sh("collect", "orders")
+    assert "rolled up" in sh("roll-up", "orders")
+    assert "no rollup is due" in sh("roll-up", "tidy")
+    assert "rolled up" in sh("roll-up", "tidy", "--force")
+    assert "retired 1 of 1" in sh("expire", "tidy")
+    assert "nobody is overdue" in sh("expire", "tidy")
+    assert "0 orphans" in sh("audit", "--all")
+    assert "sound" in sh("scrub", "--all")
+
+
+def test_maintain_tidies_up_and_prints_before_beside_after(sh: Shell):
+    sh("retention", "orders", 3)
+    text = sh("maintain", "--all")
+    assert "before" in text
+    assert f"{BATCHES} → 1 batch" in text
+    sh("maintain", "--all")  # what the first pass made garbage may wait for a rollup of the second
+    again = {shard["shard"]: shard for shard in sh.json("maintain", "--all")["shards"]}
+    assert again["orders"]["compact"]["applied"] == []
+    assert again["orders"]["collect"]["keys"] == []
+    assert again["orders"]["after"]["since"] == [BATCHES - 4]
+    assert again["orders"]["after"]["garbage"] == 0
+
+
+def test_garbage_goes_once_nobody_can_read_it(sh: Shell):
+    sh("compact", "orders")
+    sh("roll-up", "orders")
+    objects = sum(name.endswith(".parquet") for name in sh.files())
+    assert f"deleted {BATCHES} objects" in sh("collect", "orders")
+    assert sum(name.endswith(".parquet") for name in sh.files()) == objects - BATCHES
+    assert len(sh.json("snapshot", "orders", "--as-of", 9)["rows"]) == 1
+
+
+def test_holds_keep_history_until_they_are_released(sh: Shell):
+    sh("hold", "set", "orders", "audit", "--since", 5, "--new", "--fence", "a")
+    assert "HoldConflict" in sh.fails(1, "hold", "set", "orders", "audit", "--new")
+    assert "HoldConflict" in sh.fails(1, "hold", "release", "orders", "audit", "--expected", "b")
+    assert sh.json("hold", "list", "orders")["holds"] == {"audit": {"since": [5], "opaque": b"a".hex()}}
+    assert "audit" in sh("hold", "list", "orders")
+    assert sh.json("hold", "set", "orders", "audit", "--since", 7, "--expected", "a")["shard_since"] == [7]
+    sh("hold", "release", "orders", "audit")
+    assert "no holds" in sh("hold", "list", "orders")
+
+
+def test_retention_is_set_shown_carried_out_and_taken_away(sh: Shell):
+    assert sh.json("retention", "orders")["retention"] is None
+    sh("retention", "orders", "3")
+    assert sh.json("retention", "orders")["retention"] == 3
+    assert f"[0] → [{BATCHES - 4}]" in sh("retain", "orders")
+    assert "SinceViolation" in sh.fails(1, "snapshot", "orders", "--as-of", 1)
+    assert sh.json("retention", "orders", "none")["retention"] is None
+
+
+def test_a_shard_is_finished_only_by_typing_its_name(sh: Shell):
+    assert "that is not 'tidy'" in sh.run("finish", "tidy", typed="orders\n").stderr
+    assert sh.run("finish", "tidy", typed="").exit_code == 2
+    assert "say --yes" in sh.fails(2, "finish", "tidy", "--json")
+    assert sh.json("shards")["shards"][1]["finished"] is False
+    assert "is finished" in sh("finish", "tidy", typed="tidy\n")
+    assert "ShardFinished" in sh.fails(1, "snapshot", "tidy")
+    assert "is finished" in sh("finish", "orders", "--yes")
+    for _ in range(2):
+        sh("maintain", "--all")
+    assert not [name for name in sh.files() if name.endswith(".parquet")]
+
+
+def test_a_shard_that_is_read_is_not_finished_and_the_dry_run_says_by_whom(abandoned: Shell):
+    assert "hold audit" in abandoned("finish", "orders", "--dry-run")
+    assert "StillRead" in abandoned.fails(1, "finish", "orders", "--yes")
+
+
+@pytest.fixture(scope="module")
+def in_debt(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A location where every duty has something to do."""
+    root = tmp_path_factory.mktemp("debt") / "data"
+    shutil.copytree(made, root)
+    with persist.open(f"file:{root}", config=SMALL) as client:
+        client.set_retention("orders", 2)
+        client.compact("orders")
+        client.roll_up("orders", force=True)
+        write = client.open_writer("orders", SCHEMA)
+        for at in range(BATCHES, BATCHES + 6):
+            write.compare_and_append([{"order_id": at, "state": "placed"}], at, at + 1)
+    leave_a_dead_reader(root, "orders")
+    orphan = root / "blob" / "orders" / "w00000000deadbeef" / "0000000000000001.parquet"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"never linked")
+    return root
+
+
+@pytest.mark.parametrize("duty", [*DUTIES, "finish"])
+def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: str, tmp_path: Path):
+    shutil.copytree(in_debt, tmp_path / "data")
+    sh = Shell(tmp_path / "data")
+    before = sh.files()
+    assert "orders" in sh(duty, "orders", "--dry-run")
+    assert json.loads(sh(duty, "orders", "--dry-run", "--json"))["dry_run"] is True
+    assert sh.files() == before
+    sh.run(duty, "orders", *(["--force"] if duty == "roll-up" else []))
+    assert duty == "finish" or sh.files() != before
+
+
+LOOKING = [
+    ("shards",), ("census",), ("show", "orders"), ("log", "orders"), ("plan", "orders"), ("hold", "list", "orders"),
+    ("snapshot", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("retention", "orders"),
+    ("scrub", "--all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LOOKING, ids=lambda words: words[0])
+def test_looking_changes_no_byte_and_creates_no_location(sh: Shell, words: tuple[str, ...], tmp_path: Path):
+    before = sh.files()
+    assert sh(*words)
+    assert sh.files() == before
+    nowhere = Shell(tmp_path / "nowhere")
+    assert "NotFound: there is no location" in nowhere.fails(1, *words)
+    assert not nowhere.root.exists()
+
+
+WRONG: dict[str, tuple[int, tuple[object, ...]]] = {
+    "NotFound": (1, ("show", "nothing")),
+    "InvalidName": (2, ("show", "../etc")),
+    "InvalidUsage": (2, ("collect",)),
+    "SchemaMismatch": (2, ("append", "tidy", "wrong.jsonl", "--lower", 1, "--upper", 2)),
+    "UpperMismatch": (1, ("append", "tidy", "--lower", 5, "--upper", 6)),
+    "TimedOut": (1, ("snapshot", "tidy", "--as-of", 99)),
+    "SinceViolation": (1, ("hold", "set", "moved", "late", "--since", 0)),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_refusal_is_one_sentence_and_an_exit_code(
+    sh: Shell, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.jsonl").write_text('{"order_id": 7, "state": "new", "more": 1}\n')
+    with sh.client() as client:
+        client.open_writer("moved", SCHEMA)
+        client.set_hold("moved", "early", 4)
+    code, words = WRONG[kind]
+    said = sh.fails(code, *words)
+    assert said.startswith(f"{kind}: ")
+    assert len(said.splitlines()) == 1
+    told = json.loads(sh.fails(code, *words, "--json").splitlines()[0])
+    assert told["error"] == kind
+    assert "Traceback" in sh.run(*words, "-v").stderr
+
+
+def every_error(kind: type[persist.PersistError] = persist.PersistError) -> list[type[persist.PersistError]]:
+    return [kind, *(found for child in kind.__subclasses__() for found in every_error(child))]
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_whatever_the_library_raises_ends_without_a_traceback(
+    sh: Shell, kind: type[persist.PersistError], monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_words: object, **_named: object) -> persist.Client:
+        raise kind("planted")
+
+    monkeypatch.setattr("persist_lib.client.open", fail)
+    code = 3 if issubclass(kind, persist.Damage) else 2 if issubclass(kind, persist.InvalidUsage) else 1
+    planted = sh.fails(code, "shards")
+    assert "planted" in planted or kind is persist.NotFound
+
+
+def test_damage_is_found_named_and_has_its_own_exit_code(sh: Shell):
+    part = next(path for path in (sh.root / "blob" / "orders").rglob("*.parquet"))
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    scrubbed = sh.run("scrub", "--all")
+    assert scrubbed.exit_code == 3
+    assert "1 batch DAMAGED" in scrubbed.stdout
+    assert "tidy: 1 batch, 1 update" in scrubbed.stdout
+    assert part.name in sh.fails(3, "snapshot", "orders")
+    part.unlink()
+    assert sh.fails(3, "compact", "orders").startswith("Missing")
+
+
+def test_a_newer_format_is_refused_and_left_alone(sh: Shell):
+    (sh.root / "persist.json").write_text('{"format": 99}\n')
+    before = sh.files()
+    assert sh.fails(3, "maintain", "--all").startswith("NewerFormat")
+    assert sh.files() == before
+
+
+def test_a_shard_that_fails_does_not_keep_the_others_waiting(sh: Shell):
+    done = sh.run("compact", "nothing", "orders", "--json")
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)
+    assert [shard["shard"] for shard in told["shards"]] == ["orders"]
+    assert told["failed"]["nothing"]["error"] == "NotFound"
+
+
+def test_a_file_that_cannot_be_read_is_a_wrong_call(sh: Shell, tmp_path: Path):
+    for name, text in (("bad.parquet", "no"), ("bad.jsonl", "[1]\n"), ("bad.csv", "a,b\n1\n"), ("bad.txt", "x")):
+        (tmp_path / name).write_text(text)
+        assert "InvalidUsage" in sh.fails(2, "append", "tidy", tmp_path / name, "--lower", 1, "--upper", 2)
+    assert sh.json("census", "tidy")["shards"][0]["upper"] == [1]
+
+
+def test_a_failed_snapshot_leaves_no_file_and_keeps_the_one_there_was(sh: Shell, tmp_path: Path):
+    part = next(path for path in (sh.root / "blob" / "orders").rglob("*.parquet"))
+    part.write_bytes(bytes(len(part.read_bytes())))
+    out = tmp_path / "out.csv"
+    out.write_text("what was there")
+    sh.fails(3, "snapshot", "orders", "-f", "csv", "-o", out)
+    assert out.read_text() == "what was there"
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_options_count_before_and_after_the_command_and_those_after_it_win(sh: Shell, tmp_path: Path):
+    url = f"file:{sh.root}"
+    sh.env["PERSIST_LOCATION"] = f"file:{tmp_path / 'elsewhere'}"
+    assert json.loads(sh("--location", url, "--json", "shards"))["location"] == url
+    assert json.loads(sh("--location", "file:/nowhere", "shards", "--location", url, "--json"))["location"] == url
+
+
+def run_process(root: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    program = [str(Path(sys.executable).with_name("persist")), *words]
+    env = {**os.environ, "PERSIST_LOCATION": f"file:{root}"}
+    return subprocess.run(program, env=env, text=True, timeout=60, check=False, **options)
+
+
+def test_the_installed_command_works_as_a_process(sh: Shell):
+    done = run_process(sh.root, "snapshot", "orders", "--as-of", "9", "-f", "csv", capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '"order_id","state","_diff"\n9,"placed",1\n', "")
+    failed = run_process(sh.root, "show", "nothing", capture_output=True)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("NotFound: ")
+    assert len(failed.stderr.splitlines()) == 1
+
+
+def test_a_reader_of_our_output_may_stop_early(sh: Shell):
+    done = run_process(sh.root, "log", "orders", "--limit", "1000", stdout=_closed_pipe(), stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _closed_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def commands(*words: str) -> list[str]:
+    """The commands that a help lists."""
+    text = CliRunner().invoke(app, [*words, "--help"]).stdout
+    return [line[1:].split()[0] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+
+
+def every_command() -> list[tuple[str, ...]]:
+    return [(name,) for name in commands() if name != "hold"] + [("hold", name) for name in commands("hold")]
+
+
+def test_every_command_has_help_with_an_example():
+    found = every_command()
+    assert len(found) == 21
+    for words in found:
+        text = CliRunner().invoke(app, [*words, "--help"]).stdout
+        assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words
