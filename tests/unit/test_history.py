@@ -7,7 +7,7 @@ import pytest
 from persist_lib.core import commands as c
 from persist_lib.core.state import State
 from persist_lib.errors import Corrupt, Damage, HistoryRegressed, InvariantViolated, Missing, NewerFormat
-from persist_lib.format.encoding import StoredState, encode_state
+from persist_lib.format.encoding import StoredState, decode_state, encode_state
 from persist_lib.format.paths import blob_key
 from persist_lib.history import SCAN_ROWS, fetch_newer, fetch_newest
 from persist_lib.ids import SeqNo
@@ -280,7 +280,9 @@ def test_a_damaged_or_exchanged_rollup_is_corrupt():
     assert isinstance(store.blob, MemoryBlob)
     objects = store.blob._objects
     whole = objects[newer]
-    for damaged in (objects[older], whole[:-1], b"", bytes([whole[0] ^ 1]) + whole[1:]):
+    found = decode_state(whole, newer)
+    foreign = encode_state(StoredState(found.seqno, found.digest, State()))  # sound, but of another shard
+    for damaged in (objects[older], foreign, whole[:-1], b"", bytes([whole[0] ^ 1]) + whole[1:]):
         objects[newer] = damaged
         with pytest.raises(Corrupt, match="rollup/v"):
             store.machine().fetch()
