@@ -20,17 +20,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist_lib.format.columns import Rows, plain
-from persist_lib.format.consolidation import I64_MAX, I64_MIN, OnOverflow, add_up
+from persist_lib.format.columns import Rows, array_of, integers, joined, plain, plain_table
+from persist_lib.format.consolidation import I64_MAX, I64_MIN, OnOverflow, add_up, consolidate
 from persist_lib.format.encoded import EncodedPart
 from persist_lib.format.keys import encode_cell
 from persist_lib.format.order import adjacent_ties, columns_in_order, sort_order
 from persist_lib.format.parquet import PartEncoder, groups_of
+from persist_lib.format.parts import PartRun
 from persist_lib.frontier import MAX_TIME
 from persist_lib.schema import DIFF, TIME, TIME_FIELD, Schema
 
 MERGE_BYTES = 256 << 20
-COPIES = 4  # read ahead, laid end to end, ordered and taken: how often a window's bytes are in memory at its peak
+COPIES = 8  # read ahead, laid end to end, ordered and taken: how often a window's bytes are in memory at its peak
 PART_BYTES = 128 << 20
 
 Row = list[bytes]
@@ -54,7 +55,7 @@ def merge_runs(
     `window_rows` the most rows to buffer. Sums beyond 64 bits raise DiffOverflow, or stay several updates ("split").
     """
     merge = _Merge(schema, advance_to, upper_time, on_overflow, contents=False)
-    return merge.windows(runs, merge_bytes, window_rows)
+    return map(plain_table, merge.windows(runs, merge_bytes, window_rows))
 
 
 def merge_contents(
@@ -69,7 +70,7 @@ def merge_contents(
     The runs hold what is at or before the as_of only. DiffOverflow when a multiplicity does not fit in 64 bits.
     """
     merge = _Merge(schema, None, None, "raise", contents=True)
-    return merge.windows(runs, merge_bytes, window_rows)
+    return map(plain_table, merge.windows(runs, merge_bytes, window_rows))
 
 
 def merge_to_parts(
@@ -87,9 +88,8 @@ def merge_to_parts(
     A sum beyond 64 bits stays several updates, so that it wedges nobody who does not ask for it.
     """
     encoder = PartEncoder(schema, schema_id)
-    for window in merge_runs(
-        runs, schema, advance_to=advance_to, merge_bytes=merge_bytes, window_rows=window_rows, on_overflow="split"
-    ):
+    merge = _Merge(schema, advance_to, None, "split", contents=False)
+    for window in merge.windows(runs, merge_bytes, window_rows):
         for group in groups_of(window):
             encoder.write(group)
             if encoder.size >= part_bytes:
@@ -112,6 +112,9 @@ class _Merge:
 
     def windows(self, runs: Sequence[Run], merge_bytes: int, window_rows: int | None) -> Iterator[pa.Table]:
         """Window after window, none of them empty."""
+        for source in runs:
+            if isinstance(source, PartRun):
+                source.keep_dictionaries()
         ahead = [_Ahead(run, [*self._schema.names, TIME]) for run in runs]
         while ahead:
             quota = merge_bytes // COPIES // len(ahead)
@@ -127,7 +130,7 @@ class _Merge:
             elif window.num_rows:
                 window, self._carry = _hold_back(window)
             if window.num_rows:
-                yield window
+                yield self._checked(window)
 
     def _window(self, taken: list[list[pa.Table]]) -> pa.Table:
         """All of what was taken from each run, and the carry, in order and added up."""
@@ -136,13 +139,22 @@ class _Merge:
             tables.insert(0, self._carry)
         if not tables:
             return self._target.empty_table()
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
+        table = tables[0] if len(tables) == 1 else _end_to_end(tables)
         columns = columns_in_order(self._schema, table)
-        if len(taken) == 1:
-            order, ties = None, adjacent_ties(columns, self._candidates(taken[0]))
-        else:
-            order, ties = sort_order(columns)
-        return add_up(table, order, ties, self._on_overflow)
+        order = None
+        ties = adjacent_ties(columns, self._candidates(taken[0])) if len(taken) == 1 else None
+        if ties is None:
+            order, ties = sort_order(columns, _shared_prefix([table.column(0) for table in tables]))
+        # SUBTLE: never "raise" here. What a window carries into the next may yet be retracted there.
+        return add_up(table, order, ties, "split")
+
+    def _checked(self, window: pa.Table) -> pa.Table:
+        """The window, which is final now; DiffOverflow if a sum had to be split and that is not wanted."""
+        if self._on_overflow == "raise":
+            diffs = integers(window.column(DIFF))
+            if diffs.min() == I64_MIN or diffs.max() == I64_MAX:
+                consolidate(self._schema, window, "raise")
+        return window
 
     def _candidates(self, pieces: list[pa.Table]) -> Rows | None:
         """Which rows of one run (behind the carry) can equal the row after them; None for any.
@@ -161,11 +173,11 @@ class _Merge:
         """The table with its times advanced, or without them where contents are wanted."""
         if self._contents:
             return table.drop_columns([TIME])
-        times = table.column(TIME).to_numpy()
+        times = integers(table.column(TIME))
         if (self._least is None or times.min() >= self._least) and (self._most is None or times.max() <= self._most):
             return table
         times = np.clip(times, self._least or 0, MAX_TIME if self._most is None else self._most)
-        return table.set_column(table.num_columns - 2, TIME_FIELD, pa.array(times, pa.uint64()))
+        return table.set_column(table.num_columns - 2, TIME_FIELD, array_of(times))
 
 
 class _Ahead:
@@ -217,11 +229,10 @@ def _row(table: pa.Table, names: list[str], index: int) -> Row:
 
 
 def _count_through(table: pa.Table, names: list[str], limit: Row) -> int:
-    """How many rows of a sorted table are at or below the limit: a search in each column among those that tie so far."""
+    """How many rows of a sorted table are at or below the limit: column by column, among those that tie so far."""
     start, end = 0, table.num_rows
     for name, cell in zip(names, limit, strict=True):
-        column = plain(table.column(name))
-        cells = _Cells(column)
+        cells = _Cells(joined(table.column(name)))
         start, end = bisect_left(cells, cell, start, end), bisect_right(cells, cell, start, end)
         if start == end:
             break
@@ -241,8 +252,33 @@ class _Cells:
         return encode_cell(self._column, index)
 
 
+def _end_to_end(tables: list[pa.Table]) -> pa.Table:
+    """The tables as one, every column one array. Where only some have a dictionary, none keeps it."""
+    for index, name in enumerate(tables[0].schema.names):
+        if len({table.schema.types[index] for table in tables}) > 1:
+            tables = [_without_dictionary(table, index, name) for table in tables]
+    table = pa.concat_tables(tables)
+    return pa.table([joined(column) for column in table.columns], schema=table.schema)
+
+
+def _without_dictionary(table: pa.Table, index: int, name: str) -> pa.Table:
+    array = plain(table.column(index))
+    return table.set_column(index, pa.field(name, array.type, table.schema.field(index).nullable), array)
+
+
+def _shared_prefix(columns: list[pa.ChunkedArray]) -> int:
+    """How many bytes all values of a text column start with, each of these pieces of it being sorted."""
+    kind = columns[0].type
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)) or any(column.null_count for column in columns):
+        return 0
+    ends = [column[index].as_buffer().to_pybytes() for column in columns for index in (0, -1)]
+    first, last = min(ends), max(ends)
+    differing = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return next(differing, min(len(first), len(last)))
+
+
 def _joined(pieces: list[pa.Table], name: str) -> npt.NDArray[Any]:
-    arrays = [piece.column(name).to_numpy() for piece in pieces]
+    arrays = [integers(piece.column(name)) for piece in pieces]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 U64 = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -21,19 +22,33 @@ Flags = npt.NDArray[np.bool_]
 
 TOP_BIT = np.uint64(1 << 63)
 WORD = 8
+BLOCK = 1 << 15
 # KEEP[n] keeps the n leading bytes of a big-endian word.
 KEEP = np.array([0] + [(1 << 64) - (1 << (64 - 8 * n)) for n in range(1, 9)], dtype=np.uint64)
 
 
+def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one array; dictionaries stay, and become one."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
 def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The column as one array without dictionary encoding."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray):  # an empty column may stay chunked
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column
+    array = joined(column)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """The table without dictionary encoding."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            decoded = pa.field(field.name, field.type.value_type, field.nullable)
+            table = table.set_column(index, decoded, plain(table.column(index)))
+    return table
 
 
 def unpack_bits(buffer: pa.Buffer, offset: int, length: int) -> Flags:
@@ -41,6 +56,29 @@ def unpack_bits(buffer: pa.Buffer, offset: int, length: int) -> Flags:
     first = offset // 8
     raw = np.frombuffer(buffer, np.uint8)[first : (offset + length + 7) // 8]
     return np.unpackbits(raw, count=offset % 8 + length, bitorder="little")[offset % 8 :].view(np.bool_)
+
+
+def array_of(values: npt.NDArray[Any]) -> pa.Array:
+    """A numpy array of integers as Arrow, without a copy.
+
+    `pa.array` would import pandas for it, which takes longer than many a command.
+    """
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def integers(column: pa.Array | pa.ChunkedArray, null: int = 0) -> npt.NDArray[Any]:
+    """A column of integers as numpy, `null` for nulls; unlike `to_numpy`, it does not import pandas."""
+    array = joined(column)
+    sign = "i" if pa.types.is_signed_integer(array.type) else "u"
+    values = fixed(array, f"<{sign}{array.type.bit_width // 8}")
+    valid = validity(array)
+    return values if valid is None else np.where(valid, values, null)
+
+
+def mask_of(flags: Flags) -> pa.Array:
+    """A numpy array of booleans as Arrow."""
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, pa.py_buffer(np.packbits(flags, bitorder="little"))])
 
 
 def validity(array: pa.Array) -> Flags | None:
@@ -102,12 +140,32 @@ class ByteWords:
 
     def word(self, index: int, rows: Rows | None = None) -> U64:
         """Bytes `[8 * index, 8 * index + 8)` of the chosen rows, big-endian, zero beyond a value's end."""
+        count = len(self.starts) if rows is None else len(rows)
+        if count <= BLOCK:
+            return self._word(index, slice(None) if rows is None else rows)
+        # In blocks, so that what is in between stays in the cache.
+        words = np.empty(count, np.uint64)
+        for start in range(0, count, BLOCK):
+            block = slice(start, start + BLOCK)
+            words[block] = self._word(index, block if rows is None else rows[block])
+        return words
+
+    def without(self, count: int) -> ByteWords:
+        """The column without the first `count` bytes of each value, all of which are that long."""
+        if count == 0:
+            return self
+        lengths = self.lengths - count
+        return ByteWords(
+            self.valid, self.data, self.starts + count, lengths, self.longest - count, self.shortest - count
+        )
+
+    def _word(self, index: int, rows: Rows | slice) -> U64:
         skip = index * WORD
-        starts, lengths = (self.starts, self.lengths) if rows is None else (self.starts[rows], self.lengths[rows])
+        starts, lengths = self.starts[rows], self.lengths[rows]
         at = starts + skip if skip else starts
         words = self._load(at)
         if self.shortest < skip + WORD:
-            words &= KEEP.take(np.clip(lengths - skip, 0, WORD))
+            words &= KEEP.take(lengths - skip, mode="clip")
         return words
 
     def _load(self, at: Rows) -> U64:
@@ -130,8 +188,10 @@ def _swap(little: npt.NDArray[Any]) -> U64:
 
 def words_of(column: pa.Array | pa.ChunkedArray) -> Words:
     """The words of one column."""
-    array = plain(column)
+    array = joined(column)
     kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _ranks(array)
     valid = validity(array)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _bytes(array, valid, fixed_offsets(array, "<i4"), array.buffers()[2])
@@ -145,6 +205,25 @@ def words_of(column: pa.Array | pa.ChunkedArray) -> Words:
     if valid is not None:
         words = tuple(np.where(valid, word, np.uint64(0)) for word in words)
     return FixedWords(valid, words)
+
+
+def _ranks(array: pa.DictionaryArray) -> FixedWords:
+    """A dictionary-encoded column by the ranks of its values: in order among these rows, and only among them."""
+    values = plain(array.dictionary)
+    codes = integers(array.indices)
+    distinct = values.dictionary_encode()
+    by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
+    ranks = np.zeros(len(by_bytes) + 1, np.uint64)
+    ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
+    of_value = ranks.take(integers(distinct.indices, null=len(by_bytes)))
+    known = array.is_valid()
+    valid: Flags | None = unpack_bits(known.buffers()[1], known.offset, len(known))
+    if valid is not None and valid.all():
+        valid = None
+    if valid is not None:
+        codes = np.where(valid, codes, 0)
+    words = of_value.take(codes) if len(of_value) else np.zeros(len(array), np.uint64)
+    return FixedWords(valid, (words if valid is None else np.where(valid, words, np.uint64(0)),))
 
 
 def fixed_offsets(array: pa.Array, dtype: str) -> Rows:

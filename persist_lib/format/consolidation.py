@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from persist_lib.errors import DiffOverflow
-from persist_lib.format.columns import Flags, Rows
+from persist_lib.format.columns import Flags, Rows, array_of, integers
 from persist_lib.format.order import adjacent_ties, columns_in_order, sort_order, take
 from persist_lib.schema import DIFF, Schema
 
@@ -38,7 +38,7 @@ def consolidate(schema: Schema, table: pa.Table, on_overflow: OnOverflow = "rais
 
 def add_up(table: pa.Table, order: Rows | None, ties: Flags, on_overflow: OnOverflow) -> pa.Table:
     """Consolidate rows that are in canonical order (None: as they are), where `ties[i]` says row i equals the next."""
-    diffs = table.column(DIFF).to_numpy()
+    diffs = integers(table.column(DIFF))
     if order is not None:
         diffs = diffs.take(order)
     if not ties.any():
@@ -55,7 +55,7 @@ def add_up(table: pa.Table, order: Rows | None, ties: Flags, on_overflow: OnOver
 
 
 def exact_sums(diffs: Diffs, starts: Rows) -> tuple[Diffs, dict[int, int]]:
-    """The sums of the groups that begin at `starts`; those beyond 64 bits by group, exactly (they are 0 in the array)."""
+    """The sums of the groups that begin at `starts`; exact ones, by group, for those beyond 64 bits (which are 0)."""
     most = int(np.diff(starts, append=len(diffs)).max())
     if most * max(abs(int(diffs.min())), abs(int(diffs.max()))) <= I64_MAX:
         return np.add.reduceat(diffs, starts), {}
@@ -105,4 +105,4 @@ def _chosen(table: pa.Table, order: Rows | None, kept: Rows | None, sums: Diffs 
     if sums is None:
         return take(table, order)
     rest = take(table.drop_columns([DIFF]), order)
-    return rest.append_column(table.schema.field(DIFF), pa.array(sums))
+    return rest.append_column(table.schema.field(DIFF), array_of(sums))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from persist_lib.format.columns import integers
 from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint_of, hash_rows
 from persist_lib.format.keys import lower_bound, upper_bound
 from persist_lib.schema import TIME, Schema
@@ -49,7 +50,7 @@ class Description:
 
 def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
     """Describe sorted updates, of which there must be some."""
-    times = table.column(TIME).to_numpy()
+    times = integers(table.column(TIME))
     diffs = diffs_of(table)
     return Description(
         rows=table.num_rows,

@@ -19,10 +19,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
-from persist_lib.format.columns import U64, ByteWords, Rows, Words, words_of
+from persist_lib.format.columns import U64, ByteWords, Rows, Words, integers, words_of
 from persist_lib.format.hashing import EMPTY, LONG, M1, M2, M3, hash_few, seed_of
 from persist_lib.schema import DIFF, Schema
 
@@ -53,7 +52,7 @@ def fingerprint_of(hashes: U64, diffs: U64) -> int:
 
 def diffs_of(batch: pa.RecordBatch | pa.Table) -> U64:
     """The diffs modulo 2**64, as `fingerprint_of` and prefix sums by time want them."""
-    return batch.column(DIFF).to_numpy().astype(np.int64, copy=False).view(np.uint64)
+    return integers(batch.column(DIFF)).view(np.uint64)
 
 
 def diff_sum_of(diffs: U64) -> int:
@@ -91,7 +90,7 @@ def _hash_dictionary(column: pa.DictionaryArray, seed: np.uint64) -> U64:
     """Every distinct value once. A null is a null index, or an index of a null."""
     distinct = _hash_column(column.dictionary, seed)
     index = column.indices
-    codes = pc.fill_null(index, 0).to_numpy(zero_copy_only=False)
+    codes = integers(index)
     hashes = distinct.take(codes) if len(distinct) else np.zeros(len(column), np.uint64)
     if index.null_count:
         hashes[index.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -126,7 +125,7 @@ def _hash_bytes(words: ByteWords, seed: np.uint64) -> U64:
 
 def _hash_long(words: ByteWords, rows: Rows) -> U64:
     """One call a value, which is worth it for long ones."""
-    data = memoryview(words.data)
+    data = words.data.data
     spans = zip(words.starts[rows].tolist(), words.lengths[rows].tolist(), strict=True)
     return np.array([xxhash.xxh3_64_intdigest(data[start : start + length]) for start, length in spans], np.uint64)
 
@@ -146,5 +145,3 @@ def _finish(state: U64) -> U64:
     state *= _M2
     state ^= state >> _S31
     return state
-
-

@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.format.columns import joined
 from persist_lib.format.keys import slice_sorted
 from persist_lib.format.parquet import conform, undamaged
 from persist_lib.schema import Schema
@@ -26,7 +27,7 @@ _MAGIC = b"PIB"
 def pack_inline(batch: pa.RecordBatch | pa.Table) -> bytes:
     """Sorted updates, in columns of `schema.updates`, as bytes."""
     if isinstance(batch, pa.Table):
-        batch = batch.combine_chunks().to_batches()[0] if batch.num_rows else pa.RecordBatch.from_pylist([], batch.schema)
+        batch = pa.record_batch([joined(column) for column in batch.columns], schema=batch.schema)
     body = batch.serialize().to_pybytes()
     return _HEADER.pack(_MAGIC, VERSION, zlib.crc32(body)) + body
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ NULL, VALUE = b"\x00", b"\x01"
 _ESCAPED, _END = b"\x00\xff", b"\x00\x00"
 _LAST_POINT, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 
-Rows = pa.RecordBatch | pa.Table
+Rows: TypeAlias = pa.RecordBatch | pa.Table
 Encode = Callable[[pa.Scalar], bytes]
 
 
@@ -57,7 +58,9 @@ def encode_row(schema: Schema, rows: Rows, index: int) -> bytes:
 def encode_cell(column: pa.Array | pa.ChunkedArray, index: int) -> bytes:
     """The encoding of one value of a column."""
     scalar = column[index]
-    return _encode(scalar.as_dictionary() if hasattr(scalar, "as_dictionary") else scalar, column.type)
+    if isinstance(scalar, pa.DictionaryScalar) and scalar.is_valid:
+        scalar = scalar.value
+    return _encode(scalar, column.type)
 
 
 def lower_bound(schema: Schema, rows: Rows, limit: int = LIMIT) -> bytes:
@@ -139,11 +142,11 @@ def _encoder(kind: pa.DataType) -> Encode:
     if pa.types.is_integer(kind):
         return lambda scalar: (scalar.as_py() + top).to_bytes(width, "big")
     if pa.types.is_floating(kind):
-        return lambda scalar: _float_bits(_raw(scalar, kind, width), top).to_bytes(width, "big")
-    return lambda scalar: (_raw(scalar, kind, width) ^ top).to_bytes(width, "big")
+        return lambda scalar: _float_bits(_raw(scalar, width), top).to_bytes(width, "big")
+    return lambda scalar: (_raw(scalar, width) ^ top).to_bytes(width, "big")
 
 
-def _raw(scalar: pa.Scalar, kind: pa.DataType, width: int) -> int:
+def _raw(scalar: pa.Scalar, width: int) -> int:
     """The bits of a scalar of fixed width, as Arrow stores them."""
     values = pa.repeat(scalar, 1).buffers()[1]
     return int.from_bytes(values.to_pybytes()[:width], "little")
@@ -184,8 +187,7 @@ def _from_raw(raw: int, kind: pa.DataType, width: int) -> pa.Scalar:
 
 
 def _is_variable(kind: pa.DataType) -> bool:
-    test = pa.types
-    return bool(test.is_string(kind) or test.is_binary(kind) or test.is_large_string(kind) or test.is_large_binary(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _is_text(schema: Schema, index: int) -> bool:
@@ -231,7 +233,7 @@ def _variable(column: pa.Array | pa.ChunkedArray, index: int) -> bytes | None:
 
 def _cut(raw: bytes, room: int, text: bool) -> bytes:
     """The escaped start of a value, in at most `room` bytes; whole characters of text."""
-    while len(escaped := _escape(_whole(raw[:room], text))) > room and room > 1:
+    while len(escaped := _escape(_whole(raw[:room], text))) > room > 1:
         room //= 2
         raw = raw[:room]
     return escaped
@@ -274,5 +276,3 @@ def _next_text(raw: bytes) -> bytes | None:
         return None
     point = ord(stem[-1]) + 1
     return (stem[:-1] + chr(_SURROGATES[1] + 1 if point == _SURROGATES[0] else point)).encode()
-
-

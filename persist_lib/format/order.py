@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.format.columns import U64, ByteWords, Flags, Rows, Words, plain, words_of
+from persist_lib.format.columns import U64, ByteWords, Flags, Rows, Words, array_of, integers, joined, words_of
 from persist_lib.schema import TIME, Schema
 
 Digit = Callable[[Rows | None], U64]
@@ -24,7 +24,7 @@ DEEP = 32  # words of text compared one by one; what still ties is ranked by who
 def columns_in_order(schema: Schema, table: pa.Table) -> list[pa.Array]:
     """The columns that order a table, the first one first; `_time` where it has one."""
     names = schema.names + ([TIME] if TIME in table.schema.names else [])
-    return [plain(table.column(name)) for name in names]
+    return [joined(table.column(name)) for name in names]
 
 
 def sort_updates(schema: Schema, table: pa.Table) -> pa.Table:
@@ -65,9 +65,12 @@ def adjacent_ties(columns: Sequence[pa.Array], candidates: Rows | None = None) -
     return ties
 
 
-def sort_order(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
-    """The rows in order, and which of them equal the one after them."""
-    digits = list(digits_of(columns))
+def sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flags]:
+    """The rows in order, and which of them equal the one after them.
+
+    All values of the first column start with the same `shared` bytes, which are then not looked at.
+    """
+    digits = list(digits_of(columns, shared))
     codes, used = _pack(digits, None, 64)
     order = np.argsort(codes, kind="stable")
     ordered = codes.take(order)
@@ -79,14 +82,16 @@ def sort_order(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
 
 def take(table: pa.Table, rows: Rows) -> pa.Table:
     """The chosen rows of a table."""
-    chosen = pa.array(rows)
-    return pa.table([plain(column).take(chosen) for column in table.columns], schema=table.schema)
+    chosen = array_of(rows)
+    return pa.table([joined(column).take(chosen) for column in table.columns], schema=table.schema)
 
 
-def digits_of(columns: Sequence[pa.Array]) -> Iterator[Digit]:
+def digits_of(columns: Sequence[pa.Array], shared: int = 0) -> Iterator[Digit]:
     """What to compare, one u64 after the other: null or not, the words, and the length last."""
-    for column in columns:
+    for position, column in enumerate(columns):
         words = words_of(column)
+        if position == 0 and isinstance(words, ByteWords):
+            words = words.without(shared)
         if words.valid is not None:
             yield _validity_digit(words.valid)
         if isinstance(words, ByteWords) and words.width > DEEP:
@@ -115,12 +120,12 @@ def _length_digit(lengths: Rows) -> Digit:
 def _rank_digit(column: pa.Array) -> Digit:
     # SUBTLE: ranks are comparable only among the rows of one call.
     def rank(rows: Rows | None) -> U64:
-        chosen = column if rows is None else column.take(pa.array(rows))
+        chosen = column if rows is None else column.take(array_of(rows))
         distinct = chosen.dictionary_encode()
-        by_bytes = pc.array_sort_indices(distinct.dictionary).to_numpy()
+        by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
         ranks = np.zeros(max(1, len(by_bytes)), np.uint64)
         ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
-        return ranks.take(distinct.indices.fill_null(0).to_numpy())
+        return ranks.take(integers(distinct.indices))
 
     return rank
 
@@ -132,39 +137,37 @@ def _pack(digits: Sequence[Digit], rows: Rows | None, room: int) -> tuple[U64, i
     counted, so that ties look at all of it again.
     """
     codes: U64 | None = None
-    for index, digit in enumerate(digits):
-        word, bits = _narrow(digit(rows))
+    used = 0
+    for digit in digits:
+        word, bits = _narrow(digit(rows), room)
+        used += bits <= room
         if bits > room:
-            word, bits, whole = word >> np.uint64(bits - room), room, False
-        else:
-            whole = True
-        if bits:
-            codes = word if codes is None else (codes << np.uint64(bits)) | word
+            word, bits = word >> np.uint64(bits - room), room
+        if codes is None:
+            codes = word if bits else np.zeros(len(word), np.uint64)
+        elif bits:
+            codes = (codes << np.uint64(bits)) | word
         room -= bits
-        if not whole or (room == 0):
+        if room == 0:
             break
-    else:
-        index, whole = len(digits) - 1, True
-    if codes is None:
-        codes = np.zeros(_length(digits[0], rows), np.uint64)
-    return codes, index + 1 if whole else index
+    return np.empty(0, np.uint64) if codes is None else codes, used
 
 
-def _length(digit: Digit, rows: Rows | None) -> int:
-    return len(digit(rows)) if rows is None else len(rows)
-
-
-def _narrow(word: U64) -> tuple[U64, int]:
-    """The word without the bits that all rows share at its start or end, and how many bits are left."""
+def _narrow(word: U64, room: int) -> tuple[U64, int]:
+    """The word without the leading bits (short of room: trailing ones, too) that all rows share, and what is left."""
     if word.size == 0:
         return word, 0
     least, most = word.min(), word.max()
     if least == most:
         return word, 0
-    word = word - least
+    bits = int(most - least).bit_length()
+    if least:
+        word = word - least
+    if bits <= room:
+        return word, bits
     anywhere = int(np.bitwise_or.reduce(word))
     trailing = (anywhere & -anywhere).bit_length() - 1
-    return word >> np.uint64(trailing), int(most - least).bit_length() - trailing
+    return word >> np.uint64(trailing), bits - trailing
 
 
 def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int:

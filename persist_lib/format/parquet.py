@@ -1,12 +1,12 @@
 """Parts as Parquet objects: writing them row group by row group, and reading them whole or by key range.
 
-A part carries its format version, its schema id and the key bounds of its row groups in the file's own metadata, and Arrow's schema,
-so that it can be understood by itself. Bytes have been verified before they come here; whatever does not decode
-nevertheless is `Corrupt`, by name.
+A part carries its format version, its schema id and the key bounds of its row groups in the file's own metadata, and
+Arrow's schema, so that it can be understood by itself. Bytes have been verified before they come here; whatever does
+not decode nevertheless is `Corrupt`, by name.
 
 What is written how was chosen by measurement: row groups small enough that sixteen runs read side by side stay within
-memory and that key ranges read parts of a file; dictionaries only where a sample repeats itself; LZ4; no statistics,
-as key bounds in our own encoding serve every type.
+memory and that key ranges read parts of a file; dictionaries only where a sample repeats itself, packed integers, LZ4
+for the rest; no statistics, as key bounds in our own encoding serve every type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
-from persist_lib.format.columns import plain_table
+from persist_lib.format.columns import array_of, plain_table
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import MASK, Description, EncodedPart, describe, wrap_signed
 from persist_lib.format.keys import slice_sorted
@@ -44,8 +44,8 @@ Bounds = tuple[bytes, bytes]
 class PartEncoder:
     """Encodes a part from tables that follow each other in canonical order. `size` grows as row groups are written."""
 
-    def __init__(self, schema: Schema, schema_id: int, *, compression: str = "lz4") -> None:
-        self._schema, self._schema_id, self._compression = schema, schema_id, compression
+    def __init__(self, schema: Schema, schema_id: int) -> None:
+        self._schema, self._schema_id = schema, schema_id
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None
         self._groups: list[Description] = []
@@ -96,9 +96,8 @@ class PartEncoder:
         return pq.ParquetWriter(
             self._sink,
             self._schema.updates.with_metadata(metadata),
-            compression=self._compression,
-            use_dictionary=repeating_columns(table),
             write_statistics=False,
+            **_encodings(table),
         )
 
 
@@ -110,12 +109,31 @@ def groups_of(table: pa.Table) -> Iterator[pa.Table]:
         yield table.slice(start, rows)
 
 
+def _encodings(table: pa.Table) -> dict[str, Any]:
+    """How the writer stores each column: dictionaries and packed integers are small by themselves, the rest is LZ4."""
+    repeating = repeating_columns(table)
+    plain_fields = [field for field in plain_table(table.slice(0, 0)).schema if field.name not in repeating]
+    packed = [field.name for field in plain_fields if _is_packable(field.type)]
+    small = {*repeating, *packed}
+    return {
+        "use_dictionary": repeating,
+        "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+        "compression": {name: "none" if name in small else "lz4" for name in table.schema.names},
+    }
+
+
+def _is_packable(kind: pa.DataType) -> bool:
+    """Whether Parquet stores the type as a 32- or 64-bit integer."""
+    test = pa.types
+    return bool(test.is_integer(kind) or test.is_temporal(kind))
+
+
 def repeating_columns(table: pa.Table) -> list[str]:
     """The columns for which a dictionary pays, judged by a sample."""
     if table.num_rows < _SAMPLE:
         return []
-    rows = pa.array(np.arange(_SAMPLE) * (table.num_rows // _SAMPLE))
-    sample = table.take(rows)
+    rows = array_of(np.arange(_SAMPLE) * (table.num_rows // _SAMPLE))
+    sample = plain_table(table.take(rows))
     distinct = {name: pc.count_distinct(sample.column(name)).as_py() for name in table.schema.names}
     booleans = {field.name for field in table.schema if pa.types.is_boolean(field.type)}
     return [name for name, count in distinct.items() if count <= _REPEATS * _SAMPLE and name not in booleans]
@@ -157,11 +175,6 @@ class PartFile:
             for index, (lower, upper) in enumerate(self._bounds)
             if (lo is None or upper >= lo) and (hi is None or lower < hi)
         ]
-
-    def boundaries(self) -> list[tuple[bytes, int]]:
-        """Where key ranges may be cut: each row group's lower bound, and its bytes."""
-        sizes = [end - start for start, end in self.byte_ranges(range(len(self._bounds)))]
-        return [(lower, size) for (lower, _), size in zip(self._bounds, sizes, strict=True)]
 
     def byte_ranges(self, groups: Sequence[int]) -> list[tuple[int, int]]:
         """Where the row groups lie in the object."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt
+from persist_lib.format.columns import integers, mask_of
 from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.encoded import EncodedPart, describe
 from persist_lib.format.inline import decode_inline, pack_inline
@@ -26,7 +27,7 @@ __all__ = [
     "is_sorted", "open_run", "sort_updates",
 ]  # fmt: skip
 
-BATCH_ROWS = 1 << 15
+BATCH_ROWS = 1 << 14
 BATCH_BYTES = 4 << 20
 
 
@@ -92,40 +93,62 @@ def open_run(
     key_lower: bytes | None = None,
     key_upper: bytes | None = None,
     batch_rows: int = BATCH_ROWS,
-) -> Iterator[pa.Table]:
+) -> PartRun:
     """The updates of a run in order, as `schema` has them; a part is opened when the one before has been read."""
-    for part in parts:
-        for table in _batches(part, schema, key_lower, key_upper, batch_rows):
-            kept = within(table, part.time_lower, part.time_upper)
-            if kept.num_rows:
-                yield kept
+    return PartRun(parts, schema, key_lower, key_upper, batch_rows)
+
+
+class PartRun:
+    """A stream of tables from the parts of one run. Nothing is fetched before the first is asked for."""
+
+    def __init__(
+        self, parts: Sequence[PartSource], schema: Schema, lo: bytes | None, hi: bytes | None, batch_rows: int
+    ) -> None:
+        self._parts, self._schema, self._lo, self._hi, self._batch_rows = parts, schema, lo, hi, batch_rows
+        self._dictionaries = False
+        self._tables = self._read()
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        return self
+
+    def __next__(self) -> pa.Table:
+        return next(self._tables)
+
+    def keep_dictionaries(self) -> None:
+        """Yield text columns that have short dictionaries as such: what repeats is compared and hashed once."""
+        self._dictionaries = True
+
+    def _read(self) -> Iterator[pa.Table]:
+        for part in self._parts:
+            for table in self._batches(part):
+                kept = within(table, part.time_lower, part.time_upper)
+                if kept.num_rows:
+                    yield kept
+
+    def _batches(self, part: PartSource) -> Iterator[pa.Table]:
+        if part.inline:
+            yield decode_inline(part.key, _whole(part), part.schema, self._schema, lo=self._lo, hi=self._hi)
+            return
+        source = _source(_whole(part)) if part.size <= CHUNK else _ranged(part)
+        file = PartFile(part.key, source, self._schema, dictionaries=self._dictionaries)
+        yield from file.batches(max(1, min(self._batch_rows, BATCH_BYTES // file.row_bytes)), self._lo, self._hi)
 
 
 def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
     """The updates with times in `[lower, upper)`, in the order they are in."""
     if lower is None and upper is None:
         return table
-    times = table.column(TIME).to_numpy()
+    times = integers(table.column(TIME))
     if times.size == 0 or ((lower is None or times.min() >= lower) and (upper is None or times.max() < upper)):
         return table
     kept = times >= (lower or 0)
     if upper is not None:
         kept &= times < upper
-    return table.filter(pa.array(kept))
+    return table.filter(mask_of(kept))
 
 
-def _batches(
-    part: PartSource, schema: Schema, lo: bytes | None, hi: bytes | None, batch_rows: int
-) -> Iterator[pa.Table]:
-    if part.inline:
-        data = _whole(part)
-        yield decode_inline(part.key, data, part.schema, schema, lo=lo, hi=hi)
-        return
-    if part.size <= CHUNK:
-        file = PartFile(part.key, _source(_whole(part)), schema)
-    else:
-        file = PartFile(part.key, ChunkedReader(part.key, part.size, part.digests, part.fetch), schema)
-    yield from file.batches(max(1, min(batch_rows, BATCH_BYTES // file.row_bytes)), lo, hi)
+def _ranged(part: PartSource) -> ChunkedReader:
+    return ChunkedReader(part.key, part.size, part.digests, part.fetch)
 
 
 def _whole(part: PartSource) -> bytes:

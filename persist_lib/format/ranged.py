@@ -23,7 +23,9 @@ Map = Callable[[Callable[[int], bytes], Iterable[int]], Iterator[bytes]]
 class ChunkedReader(io.RawIOBase):
     """A read-only, seekable file over `fetch`. At most `keep` chunks are in memory, plus what was prefetched."""
 
-    def __init__(self, key: str, size: int, digests: bytes, fetch: Fetch, *, keep: int = 2, parallel: Map = map) -> None:
+    def __init__(
+        self, key: str, size: int, digests: bytes, fetch: Fetch, *, keep: int = 2, parallel: Map = map
+    ) -> None:
         super().__init__()
         if len(digests) != WIDTH * chunk_count(size):
             raise Corrupt(f"{key}: {size} bytes need {chunk_count(size)} digests, got {len(digests)} bytes", key=key)
