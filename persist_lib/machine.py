@@ -141,7 +141,9 @@ class Machine:
             data = encode_row(row)
             attempts += 1
             if self._compare_and_set(version, data, deadline, token):
-                self._version = after(version, row, data, state)
+                # SUBTLE: to find out about an unknown outcome, newer versions than this one may have been fetched.
+                if self._version is None or self._version.seqno < seqno:
+                    self._version = after(version, row, data, state)
                 return Committed(seqno, token, version.state, state, attempts)
             if deadline.has_passed():
                 self.try_fetch()  # or the next call starts from the same stale version, and loses again

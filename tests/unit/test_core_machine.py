@@ -319,10 +319,36 @@ def test_an_unknown_outcome_whose_row_was_truncated_since_is_told_by_the_token_i
 
     machine = store.machine(consensus=Slow(store.consensus))
     answer = machine.commit(appending(0, 1, b"t"), token=b"t")
-    assert answer.token == b"t"
-    assert store.machine().fetch().state.count == 2
+    assert (answer.seqno, answer.token) == (3, b"t")
+    assert machine.version == store.machine().fetch(), "it looked at newer states meanwhile, and does not go back"
+    assert machine.state.count == 2
     assert append_next(machine).after.count == 3
     assert machine.state == store.machine().fetch().state
+
+
+def test_an_unknown_outcome_that_has_left_no_trace_stays_unknown():
+    """A retention policy, set or not, changed and truncated by others since: nothing tells, so nothing is guessed."""
+    store = Store()
+    store.created()
+    other = store.machine()
+
+    class Slow(AroundConsensus):
+        sent = 0
+
+        def around(self, operation, call):
+            if operation.kind == "compare_and_set":
+                self.sent += 1
+                if self.sent == 1:
+                    call()
+                    other.commit(always(c.SetRetention(None)))
+                    store.consensus.truncate(SHARD, roll_up(other))
+                    raise Indeterminate("no answer")
+            return call()
+
+    machine = store.machine(consensus=Slow(store.consensus))
+    with pytest.raises(Indeterminate, match="not known"):
+        machine.commit(always(c.SetRetention(5)))
+    assert store.machine().fetch().state.retention is None
 
 
 def test_the_version_of_a_machine_never_goes_back():
