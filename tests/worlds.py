@@ -10,7 +10,7 @@ import persist_lib as persist
 from persist_lib.format.encoding import StoredState, encode_state
 from persist_lib.location import open_location
 from persist_lib.location.around import Operation
-from persist_lib.testing import FaultyBlob, FaultyConsensus, ManualClock, Rival, Script
+from persist_lib.testing import Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Rival
 from persist_lib.testing.faults import Plan
 from persist_lib.testing.model import Update, updates_from
 from persist_lib.testing.recording import RecordingBlob, RecordingConsensus
@@ -43,12 +43,12 @@ class World:
         location = open_location(self.inner.url, clock=self.clock, read_only=read_only)
         consensus = location.consensus
         if plan is not None:
-            consensus = FaultyConsensus(consensus, plan)
+            consensus = FaultyConsensus(consensus, plan, self.clock.sleep)
         consensus = RecordingConsensus(consensus, self.requests)
         if rival is not None:
             rival.inner = consensus
             consensus = rival
-        blob = FaultyBlob(location.blob, plan) if plan is not None else location.blob
+        blob = FaultyBlob(location.blob, plan, self.clock.sleep) if plan is not None else location.blob
         location = replace(location, blob=RecordingBlob(blob, self.requests), consensus=consensus)
         self.seed += 1
         client = persist.open(location, config=config, runtime=self.clock.runtime(self.seed))
@@ -70,6 +70,20 @@ class World:
         self.inner.close()
 
 
+class Storm:
+    """While it blows, operations of these kinds (None: all) have this outcome; the first one may have another."""
+
+    def __init__(self, outcome: Outcome, *kinds: str, first: Outcome | None = None) -> None:
+        self._outcome, self._kinds, self._first = outcome, kinds, first
+        self.blows = False
+
+    def decide(self, operation: Operation) -> Fate:
+        if not self.blows or (self._kinds and operation.kind not in self._kinds):
+            return Fate()
+        outcome, self._first = self._first or self._outcome, None
+        return Fate(outcome, 0.01)
+
+
 def state_bytes(client: persist.Client, shard: str) -> bytes:
     version = client.inspect(shard)
     return encode_state(StoredState(version.seqno, version.digest, version.state))
@@ -83,4 +97,4 @@ def updates(rows: Iterable[dict[str, Any]], schema: persist.Schema = SCHEMA) -> 
     return updates_from(schema.names, rows)
 
 
-__all__ = ["SCHEMA", "SMALL", "WIDER", "Script", "World", "row", "state_bytes", "updates"]
+__all__ = ["SCHEMA", "SMALL", "WIDER", "Storm", "World", "row", "state_bytes", "updates"]

@@ -154,7 +154,8 @@ def commit(
     answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts
-    if isinstance(answer, c.InputsGone | c.Finished):
+    is_other = isinstance(answer, c.NotEquivalent) and not still_there(machine.state, request)
+    if is_other or isinstance(answer, c.InputsGone | c.Finished):
         log.info("shard %s: the batches %s were replaced meanwhile", machine.shard, request.ids)
         return None, 0
     raise refused(machine.shard, answer)
@@ -176,6 +177,9 @@ def filled(state: State) -> int:
 
 
 def still_there(state: State, request: Request) -> bool:
-    """Whether the inputs of a request are all in the trace still."""
-    ids = {batch.id for batch in state.trace}
-    return all(id_ in ids for id_ in request.ids)
+    """Whether the inputs of a request are all in the trace still, as they were.
+
+    SUBTLE: a batch that somebody rewrote alone kept its id, and is another one all the same.
+    """
+    batches = {batch.id: batch for batch in state.trace}
+    return all(batches.get(batch.id) == batch for batch in request.inputs)

@@ -26,7 +26,7 @@ def is_due(state: State, seqno: SeqNo, every: int) -> bool:
     """Whether the newest rollup lags `every` transitions behind, or garbage waits for a newer one."""
     newest = state.newest_rollup
     # SUBTLE: old rollups are garbage that waits for no newer one; or each rollup would make the next one due.
-    waits = any(g.seqno >= newest for key, g in state.garbage.items() if parse_rollup_key(key) is None)
+    waits = any(g.seqno > newest for key, g in state.garbage.items() if parse_rollup_key(key) is None)
     return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
 
 

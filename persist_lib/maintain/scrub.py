@@ -25,12 +25,13 @@ class Scrubbed(msgspec.Struct, frozen=True):
 
 
 def scrub(machine: Machine, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
-    """Re-read the batches whose id range starts at or beyond `after`; `newest` is what to pass the next time.
+    """Re-read the batches that were appended or compacted after seqno `after`; `newest` is what to pass the next time.
 
     Changes nothing. Every batch is read, also when an earlier one is damaged.
     """
-    state = machine.fetch().state
-    batches = [batch for batch in state.trace if batch.lo >= after and batch.count]
+    version = machine.fetch()
+    state = version.state
+    batches = [batch for batch in state.trace if batch.born > after and batch.count]
     damaged = []
     for done, batch in enumerate(batches, 1):
         if problem := _problem(machine, batch):
@@ -38,7 +39,7 @@ def scrub(machine: Machine, *, after: int = 0, progress: Progress | None = None)
         if progress is not None:
             progress(done, len(batches))
     return Scrubbed(
-        len(batches), sum(b.count for b in batches), sum(b.size for b in batches), tuple(damaged), state.next_id
+        len(batches), sum(b.count for b in batches), sum(b.size for b in batches), tuple(damaged), version.seqno
     )
 
 
@@ -47,7 +48,7 @@ def _problem(machine: Machine, batch: Batch) -> str | None:
         found = recompute(machine, batch)
     except Damage as damage:
         # Replaced and collected while we read is no damage.
-        gone = isinstance(damage, Damage) and all(b.id != batch.id for b in machine.fetch().state.trace)
+        gone = all(b.id != batch.id or b.born != batch.born for b in machine.fetch().state.trace)
         return None if gone else damage.message
     for name, actual in found.items():
         if actual != getattr(batch, name):

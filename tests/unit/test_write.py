@@ -27,8 +27,8 @@ from persist_lib.errors import (
     TimedOut,
     UpperMismatch,
 )
-from persist_lib.testing import Chances, Fate, Model, Outcome, Rival, Script, check_world, contents_of
-from tests.worlds import SCHEMA, SMALL, WIDER, World, row, updates
+from persist_lib.testing import Chances, Model, Outcome, Rival, Script, check_world, contents_of
+from tests.worlds import SCHEMA, SMALL, WIDER, Storm, World, row, updates
 
 
 @pytest.fixture
@@ -403,20 +403,7 @@ def test_an_unknown_outcome_is_resolved_before_it_is_answered(world: World, outc
 def test_after_an_unknown_outcome_the_token_answers_what_happened(
     world: World, outcome: Outcome, config: persist.Config
 ) -> None:
-    class Storm:
-        """All compare-and-sets and scans fail while it blows."""
-
-        def __init__(self) -> None:
-            self.blows = False
-            self.first = True
-
-        def decide(self, operation: Any) -> Any:
-            if not self.blows or operation.kind in {"set", "get"}:
-                return Fate()
-            self.first, first = False, self.first
-            return Fate(outcome if first else Outcome.LOST_UNKNOWN, 0.01)
-
-    storm = Storm()
+    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan", first=outcome)
     client = world.client(config, plan=storm)
     write = client.open_writer("s", SCHEMA)
     write.compare_and_append([row(1)], 0, 1)

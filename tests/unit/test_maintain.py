@@ -1,0 +1,311 @@
+"""Maintenance: each duty does what it says, may be repeated, raced and interrupted, and changes nobody's contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.errors import Determinate, Indeterminate
+from persist_lib.maintain import compact, local_engine
+from persist_lib.maintain.rollups import write_rollup
+from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
+from tests.unit.test_read import TINY, filled
+from tests.worlds import SCHEMA, Storm, World, row
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+EAGER = persist.Policy(weight=1e9, advance=0.01)
+
+
+def settle(client: persist.Client, shard: str = "s", most: int = 6) -> int:
+    """Maintain until there is nothing to do; answers after how many passes."""
+    for passes in range(most):
+        seqno = client.inspect(shard).seqno
+        client.maintain(shard)
+        if client.inspect(shard).seqno == seqno:
+            return passes
+    raise AssertionError(f"maintenance finds something to do after {most} passes")
+
+
+@pytest.mark.parametrize("config", [persist.Config(), TINY])
+def test_maintenance_comes_to_rest_and_leaves_exactly_what_is_referred_to(world: World, config: persist.Config) -> None:
+    client = world.client(config)
+    model = filled(client)
+    for _ in range(3):
+        settle(client)
+        world_ = check_swept(client, "s")
+        assert client.census("s").batches <= client.census("s").batch_bound
+        with client.open_reader("s") as read:
+            assert contents_of(read.snapshot(20).to_arrow()) == model.contents(20)
+        assert len(world_.state.rollups) <= 2
+    settle(client)
+    before = world.bytes("s")
+    client.maintain("s")
+    assert world.bytes("s") == before, "nothing to do means nothing is done"
+
+
+def test_rollups_are_not_made_for_the_sake_of_rollups(world: World) -> None:
+    client = world.client(TINY.model_copy(update={"rollup_every": 20}))
+    filled(client, 30)
+    client.maintain("s")
+    world.requests.clear()
+    for _ in range(10):
+        client.maintain("s")
+    assert sum(1 for r in world.requests if r.kind == "set" and "/rollup/" in r.key) <= 1
+    check_swept(client, "s")
+
+
+def test_since_is_kept_by_retention_and_moves_with_upper(world: World) -> None:
+    client = world.client(TINY)
+    model = filled(client)
+    client.set_retention("s", 10)
+    for distance in (-1, 1.5, True, "3"):
+        with pytest.raises(persist.InvalidUsage):
+            client.set_retention("s", distance)  # type: ignore[arg-type]
+    client.maintain("s")
+    assert client.inspect("s").state.since == persist.at(29)
+    reader = client.open_reader("s")
+    assert contents_of(reader.snapshot(29).to_arrow()) == model.contents(29)
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([], 40, 60)
+    client.maintain("s")
+    assert client.inspect("s").state.since == persist.at(29), "a reader keeps it"
+    reader.close()
+    client.maintain("s")
+    assert client.inspect("s").state.since == persist.at(29), "since does not jump when the last reader goes"
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([], 60, 61)
+    client.maintain("s")
+    assert client.inspect("s").state.since == persist.at(50)
+    check_world(client, "s")
+
+
+def test_since_stays_when_the_last_reader_expires(world: World) -> None:
+    client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
+    filled(client)
+    read = client.open_reader("s")
+    read.downgrade_since(20)
+    world.clock.advance(10)
+    client.expire("s")
+    state = client.inspect("s").state
+    assert (state.since, dict(state.readers)) == (persist.at(20), {})
+    check_world(client, "s")
+
+
+def test_an_upper_never_falls_when_a_writer_expires(world: World) -> None:
+    client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
+    write = client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 7)
+    world.clock.advance(10)
+    client.expire("s")
+    assert client.inspect("s").state.upper == persist.at(7)
+    assert not client.inspect("s").state.writers
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be_done(world: World) -> None:
+    client = world.client(TINY)
+    filled(client)
+    before = world.bytes("s")
+    would = client.maintain("s", policy=EAGER, dry_run=True)
+    assert world.bytes("s") == before
+    assert would.compacted.plan.requests
+    done = client.maintain("s", policy=EAGER)
+    assert done.compacted.plan == would.compacted.plan
+
+
+def test_orphans_of_a_writer_that_died_go_when_it_is_retired_and_not_before(world: World) -> None:
+    client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
+    filled(client, 5)
+    storm = Storm(Outcome.REFUSED, "compare_and_set")
+    dying = world.client(TINY.model_copy(update={"lease_ms": 1000, "timeout_s": 0.1}), plan=storm)
+    write = dying.open_writer("s", SCHEMA)
+    assert write.id
+    storm.blows = True
+    with pytest.raises(Determinate):
+        write.compare_and_append([row(1, time=5)], 5, 6)
+    storm.blows = False
+    audited = client.audit_orphans("s")
+    assert (audited.orphans, audited.pending) == ((), 1)
+    assert len(check_world(client, "s").orphans) == 1
+    world.clock.advance(5)
+    client.maintain("s")
+    settle(client)
+    check_swept(client, "s")
+
+
+def test_a_rollup_whose_writer_died_before_linking_it_is_swept(world: World) -> None:
+    client = world.client(TINY)
+    filled(client, 5)
+    settle(client)
+    storm = Storm(Outcome.REFUSED, "compare_and_set")
+    dying = world.client(TINY.model_copy(update={"lease_ms": 1000, "timeout_s": 0.1}), plan=storm)
+    with dying.worker("s") as worker:
+        assert worker.id
+        storm.blows = True
+        with pytest.raises(Determinate):
+            write_rollup(worker.machine, worker.id)
+        storm.blows = False
+    assert len(check_world(client, "s").orphans) == 1
+    settle(client)
+    check_swept(client, "s")
+
+
+def test_one_object_that_cannot_be_deleted_stays_on_the_list_and_hinders_no_other(world: World) -> None:
+    client = world.client(TINY)
+    filled(client)
+    client.compact("s", policy=EAGER)
+    client.roll_up("s", force=True)
+    stuck = sorted(client.inspect("s").state.garbage)[3]
+    inner = world.inner.blob
+
+    class Stubborn:
+        def __getattr__(self, name: str) -> object:
+            return getattr(inner, name)
+
+        def delete_many(self, keys: list[str]) -> dict[str, Exception]:
+            failed = {key: PermissionError("no") for key in keys if key.endswith(stuck)}
+            return {**inner.delete_many([key for key in keys if key not in failed]), **failed}
+
+    client.machine("s").blob = Stubborn()  # type: ignore[assignment]
+    done = client.collect("s")
+    assert [*done.failed] == [stuck]
+    assert len(done.keys) > 20
+    assert stuck in client.inspect("s").state.garbage
+    check_world(client, "s")
+    client.machine("s").blob = inner
+    client.maintain("s")
+    settle(client)
+    check_swept(client, "s")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN, Outcome.REFUSED])
+@pytest.mark.parametrize("kind", ["compare_and_set", "set", "get", "scan", "delete_many", "truncate", "list"])
+def test_every_single_failure_of_maintenance_is_survived(world: World, outcome: Outcome, kind: str) -> None:
+    for nth in range(1, 7):
+        shard = f"s{nth}"
+        client = world.client(TINY)
+        model = filled(client, 12, shard=shard)
+        with client.open_reader(shard) as read:
+            read.downgrade_since(8)
+        faulty = world.client(TINY, plan=Script({(kind, nth): outcome}))
+        for _ in range(3):
+            faulty.maintain(shard, policy=EAGER)
+        with client.open_reader(shard) as read:
+            for as_of in (8, 10, 11):
+                assert contents_of(read.snapshot(as_of).to_arrow()) == model.contents(as_of)
+        settle(client, shard)
+        check_swept(client, shard)
+
+
+def test_two_compactors_that_rewrite_the_same_batch_both_succeed(world: World) -> None:
+    """A batch that is rewritten alone keeps its id: who was overtaken must see that it is another one now."""
+    for collected in (False, True):
+        shard = f"s{collected}"
+        client = world.client(TINY)
+        with client.open_writer(shard, SCHEMA) as write:
+            write.compare_and_append([row(1, time=t) for t in range(10)], 0, 10)
+        with client.open_reader(shard) as read:
+            read.downgrade_since(9)
+        other = world.client(TINY)
+        rival = Rival(world.inner.consensus)
+        first = world.client(TINY, rival=rival)
+
+        def overtake(shard: str = shard, other: persist.Client = other, collected: bool = collected) -> None:
+            assert other.compact(shard, policy=EAGER).applied[0].seqno
+            if collected:
+                other.roll_up(shard, force=True)
+                other.collect(shard)
+
+        rival.before_next(lambda: None)  # the worker registers
+        rival.before_next(overtake)
+        (applied,) = first.compact(shard, policy=EAGER).applied
+        assert applied.seqno is None, "overtaken, not damaged"
+        assert not rival.waiting
+        check_world(client, shard)
+        settle(client, shard)
+        check_swept(client, shard)
+
+
+def test_a_compactor_whose_input_was_rewritten_and_collected_while_it_read_is_overtaken(world: World) -> None:
+    client = world.client(TINY)
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([row(1, time=t) for t in range(10)], 0, 10)
+    with client.open_reader("s") as read:
+        read.downgrade_since(9)
+    other, first = world.client(TINY), world.client(TINY)
+    machine = first.machine("s")
+    inner, done = machine.blob, []
+
+    class Late:
+        def __getattr__(self, name: str) -> object:
+            return getattr(inner, name)
+
+        def get(self, key: str) -> bytes | None:
+            if not done and not key.partition("/")[2].startswith("rollup"):
+                done.append(key)
+                other.compact("s", policy=EAGER)
+                other.roll_up("s", force=True)
+                other.collect("s")
+            return inner.get(key)
+
+    machine.fetch()
+    machine.blob = Late()  # type: ignore[assignment]
+    (applied,) = first.compact("s", policy=EAGER).applied
+    assert done
+    assert applied.seqno is None
+    check_world(client, "s")
+
+
+def test_an_unknown_compaction_never_loses_what_it_may_have_linked(world: World) -> None:
+    client = world.client(TINY)
+    model = filled(client, 12)
+    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan", first=Outcome.HAPPENED_UNKNOWN)
+    faulty = world.client(TINY.model_copy(update={"timeout_s": 0.2}), plan=storm)
+    with pytest.raises(Indeterminate), faulty.worker("s") as worker:
+        assert worker.id
+        engine = local_engine(worker.machine)
+
+        def run(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
+            yield from engine(tasks)
+            storm.blows = True
+
+        compact(worker.machine, worker, policy=EAGER, engine=run)
+    storm.blows = False
+    check_world(client, "s")
+    world.clock.advance(10_000)
+    for _ in range(3):
+        client.maintain("s")
+    with client.open_reader("s") as read:
+        assert contents_of(read.snapshot(11).to_arrow()) == model.contents(11)
+    settle(client)
+    check_swept(client, "s")
+
+
+def test_a_scrub_names_every_damaged_batch_and_changes_nothing(world: World) -> None:
+    client = world.client(TINY)
+    filled(client, 6)
+    assert client.scrub("s").damaged == ()
+    keys = [part.key for batch in client.inspect("s").state.trace for part in batch.parts]
+    for key, damage in ((keys[1], lambda d: d[:-1] + bytes([d[-1] ^ 1])), (keys[3], lambda d: d[: len(d) // 2])):
+        data = world.inner.blob.get(f"s/{key}")
+        assert data
+        world.inner.blob.delete(f"s/{key}")
+        world.inner.blob.set(f"s/{key}", damage(data))
+    before = world.bytes("s")
+    found = client.scrub("s")
+    assert [id_ for id_, _ in found.damaged] == [(1, 2), (3, 4)]
+    assert found.batches == 6
+    assert world.bytes("s") == before
+    with client.open_reader("s") as read:
+        assert read.snapshot(0).to_arrow().num_rows
+        with pytest.raises(persist.Corrupt):
+            read.snapshot(1).to_arrow()
