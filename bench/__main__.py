@@ -25,7 +25,9 @@ console = Console()
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"Which: {', '.join(BENCHMARKS)} (default: all).")] = None,
-    quick: Annotated[bool, typer.Option(help="Small sizes, seconds instead of minutes; targets are not judged.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Small sizes, seconds instead of minutes; targets are not judged.")
+    ] = False,
 ) -> None:
     """Measure, each figure beside its peer in the same run."""
     unknown = [name for name in names or [] if name not in BENCHMARKS]

@@ -55,22 +55,31 @@ def run_maintenance(
     spark: SparkSettings | None = None,
     config: Mapping[str, Any] | None = None,
     instance: dg.DagsterInstance | None = None,
+    log_level: str = "INFO",
     **options: Any,
 ) -> RunReport:
     """Run a job of `orchestration.jobs` here and now. `options`: fields of `SweepConfig`, as in `shards=["orders"]`.
 
-    Without an `instance` nothing of it is recorded. Never raises what a shard does wrong: it is in the report.
+    Without an `instance` nothing of it is recorded; `log_level` is what Dagster prints. Never raises what a shard does
+    wrong: it is in the report.
     """
     if instance is None:
         with dg.DagsterInstance.ephemeral() as ephemeral:
             return run_maintenance(
-                location, consensus, job=job, spark=spark, config=config, instance=ephemeral, **options
+                location,
+                consensus,
+                job=job,
+                spark=spark,
+                config=config,
+                instance=ephemeral,
+                log_level=log_level,
+                **options,
             )
     settings = Settings(location=location, consensus=consensus, config=config or {}, spark=spark, is_running=False)
     definition = build_definitions(settings).resolve_job_def(job)
-    result = definition.execute_in_process(
-        instance=instance, run_config=run_config(job, **options), raise_on_error=False
-    )
+    chosen = run_config(job, **options)
+    chosen = dg.RunConfig(ops=chosen.ops, loggers={"console": {"config": {"log_level": log_level}}})
+    result = definition.execute_in_process(instance=instance, run_config=chosen, raise_on_error=False)
     return _report(result)
 
 

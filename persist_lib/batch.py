@@ -187,7 +187,7 @@ def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
     """How the state refers to an encoded part that was stored under `key`, or holds it itself (None)."""
     return Part(
         key or PartKey(""), encoded.size, encoded.rows, encoded.digests, encoded.key_lower, encoded.key_upper,
-        encoded.time_lower, encoded.time_upper, schema_id, None if key else bytes(encoded.data),
+        encoded.time_lower, encoded.time_upper, schema_id, None if key else bytes(encoded.data), encoded.earliest,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ half of what all newer ones hold together; the oldest one in debt is merged with
 weighs at least half of all that follows, which leaves at most log1.5(n) < 2*log2(n) batches, and an update that is
 rewritten finds itself in a batch at least 1.5 times larger, so it is rewritten O(log n) times, however the sizes came.
 
-Besides, a batch is rewritten alone when since has passed half of the times it still tells apart, or when it has several
+Besides, a batch is rewritten alone when since has passed a third of its updates, or when it has several
 runs; neighbouring empty batches fuse without I/O. The trailing empty batch is left alone: appends extend it.
 """
 
@@ -31,8 +31,9 @@ class Policy(msgspec.Struct, frozen=True):
 
     weight: float = 0.5
     """A batch is in debt below this share of what is newer than it. Larger: fewer batches, more rewriting."""
-    advance: float = 0.5
-    """A batch is rewritten when since has passed this share of the times that it still tells apart."""
+    advance: float = 1 / 3
+    """A batch is rewritten when since has passed about this share of its updates. If each of them took back another one,
+    the batch holds three times what it has to."""
     part_bytes: int = 128 * 1024 * 1024
     """Size of an output part: only for the price."""
     inline_fill: float = 0.5
@@ -166,12 +167,21 @@ def _rewrite_reason(batch: Batch, state: State, policy: Policy) -> Reason | None
 
 
 def _passed(batch: Batch, since: Antichain) -> float:
-    """The share of the times that `batch` tells apart which `since` would make one."""
-    first = min(part.time_lower for part in batch.parts)
-    last = max(part.time_upper for part in batch.parts)
-    first = max(first, last if batch.since.time is None else batch.since.time)
-    passed = last if since.time is None else min(since.time, last)
-    return (passed - first) / (last - first) if last > first else 0.0
+    """About which share of a batch's updates `since` would let meet others, beyond those that its own since did.
+
+    Each update is passed once, so a batch that waits for a share of them is rewritten O(1) times an update.
+    """
+    return sum(_passed_rows(part, batch.since, since) for part in batch.parts) / batch.count
+
+
+def _passed_rows(part: Part, settled_at: Antichain, since: Antichain) -> float:
+    """The same for a part: its updates that are not settled yet, as if spread evenly over their times."""
+    first, last = part.time_lower, part.time_upper
+    settled = 0
+    if settled_at.time is None or settled_at.time >= first:
+        settled, first = part.earliest, max(first, last if settled_at.time is None else settled_at.time)
+    reached = last if since.time is None else min(since.time, last)
+    return (part.rows - settled) * (reached - first) / (last - first) if reached > first else 0.0
 
 
 def _why_not(batch: Batch, state: State) -> str:

@@ -26,7 +26,8 @@ TOKENS_KEPT = 4
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """One sorted piece of a batch: an object, or inline bytes (then `key` is empty).
 
-    The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive.
+    The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive. `earliest` is how
+    many of its updates are at `time_lower`: after a compaction, those that have nothing left to meet.
     """
 
     key: PartKey
@@ -39,6 +40,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     time_upper: int
     schema: int
     inline: bytes | None = None
+    earliest: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -46,7 +48,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
     `count`, `diff_sum` and `fingerprint` are those of the registered bounds, which may be tighter than what the
     parts hold (`exact` is then false, and readers filter). `runs[i]` is where the i-th sorted run starts in `parts`;
-    a run is sorted as a whole, and consolidated as of `since`. `(lo, hi)` is its durable place in the trace.
+    a run is sorted as a whole, and consolidated as of `since`. `(lo, hi)` is its durable place in the trace,
+    `born` the seqno that put it there.
     """
 
     lo: int
@@ -60,6 +63,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[Part, ...] = ()
     runs: tuple[int, ...] = ()
     exact: bool = True
+    born: SeqNo = SeqNo(0)
 
     @property
     def id(self) -> tuple[int, int]:

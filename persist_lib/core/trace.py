@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from persist_lib.core.diff import TraceEdit
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.frontier import MAX_TIME, Antichain
-from persist_lib.ids import PartKey
+from persist_lib.ids import PartKey, SeqNo
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Each this much of an object has a digest of its own, so that ranges of it can be verified."""
@@ -39,18 +41,15 @@ def levels(trace: Iterable[Batch]) -> list[Level]:
     return sorted(found.values(), reverse=True)
 
 
-def push(state: State, batch: Batch) -> TraceEdit:
+def push(state: State, batch: Batch, seqno: SeqNo) -> TraceEdit:
     """Put a batch at the end. An empty batch on an empty one extends that, so idle time costs no space."""
     last = state.trace[-1] if state.trace else None
     if last is not None and last.count == 0 and batch.count == 0:
-        fused = Batch(last.lo, last.hi + 1, last.lower, batch.upper, last.since.join(batch.since), 0, 0, 0)
+        since = last.since.join(batch.since)
+        fused = Batch(last.lo, last.hi + 1, last.lower, batch.upper, since, 0, 0, 0, born=seqno)
         return TraceEdit((last.id,), (fused,))
     lo = state.next_id
-    placed = Batch(
-        lo, lo + 1, batch.lower, batch.upper, batch.since, batch.count, batch.diff_sum, batch.fingerprint, batch.parts,
-        batch.runs, batch.exact,
-    )  # fmt: skip
-    return TraceEdit((), (placed,))
+    return TraceEdit((), (msgspec.structs.replace(batch, lo=lo, hi=lo + 1, born=seqno),))
 
 
 def batch_problems(batch: Batch, state: State) -> list[str]:
@@ -102,6 +101,8 @@ def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:
         found.append(f"part {part.key!r} must be either an object or inline")
     if part.rows <= 0 or part.size <= 0:
         found.append(f"part {part.key!r} is empty")
+    if not 0 <= part.earliest <= part.rows:
+        found.append(f"part {part.key!r} has {part.earliest} of {part.rows} updates at its first time")
     if len(part.digests) != DIGEST_BYTES * -(-part.size // CHUNK_BYTES):
         found.append(f"part {part.key!r} lacks digests")
     if part.inline is not None and len(part.inline) != part.size:

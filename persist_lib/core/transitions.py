@@ -115,7 +115,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     if isinstance(command, c.Append) and batch.upper <= state.upper:
         return c.AlreadyDone()
     if isinstance(command, c.Append) and batch.lower < state.upper and _lies_beyond(batch, state.upper):
-        batch = _placed(batch, batch.lo, batch.hi, lower=state.upper)
+        batch = msgspec.structs.replace(batch, lower=state.upper)
     if batch.lower != state.upper:
         return c.WrongUpper(batch.lower, state.upper)
     if known := known_keys(state, batch.keys):
@@ -124,7 +124,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         return c.InlineFull(state.inline_size)
     outcomes = (*writer.outcomes, Outcome(command.token, seqno, batch.upper))[-TOKENS_KEPT:]
     renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes)
-    return StateDiff(trace=push(state, batch), writers=((command.writer, writer, renewed),))
+    return StateDiff(trace=push(state, batch, seqno), writers=((command.writer, writer, renewed),))
 
 
 def _lies_beyond(batch: Batch, upper: Antichain) -> bool:
@@ -182,7 +182,7 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
         return c.NotEquivalent("a part that is kept is described differently")
     if known := known_keys(state, fresh):
         return c.Exists(known[0])
-    placed = _placed(output, gone[0].lo, gone[-1].hi)
+    placed = msgspec.structs.replace(output, lo=gone[0].lo, hi=gone[-1].hi, born=seqno)
     if state.inline_size + output.inline_size - sum(b.inline_size for b in gone) > INLINE_TOTAL_BYTES:
         return c.InlineFull(state.inline_size)
     freed = held.keys() - set(output.keys)
@@ -278,7 +278,7 @@ def _finish(state: State, seqno: SeqNo) -> StateDiff | c.Refusal:
         return c.Held(by)
     parts = {part.key: part.size for batch in state.trace for part in batch.parts if part.inline is None}
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
-    empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0)
+    empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0, born=seqno)
     gone = retire(state, seqno, tuple(sorted(state.writers)))
     return StateDiff(
         since=(state.since, TOP),
@@ -296,7 +296,3 @@ def _finish(state: State, seqno: SeqNo) -> StateDiff | c.Refusal:
 
 def _dead_uploaders(state: State, keys: tuple[PartKey, ...]) -> tuple[str, ...]:
     return tuple(sorted({uploader_of(key) for key in keys} - state.writers.keys()))
-
-
-def _placed(batch: Batch, lo: int, hi: int, lower: Antichain | None = None) -> Batch:
-    return msgspec.structs.replace(batch, lo=lo, hi=hi, lower=batch.lower if lower is None else lower)

@@ -143,7 +143,7 @@ def _ids(state: State, seqno: SeqNo) -> list[str]:
     found += [f"{id_} is both live and retired" for id_ in (*state.writers, *state.readers) if id_ in state.retired]
     future = [
         *(r.seqno for r in state.readers.values()), *(g.seqno for g in state.garbage.values()),
-        *state.retired.values(),
+        *state.retired.values(), *(batch.born for batch in state.trace),
     ]  # fmt: skip
     return found + [f"seqno {at} is beyond {seqno}" for at in future if at > seqno]
 

@@ -16,7 +16,10 @@ MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """Bytes to be stored and what the state will say about it. Times are inclusive; sums are modulo 2**64."""
+    """Bytes to be stored and what the state will say about it.
+
+    Times are inclusive, `earliest` is how many updates are at the first of them; sums are modulo 2**64.
+    """
 
     data: bytes | memoryview
     rows: int
@@ -28,6 +31,7 @@ class EncodedPart:
     time_upper: int
     diff_sum: int
     fingerprint: int
+    earliest: int
 
     @property
     def size(self) -> int:
@@ -46,20 +50,22 @@ class Description:
     time_upper: int
     diff_sum: int
     fingerprint: int
+    earliest: int
 
 
 def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
     """Describe sorted updates, of which there must be some."""
     times = integers(table.column(TIME))
-    diffs = diffs_of(table)
+    diffs, first = diffs_of(table), times.min()
     return Description(
         rows=table.num_rows,
         key_lower=lower_bound(schema, table),
         key_upper=upper_bound(schema, table),
-        time_lower=int(times.min()),
+        time_lower=int(first),
         time_upper=int(times.max()),
         diff_sum=diff_sum_of(diffs),
         fingerprint=fingerprint_of(hash_rows(schema, table), diffs),
+        earliest=int((times == first).sum()),
     )
 
 

@@ -78,6 +78,7 @@ class PartEncoder:
         self._writer.add_key_value_metadata({GROUPS: base64.b64encode(msgspec.msgpack.encode(bounds)).decode()})
         self._writer.close()
         data = memoryview(self._sink.getvalue())
+        first = min(group.time_lower for group in self._groups)
         return EncodedPart(
             data=data,
             rows=self.rows,
@@ -85,10 +86,11 @@ class PartEncoder:
             digests=digest(data),
             key_lower=self._groups[0].key_lower,
             key_upper=self._groups[-1].key_upper,
-            time_lower=min(group.time_lower for group in self._groups),
+            time_lower=first,
             time_upper=max(group.time_upper for group in self._groups),
             diff_sum=wrap_signed(sum(group.diff_sum for group in self._groups)),
             fingerprint=sum(group.fingerprint for group in self._groups) & MASK,
+            earliest=sum(group.earliest for group in self._groups if group.time_lower == first),
         )
 
     def _open(self, table: pa.Table) -> pq.ParquetWriter:

@@ -62,7 +62,7 @@ def encode_inline(schema: Schema, schema_id: int, table: pa.Table | pa.RecordBat
     said = describe(schema, table)
     return EncodedPart(
         data, said.rows, schema_id, digest(data), said.key_lower, said.key_upper, said.time_lower, said.time_upper,
-        said.diff_sum, said.fingerprint,
+        said.diff_sum, said.fingerprint, said.earliest,
     )  # fmt: skip
 
 

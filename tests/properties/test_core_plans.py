@@ -178,8 +178,8 @@ def test_inline_batches_are_flushed_when_they_fill_half_of_what_a_state_may_carr
     assert simulation.state.inline_size == 0
 
 
-@pytest.mark.parametrize(("since", "reason"), [(0, None), (4, None), (5, "advance"), (10, "advance"), (99, "advance")])
-def test_a_batch_is_rewritten_alone_when_since_has_passed_half_of_its_times(since, reason):
+@pytest.mark.parametrize(("since", "reason"), [(0, None), (3, None), (4, "advance"), (10, "advance"), (99, "advance")])
+def test_a_batch_is_rewritten_alone_when_since_has_passed_a_third_of_its_updates(since, reason):
     simulation = appended([100], times=11)
     simulation.advance(since)
     assert [request.reason for request in plan_compaction(simulation.state).requests] == ([reason] if reason else [])

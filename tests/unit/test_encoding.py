@@ -41,9 +41,9 @@ GOLDEN = ROOT / "tests" / "golden"
 
 SCHEMA = Schema(key={"id": "int64 not null", "größe": "decimal128(18, 2)"}, value={"at": "timestamp[us, UTC]"})
 PART = Part(PartKey("w00000000000000ab/0000000000000001.parquet"), 123, 45, bytes(range(16)), b"\x00a", b"\xff", 0,
-            MAX_TIME - 1, 0)  # fmt: skip
-INLINE = Part(PartKey(""), 3, 1, bytes(range(16, 32)), b"", b"", 7, 7, 1, b"\x00\xff\x80")
-BATCH = Batch(3, 5, at(7), TOP, at(2), 45, -(2**63), 2**64 - 1, (PART, INLINE), (0, 1), exact=False)
+            MAX_TIME - 1, 0, earliest=44)  # fmt: skip
+INLINE = Part(PartKey(""), 3, 1, bytes(range(16, 32)), b"", b"", 7, 7, 1, b"\x00\xff\x80", 1)
+BATCH = Batch(3, 5, at(7), TOP, at(2), 45, -(2**63), 2**64 - 1, (PART, INLINE), (0, 1), exact=False, born=SeqNo(6))
 OUTCOME = Outcome(b"\x00token", SeqNo(9), TOP)
 WRITER = Writer("maintenance", 1_700_000_000_000, (OUTCOME,))
 READER = Reader(at(1), SeqNo(4), 2**62, "dashboard ☃")

@@ -1,0 +1,221 @@
+"""The whole product on real input, in one command: `make demo [REPO=…] [ORDERS=…]`.
+
+A git history is ingested commit by commit, and a book of a million order updates beside it. A process is killed in the
+middle of an append. Then Dagster runs the whole maintenance with Spark, and every snapshot is compared with an independent source
+before and after: the files with `git ls-tree`, the orders with the generator's own arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+import persist_lib as persist
+from examples import console, git_history, orders
+from examples.crash import LEASE_MS
+from examples.failures import Failed
+from examples.git_log import FILES
+from examples.git_repository import Repository
+from examples.order_book import ORDERS, Book
+from examples.picture import draw_traces
+from orchestration.run import RunReport, run_maintenance
+from persist_lib.cli.render import compare_table, plain_table, shards_table
+from persist_lib.cli.units import size
+from persist_lib.maintain import Census
+
+OUTPUT = Path("demo-output")
+SHARDS = ("files", "files_commits", "orders", "orders_book")
+SMALL_APPENDS = 2_000
+"""Histories up to this many commits are ingested one commit at a time."""
+CONFIG = {"spark_above_bytes": 4 << 20, "task_bytes": 8 << 20}
+"""So that a demo's worth of orders is work for several Spark tasks."""
+CHECKED = 20
+screen = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+class Clock:
+    """Where the time went, phase by phase."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, float]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce a phase and time it."""
+        screen.print(f"\n[bold cyan]{name}[/bold cyan]")
+        started = time.perf_counter()
+        yield
+        self.phases.append((name, time.perf_counter() - started))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit code (see `console`)."""
+    options = _parser().parse_args(arguments)
+    return console.run(lambda: demo(options.repo, options.orders, options.output))
+
+
+def demo(repo: Path, updates: int, output: Path) -> None:
+    """Ingest, read, break, maintain, read again. Raises when anything differs from its source."""
+    repository, book, clock = Repository(repo), Book(seed=7), Clock()
+    data = output / "data"
+    if data.exists():
+        shutil.rmtree(data)  # the demo's own, from the last time
+    output.mkdir(parents=True, exist_ok=True)
+    url = f"file:{data.resolve()}"
+    with clock.phase(f"Ingesting the git history of {repo.resolve().name}, a small append per commit"):
+        commits = ingest_files(url, repository)
+    with clock.phase(f"Ingesting {updates:,} updates of an order book"):
+        ingest_orders(url, book, updates)
+    with clock.phase("Killing a process in the middle of an append"):
+        crash(url)
+    with clock.phase(f"Reading {CHECKED} past times of each, before maintenance"):
+        check(url, repository, book)
+    before = censuses(url)
+    screen.print(shards_table(before))
+    draw_traces(url, ("files", "orders"), output / "trace-before.png", "before maintenance")
+    with clock.phase("Maintaining all of it: Dagster decides, Spark merges, one transition commits"):
+        report(run_maintenance(url, config=CONFIG, log_level="WARNING"))
+    with clock.phase(f"Reading {CHECKED} past times of each, after maintenance"):
+        check(url, repository, book)
+    after = censuses(url)
+    screen.print(shards_table(after))
+    screen.print(compare_table(before, after))
+    draw_traces(url, ("files", "orders"), output / "trace-after.png", "after maintenance")
+    summary(clock, data, output, commits)
+
+
+def ingest_files(url: str, repository: Repository) -> int:
+    """The repository's tree at every commit of its first-parent history; returns how many commits."""
+    with persist.open(url) as client:
+        total = git_history.pending(client, repository, "files")
+        if total == 0:
+            raise Failed("the repository has no commits; name another one with REPO=")
+        per_append = 1 if total <= SMALL_APPENDS else -(-total // SMALL_APPENDS)
+        with console.progress("commits", total) as advance:
+            done = git_history.ingest(
+                client, repository, "files", max_commits=per_append,
+                on_append=lambda append: advance(append.upper - append.lower),
+            )  # fmt: skip
+    screen.print(f"{done.upper:,} commits, {done.updates:,} updates, {done.appends:,} appends")
+    return done.upper
+
+
+def ingest_orders(url: str, book: Book, updates: int) -> None:
+    """The order book, of whose history the last tenth is kept."""
+    with persist.open(url) as client:
+        with console.progress("updates", updates) as advance:
+            done = orders.ingest(client, book, updates, "orders", on_append=lambda table: advance(len(table)))
+        client.set_retention("orders", max(1, done.upper // 10))
+    screen.print(
+        f"{done.updates:,} updates at {done.upper:,} times, {done.appends:,} appends; the last tenth is retained"
+    )
+
+
+def crash(url: str) -> None:
+    """A process that has uploaded a part is killed before it commits; its leases run out."""
+    killed = subprocess.run([sys.executable, "-m", "examples.crash", url, "orders"], check=False)
+    if killed.returncode != -signal.SIGKILL:
+        raise Failed(f"the process that should have been killed ended with {killed.returncode}")
+    time.sleep(2 * LEASE_MS / 1000)
+    with persist.open(url, read_only=True) as client:
+        census, found = client.census("orders"), client.audit_orphans("orders", dry_run=True)
+    screen.print(f"it left {census.overdue} overdue leases, and an object that will never be linked", end="")
+    screen.print(f" ({len(found.orphans)} orphans while its writer still counts as live)")
+
+
+def check(url: str, repository: Repository, book: Book) -> None:
+    """Compare snapshots with git and with the generator."""
+    with persist.open(url, read_only=True) as client:
+        files, book_read = client.open_reader("files", FILES), client.open_reader("orders", ORDERS)
+        positions = git_history.spread(CHECKED, files.since.time or 0, files.upper.time or 0)
+        with console.progress("snapshots beside git ls-tree", len(positions)) as advance:
+            paths = git_history.verify(files, repository, positions, on_verified=lambda _: advance(1))
+        times = git_history.spread(CHECKED, book_read.since.time or 0, book_read.upper.time or 0)
+        with console.progress("snapshots beside the book", len(times)) as advance:
+            for as_of in times:
+                orders.verify(book_read, book, as_of)
+                advance(1)
+    screen.print(f"[green]✓[/green] {len(positions)} trees equal `git ls-tree`, {paths:,} paths compared")
+    screen.print(
+        f"[green]✓[/green] {len(times)} states of the order book equal the generator's, since {book_read.since}"
+    )
+
+
+def censuses(url: str) -> list[Census]:
+    """One census a shard."""
+    with persist.open(url, read_only=True) as client:
+        return [client.census(name) for name in SHARDS]
+
+
+def report(run: RunReport) -> None:
+    """What the run recorded in Dagster; raises when it failed."""
+    table = plain_table("shard", "duty", "what Dagster recorded")
+    for shard in SHARDS:
+        for duty, figures in run.figures.get(shard, {}).items():
+            said = ", ".join(f"{name} {_figure(value)}" for name, value in figures.items() if _is_news(name, value))
+            if said:
+                table.add_row(shard, duty, said)
+    screen.print(table)
+    good = sum(verdict.passed for verdict in run.verdicts)
+    screen.print(f"{good} of {len(run.verdicts)} asset checks passed")
+    for verdict in run.failed_checks:
+        screen.print(f"[red]{verdict.shard} {verdict.check}: {verdict.says}[/red]")
+    if not run.success:
+        raise Failed(f"maintenance failed: {run.failure}")
+
+
+def summary(clock: Clock, data: Path, output: Path, commits: int) -> None:
+    """Where the time and the bytes went."""
+    table = plain_table("where the time went", "seconds", right=("seconds",))
+    for name, seconds in clock.phases:
+        table.add_row(name, f"{seconds:.1f}")
+    table.add_row("[bold]all[/bold]", f"[bold]{sum(seconds for _, seconds in clock.phases):.1f}[/bold]")
+    screen.print(table)
+    table = plain_table("where the bytes went", "objects", "bytes", right=("objects", "bytes"))
+    kinds = {"parts": "blob/*/w*/*.parquet", "rollups": "blob/*/rollup/*", "consensus": "consensus.sqlite*"}
+    for kind, pattern in kinds.items():
+        sizes = [path.stat().st_size for path in data.glob(pattern)]
+        table.add_row(kind, f"{len(sizes)}", size(sum(sizes)))
+    screen.print(table)
+    screen.print(
+        f"{commits:,} commits and the order book are in {data}; pictures: {output}/trace-before.png, trace-after.png"
+    )
+    screen.print(f"look around: .venv/bin/persist --location file:{data} show orders")
+    screen.print(f"the same in Dagster's UI: make dev PERSIST_LOCATION=file:{data.resolve()}")
+
+
+def _is_news(name: str, value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value != 0 and name in REPORTED
+
+
+REPORTED = (
+    "expired", "batches_before", "batches_after", "bytes_in", "bytes_out", "updates_in", "updates_out", "tasks",
+    "deleted", "blobs_deleted", "bytes_deleted", "rows_truncated", "orphans", "orphans_deleted", "since_before",
+    "since_after", "since", "rollup_bytes", "seconds",
+)  # fmt: skip
+
+
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=(__doc__ or "").split("\n")[0])
+    own = Path(__file__).resolve().parent.parent
+    parser.add_argument("--repo", type=Path, default=own, help="a git repository (default: this one)")
+    parser.add_argument("--orders", type=console.positive, default=1_000_000, help="order updates (default: a million)")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help=f"where data and pictures go (default: {OUTPUT})")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
