@@ -18,7 +18,7 @@ from jobs import tasks as t
 from jobs.session import Sessions
 from persist_lib.client import Client
 from persist_lib.core.compaction import MergeTask, TaskResult
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.maintain import Engine, local_engine
 from persist_lib.maintain.task import run_task
 
@@ -37,6 +37,7 @@ class SparkEngine:
         self._tag = f"persist-{client.runtime.entropy():016x}"
         self._lock = threading.Lock()
         self._spark: SparkSession | None = None
+        self._is_cancelled = False
         self.tasks_run = 0
 
     def __call__(self, tasks: Sequence[MergeTask]) -> Iterable[TaskResult]:
@@ -49,7 +50,9 @@ class SparkEngine:
             yield from t.run_all(batches, encoded, merge)
 
         spark = self._session()
-        spark.addTag(self._tag)
+        _tag(spark, self._tag)
+        if self._is_cancelled:
+            raise Determinate("this compaction was cancelled; nothing was committed")
         answers = sorted(fan_out(spark, len(tasks), work, t.ANSWER_DDL), key=lambda row: row["task"])
         for row in answers:
             if row["error"] is not None:
@@ -60,14 +63,35 @@ class SparkEngine:
 
     def cancel(self) -> None:
         """Stop what runs for this engine. What its tasks wrote and did not commit are orphans."""
+        self._is_cancelled = True
         if self._spark is not None:
-            self._spark.interruptTag(self._tag)
+            _interrupt(self._spark, self._tag)
 
     def _session(self) -> SparkSession:
         with self._lock:
             if self._spark is None:
                 self._spark = self._sessions()
             return self._spark
+
+
+def _tag(spark: Any, tag: str) -> None:
+    """Name what this thread starts from now on."""
+    if isinstance(spark, SparkSession):
+        spark.sparkContext.addJobTag(tag)
+        spark.sparkContext.setInterruptOnCancel(True)
+    else:
+        spark.addTag(tag)
+
+
+def _interrupt(spark: Any, tag: str) -> None:
+    """Stop what has this tag, whichever thread started it.
+
+    SUBTLE: a session's own interruptTag knows only the tags of the calling thread, except on Spark Connect.
+    """
+    if isinstance(spark, SparkSession):
+        spark.sparkContext.cancelJobsWithTag(tag)
+    else:
+        spark.interruptTag(tag)
 
 
 def fan_out(spark: SparkSession, count: int, work: Any, ddl: str) -> list[dict[str, Any]]:

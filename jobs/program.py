@@ -133,8 +133,9 @@ def spark_settings(parsed: argparse.Namespace) -> SparkSettings:
 
 @contextmanager
 def opened(parsed: argparse.Namespace) -> Iterator[tuple[Client, list[str]]]:
-    """The location, which must exist, and the shards asked for, which must too."""
-    with persist.open(parsed.location, parsed.consensus, create=False) as client:
+    """The location and the shards asked for, which must exist. PERSIST_CONFIG: fields of `persist.Config` as JSON."""
+    config = persist.Config.model_validate_json(os.environ.get("PERSIST_CONFIG") or "{}")
+    with persist.open(parsed.location, parsed.consensus, config=config, create=False) as client:
         there = client.shards()
         if unknown := sorted(set(parsed.shard) - set(there)):
             raise NotFound(f"there are no shards {unknown} in {client.url}; there are {there}", shards=unknown)

@@ -102,7 +102,12 @@ def _leases(client: Client, shard: str, options: Options) -> Done:
     expired = client.expire(shard, dry_run=options.dry_run)
     lines = [f"retired {overdue}" for overdue in expired.overdue]
     return Done(
-        "leases", {"expired": len(expired.overdue), "live": expired.live}, (), _seqno(client, shard), None, tuple(lines)
+        "leases",
+        {"expired": len(expired.overdue), "live": expired.live - len(expired.overdue)},
+        (),
+        _seqno(client, shard),
+        None,
+        tuple(lines),
     )
 
 

@@ -1,0 +1,70 @@
+"""The orphan audit of many shards at once: what was uploaded and never linked is deleted, once nobody can link it.
+
+    python jobs/audit.py --location file:./data --dry-run
+    python jobs/audit.py --location s3://bucket/prefix --consensus postgresql://… --in-flight 32
+
+Listing and deleting is waiting for the store, so this needs no Spark: many shards are waited for at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jobs import program
+from jobs.parallel import IN_FLIGHT, in_parallel
+from persist_lib.client import Client
+from persist_lib.maintain import Audited
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOutcome:
+    """What became of one shard: audited, or why not."""
+
+    shard: str
+    audited: Audited | None
+    error: Exception | None = None
+
+
+def audit_shards(
+    client: Client, shards: Sequence[str], *, dry_run: bool = False, in_flight: int = IN_FLIGHT
+) -> Iterator[AuditOutcome]:
+    """Audit each shard, several at once; yields outcomes as they come."""
+
+    def one(shard: str) -> AuditOutcome:
+        try:
+            return AuditOutcome(shard, client.audit_orphans(shard, dry_run=dry_run))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
+            return AuditOutcome(shard, None, error)
+
+    yield from in_parallel(one, shards, in_flight)
+
+
+def numbers(audited: Audited) -> dict[str, float]:
+    """What an audit found, in figures."""
+    return {
+        "orphans": len(audited.orphans), "bytes": audited.size, "referred": audited.live, "pending": audited.pending,
+        "swept": len(audited.swept), "failed": len(audited.failed),
+    }  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program."""
+    parser = program.arguments(__doc__)
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    parsed = parser.parse_args(argv)
+    failed = []
+    with program.telling() as tells, program.opened(parsed) as (client, shards):
+        tells.begin(len(shards), "auditing")
+        for outcome in audit_shards(client, shards, dry_run=parsed.dry_run, in_flight=parsed.in_flight):
+            if outcome.audited is None or outcome.audited.failed:
+                failed.append(outcome.shard)
+                tells.failed(outcome.shard, outcome.error or OSError(f"could not delete {outcome.audited}"))
+            else:
+                tells.done(outcome.shard, numbers(outcome.audited))
+    return program.exit_status(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What Dagster loads: everything is there, and loading it opens nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import dagster as dg
+import pytest
+
+from orchestration.definitions import build_definitions
+from orchestration.duties import DUTIES
+from orchestration.settings import Settings, resolved
+from persist_lib.errors import InvalidUsage
+
+pytestmark = pytest.mark.dagster
+
+OPENS_NOTHING = """
+import sys
+for name in [name for name in __import__("os").environ if name.startswith("PERSIST")]:
+    del __import__("os").environ[name]
+opened = []
+def hook(event, args):
+    if event in ("socket.connect", "sqlite3.connect") or (event == "subprocess.Popen" and args[0] != "file") or (
+        event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
+    ):
+        opened.append((event, args))
+sys.addaudithook(hook)
+import orchestration.definitions as d
+import dagster as dg
+dg.Definitions.validate_loadable(d.defs)
+wrote = [one for one in opened if ".pyc" not in str(one) and "__pycache__" not in str(one)]
+assert not wrote, wrote
+assert "pyspark" not in sys.modules or not __import__("pyspark").SparkContext._active_spark_context
+print(len(d.defs.resolve_all_asset_specs()))
+"""
+
+
+def test_definitions_load_and_validate_without_opening_anything() -> None:
+    done = subprocess.run([sys.executable, "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(len(DUTIES))
+
+
+def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> None:
+    specs = {spec.key.to_user_string(): spec for spec in build_definitions().resolve_all_asset_specs()}
+    assert set(specs) == set(DUTIES)
+    for spec in specs.values():
+        assert spec.description
+        assert spec.owners
+        assert spec.kinds
+        assert spec.group_name == "maintenance"
+        assert isinstance(spec.partitions_def, dg.DynamicPartitionsDefinition)
+
+
+def test_schedules_and_sensors_run_unless_they_are_told_not_to() -> None:
+    for is_running in (True, False):
+        definitions = build_definitions(Settings(is_running=is_running))
+        repository = definitions.get_repository_def()
+        assert {one.default_status.value for one in repository.schedule_defs} == {
+            "RUNNING" if is_running else "STOPPED"
+        }
+        assert {one.default_status.value for one in repository.sensor_defs} == {"RUNNING" if is_running else "STOPPED"}
+        assert {one.name for one in repository.sensor_defs} == {"shard_discovery", "compaction_debt"}
+
+
+def test_settings_come_from_the_environment_where_they_are_left_out() -> None:
+    environ = {
+        "PERSIST_LOCATION": "file:/x",
+        "PERSIST_CONFIG": '{"lease_ms": 5000}',
+        "PERSIST_SPARK_REMOTE": "sc://h:1",
+    }
+    found = resolved(Settings(), environ)
+    assert found.location == "file:/x"
+    assert found.config == {"lease_ms": 5000}
+    assert found.spark is not None
+    assert found.spark.remote == "sc://h:1"
+    assert resolved(Settings(location="memory:"), environ).location == "memory:"
+    with pytest.raises(InvalidUsage, match="PERSIST_LOCATION"):
+        resolved(Settings(), {})
+
+
+def test_it_can_be_mounted_beside_other_definitions() -> None:
+    @dg.asset
+    def mine() -> None: ...
+
+    merged = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_definitions(Settings(location="memory:")))
+    dg.Definitions.validate_loadable(merged)
+    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 1

@@ -1,0 +1,174 @@
+"""The whole maintenance in one process on a real location and a real Spark: figures, verdicts, and what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import persist_lib as persist
+from jobs.session import SparkSettings
+from orchestration.checks import CHECKS
+from orchestration.duties import DUTIES
+from orchestration.run import RunReport, run_maintenance
+from tests.spark.collections import SMALL, check, damage_a_part, parts_of, referred, stored, write
+
+pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
+SPARK = SparkSettings(master="local[2,4]", driver_memory="512m")
+
+
+def run(folder: Path, instance: dg.DagsterInstance, **options: Any) -> RunReport:
+    return run_maintenance(f"file:{folder}", config=SMALL, spark=SPARK, instance=instance, **options)
+
+
+@pytest.mark.spark
+def test_one_run_maintains_many_shards_with_spark_and_every_check_passes(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    models = {name: write(client, name, batches=4, seed=i) for i, name in enumerate(("a", "b"))}
+    models["small"] = write(client, "small", batches=4, rows=10)
+    report = run(folder, instance)
+    assert report.success, report.failure
+    assert set(report.figures) == set(models)
+    assert {(v.shard, v.check) for v in report.verdicts} == {(shard, name) for shard in models for name in CHECKS}
+    assert not report.failed_checks
+    for name, model in models.items():
+        duties = report.figures[name]
+        assert set(duties) == set(DUTIES)
+        compacted, census = duties["compacted"], duties["census"]
+        assert (compacted["batches_before"], compacted["batches_after"]) == (4, 1)
+        assert compacted["bytes_in"] > compacted["bytes_out"] > 0
+        assert duties["collected_garbage"]["deleted_bytes"] == compacted["bytes_in"]
+        assert census["batches"] == 1
+        assert f"| batches_before | {compacted['batches_before']} |" in compacted["report"]
+        assert [record.data["batches"] for record in compacted["trace"].records] == [1]
+        check(client, name, model)
+        assert stored(client, name) == referred(client, name)
+    assert instance.get_materialized_partitions(dg.AssetKey("compacted")) == set(models)
+    version = instance.fetch_materializations(
+        dg.AssetRecordsFilter(dg.AssetKey("census"), asset_partitions=["a"]), limit=1
+    )
+    materialization = version.records[0].asset_materialization
+    assert materialization is not None
+    assert materialization.tags is not None
+    assert materialization.tags["dagster/data_version"] == str(report.figures["a"]["census"]["seqno"])
+
+
+def test_a_second_run_finds_nothing_to_do(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
+    write(client, "s", rows=50)
+    assert run(folder, instance, engine="local").success
+    before = client.inspect("s").seqno
+    report = run(folder, instance, engine="local")
+    assert report.success
+    figures = report.figures["s"]
+    assert figures["compacted"]["requests"] == 0
+    assert figures["collected_garbage"]["deleted"] == 0
+    assert figures["scrub"]["batches"] == 0, "the scrub goes on from where the last one got to"
+    assert client.inspect("s").seqno <= before + 1
+
+
+def test_a_poisoned_shard_stops_no_other_and_fails_the_run_by_its_name(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    models = {name: write(client, name, batches=4, rows=200, seed=i) for i, name in enumerate(("a", "bad", "c"))}
+    damage_a_part(folder, "bad")
+    report = run(folder, instance, engine="local")
+    assert not report.success
+    assert report.failure == "1 shards failed, all others are done: bad"
+    assert instance.get_materialized_partitions(dg.AssetKey("compacted")) == {"a", "c"}
+    assert "bad" in instance.get_materialized_partitions(dg.AssetKey("collected_garbage"))
+    for name in ("a", "c"):
+        assert client.census(name).batches == 1
+        check(client, name, models[name])
+
+
+def test_a_damaged_part_fails_the_scrub_s_check(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write(client, "s", batches=1, rows=200)
+    victim = damage_a_part(folder, "s")
+    report = run(folder, instance, job="scrubbing")
+    assert [verdict.check for verdict in report.failed_checks] == ["parts_undamaged"]
+    assert victim.name in report.failed_checks[0].says
+    assert not report.success
+
+
+def test_too_many_batches_fail_the_census_s_check(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write(client, "s", batches=60, rows=1)
+    report = run(folder, instance, job="counting")
+    assert [verdict.check for verdict in report.failed_checks] == ["batch_count_within_bound"]
+    assert report.success, "debts are no failure"
+    assert run(folder, instance, job="compaction", engine="local").failed_checks == []
+    assert run(folder, instance, job="counting").failed_checks == []
+
+
+def test_an_orphan_fails_a_dry_audit_s_check_and_a_real_one_removes_it(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write(client, "s", batches=1, rows=50)
+    part = next(parts_of(folder, "s"))
+    orphan = part.with_name("0" * len(part.stem) + part.suffix)
+    orphan.write_bytes(part.read_bytes())
+    dry = run(folder, instance, job="auditing", dry_run=True)
+    assert [verdict.check for verdict in dry.failed_checks] == ["no_orphan"]
+    assert orphan.exists()
+    assert instance.get_materialized_partitions(dg.AssetKey("orphan_audit")) == set()
+    assert run(folder, instance, job="auditing").failed_checks == []
+    assert not orphan.exists()
+
+
+def test_garbage_that_nobody_holds_fails_a_dry_collection_s_check(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write(client, "s", batches=4, rows=50)
+    client.compact("s")
+    client.roll_up("s", force=True)
+    dry = run(folder, instance, job="collection", dry_run=True)
+    assert [verdict.check for verdict in dry.failed_checks] == ["no_overdue_garbage"]
+    assert run(folder, instance, job="collection").failed_checks == []
+
+
+def test_an_engine_that_loses_data_is_caught_before_anything_is_committed(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write(client, "s", batches=4, rows=200)
+    from persist_lib.maintain import task  # noqa: PLC0415
+
+    whole = task.run_task
+
+    def loses(one: Any, blob: Any, entropy: Any) -> Any:
+        cut = one.inputs[:-1]
+        return whole(
+            type(one)(*(cut if name == "inputs" else getattr(one, name) for name in one.__struct_fields__)),
+            blob,
+            entropy,
+        )
+
+    monkeypatch.setattr("persist_lib.maintain.compaction.run_task", loses)
+    report = run(folder, instance, engine="local")
+    assert not report.success
+    assert client.census("s").batches == 4
+    check(client, "s", model)
+
+
+def test_reads_that_changed_fail_the_check_and_the_run(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(client, "s", batches=4, rows=50)
+    from orchestration.reads import Contents, ReadProbe  # noqa: PLC0415
+
+    measured: list[int] = []
+
+    def drifting(self: ReadProbe) -> dict[int, Contents]:
+        measured.append(1)
+        return {point: Contents(len(measured), 0, self.expected + len(measured) - 1) for point in self.points}
+
+    monkeypatch.setattr(ReadProbe, "measure", drifting)
+    report = run(folder, instance, engine="local")
+    assert {verdict.check for verdict in report.failed_checks} == {"reads_identical", "fingerprint_conserved"}
+    assert not report.success
+    assert "s" in report.failure

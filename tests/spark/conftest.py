@@ -1,0 +1,31 @@
+"""One Spark session for all tests of a run: a JVM is slow to start and large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import persist_lib as persist
+from jobs.session import SparkSettings, build_session
+from tests.spark.collections import SMALL
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = build_session(SparkSettings(master="local[2,4]", driver_memory="512m"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[persist.Client]:
+    with persist.open(f"file:{folder}", config=persist.Config(**SMALL)) as opened:
+        yield opened

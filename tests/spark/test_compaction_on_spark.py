@@ -1,0 +1,174 @@
+"""Compaction on a real Spark: the same contents, whoever fails, races or is damaged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import persist_lib as persist
+from jobs.compact import compact_shards
+from jobs.engine import SparkEngine
+from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.location.api import Blob
+from persist_lib.maintain.task import run_task
+from tests.spark.collections import SMALL, check, contents, damage_a_part, referred, stored, write
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def on_spark(client: persist.Client, shards: list[str], engine: SparkEngine) -> dict[str, Exception | None]:
+    """Compact by this engine; answers each shard's error."""
+    return {one.shard: one.error for one in compact_shards(client, shards, engine="spark", spark=engine)}
+
+
+def test_spark_and_local_compaction_leave_what_the_model_says(client: persist.Client, spark: SparkSession) -> None:
+    model = write(client, "by_spark", seed=1)
+    write(client, "by_hand", seed=1)
+    engine = SparkEngine(client, lambda: spark)
+    assert on_spark(client, ["by_spark"], engine) == {"by_spark": None}
+    client.compact("by_hand")
+    assert engine.tasks_run > 2
+    check(client, "by_spark", model)
+    check(client, "by_hand", model)
+    states = [client.inspect(name).state for name in ("by_spark", "by_hand")]
+    assert states[0].fingerprint == states[1].fingerprint
+    assert [len(state.trace) for state in states] == [1, 1]
+    parts = states[0].trace[0].parts
+    assert all(one.key_upper < other.key_lower for one, other in pairwise(parts))
+
+
+def test_contents_survive_when_history_is_given_up_and_merged(client: persist.Client, spark: SparkSession) -> None:
+    model = write(client, "s", batches=6, seed=2)
+    client.set_retention("s", 1)
+    client.retain("s")
+    assert on_spark(client, ["s"], SparkEngine(client, lambda: spark)) == {"s": None}
+    assert client.inspect("s").state.since == persist.at(4)
+    assert contents(client, "s", 4) == model.contents(4)
+    assert contents(client, "s", 5) == model.contents(5)
+    client.maintain("s")
+    assert stored(client, "s") == referred(client, "s")
+
+
+def test_a_task_that_dies_after_writing_is_tried_again_and_leaves_only_orphans(
+    client: persist.Client, spark: SparkSession
+) -> None:
+    model = write(client, "s", seed=3)
+
+    def dies_once(task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskResult:
+        result = run_task(task, blob, entropy)
+        context = TaskContext.get()
+        if context is None or context.attemptNumber() == 0:
+            raise OSError("the disk of this executor is gone")
+        return result
+
+    assert on_spark(client, ["s"], SparkEngine(client, lambda: spark, dies_once)) == {"s": None}
+    check(client, "s", model)
+    orphans = client.audit_orphans("s", dry_run=True).orphans
+    assert orphans
+    client.maintain("s")
+    assert stored(client, "s") == referred(client, "s")
+    check(client, "s", model)
+
+
+def test_damage_found_in_a_task_is_reported_by_name_and_changes_nothing(
+    client: persist.Client, spark: SparkSession, folder: Path
+) -> None:
+    write(client, "s", seed=4)
+    victim = damage_a_part(folder, "s")
+    before = client.inspect("s").state.trace
+    error = on_spark(client, ["s"], SparkEngine(client, lambda: spark))["s"]
+    assert isinstance(error, persist.Corrupt)
+    assert victim.name in str(error)
+    assert client.inspect("s").state.trace == before
+
+
+def test_one_application_compacts_many_shards_and_a_poisoned_one_stops_no_other(
+    client: persist.Client, spark: SparkSession, folder: Path
+) -> None:
+    names = [f"s{i}" for i in range(6)]
+    models = {name: write(client, name, batches=4, seed=i) for i, name in enumerate(names)}
+    damage_a_part(folder, "s3")
+    errors = on_spark(client, names, SparkEngine(client, lambda: spark))
+    assert [name for name in names if errors[name]] == ["s3"]
+    for name in names:
+        if name != "s3":
+            assert client.census(name).batches == 1
+            check(client, name, models[name])
+
+
+def test_two_applications_racing_for_one_shard_do_the_work_once(
+    client: persist.Client, spark: SparkSession, folder: Path
+) -> None:
+    model = write(client, "s", seed=5)
+    both_merged = threading.Barrier(2)
+
+    def wait_for_the_other(engine: SparkEngine) -> Callable[[object], object]:
+        def run(tasks: object) -> object:
+            results = list(engine(tasks))  # type: ignore[arg-type]
+            both_merged.wait(timeout=120)
+            return results
+
+        return run
+
+    with persist.open(f"file:{folder}", config=persist.Config(**SMALL)) as rival:
+        done = []
+
+        def compact(one: persist.Client) -> None:
+            done.append(one.compact("s", engine=wait_for_the_other(SparkEngine(one, lambda: spark))))  # type: ignore[arg-type]
+
+        threads = [threading.Thread(target=compact, args=(one,)) for one in (client, rival)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    committed = [applied.seqno for compacted in done for applied in compacted.applied]
+    assert len(committed) == 2
+    assert sum(seqno is None for seqno in committed) == 1
+    check(client, "s", model)
+    client.maintain("s")
+    assert stored(client, "s") == referred(client, "s")
+
+
+def test_small_debts_never_start_spark(client: persist.Client) -> None:
+    model = write(client, "small", rows=20)
+
+    def no_session() -> SparkSession:
+        raise AssertionError("Spark was asked for")
+
+    outcomes = list(compact_shards(client, ["small"], no_session, engine="auto"))
+    assert [one.error for one in outcomes] == [None]
+    assert client.census("small").batches == 1
+    check(client, "small", model)
+
+
+def test_a_location_in_memory_is_refused_at_once() -> None:
+    with persist.open("memory:") as client, pytest.raises(persist.InvalidUsage, match="Spark cannot reach"):
+        SparkEngine(client, lambda: pytest.fail("Spark was asked for"))
+
+
+def test_a_consumer_that_stops_cancels_what_runs(client: persist.Client, spark: SparkSession) -> None:
+    models = {name: write(client, name, batches=4, rows=20) for name in ("quick", "slow")}
+
+    def slow(task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskResult:
+        import time  # noqa: PLC0415 - runs in another process
+
+        time.sleep(0 if task.shard == "quick" else 100)
+        return run_task(task, blob, entropy)
+
+    engine = SparkEngine(client, lambda: spark, slow)
+    outcomes = compact_shards(client, ["quick", "slow"], engine="spark", spark=engine, in_flight=2)
+    assert next(outcomes).shard == "quick"
+    started = time.monotonic()
+    outcomes.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - started < 60
+    assert [client.census(name).batches for name in models] == [1, 4]
+    assert client.census("slow").writers == 0
+    for name, model in models.items():
+        check(client, name, model)
