@@ -72,7 +72,7 @@ def lower_bound(schema: Schema, rows: Rows, limit: int = LIMIT) -> bytes:
     raw = _variable(rows.column(schema.key[kept].name), 0)
     if raw is None:
         return b"".join(cells[: kept + 1])
-    return b"".join(cells[:kept]) + VALUE + _cut(raw, room, _is_text(schema, kept))
+    return b"".join(cells[:kept]) + VALUE + _cut(raw, room, schema.key[kept].type)
 
 
 def upper_bound(schema: Schema, rows: Rows, limit: int = LIMIT) -> bytes:
@@ -84,7 +84,7 @@ def upper_bound(schema: Schema, rows: Rows, limit: int = LIMIT) -> bytes:
         return b"".join(cells)
     for index in range(kept, -1, -1):
         raw = _variable(rows.column(schema.key[index].name), last)
-        above = _above(cells[index], raw, room if index == kept else limit, _is_text(schema, index))
+        above = _above(cells[index], raw, room if index == kept else limit, schema.key[index].type)
         if above is not None:
             return b"".join(cells[:index]) + above
     return b"".join(cells)
@@ -190,10 +190,6 @@ def _is_variable(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
-def _is_text(schema: Schema, index: int) -> bool:
-    return schema.key[index].type == "string"
-
-
 def _escape(raw: bytes) -> bytes:
     return raw.replace(b"\x00", _ESCAPED) if b"\x00" in raw else raw
 
@@ -231,28 +227,33 @@ def _variable(column: pa.Array | pa.ChunkedArray, index: int) -> bytes | None:
     return scalar.as_buffer().to_pybytes() if scalar.is_valid else None
 
 
-def _cut(raw: bytes, room: int, text: bool) -> bytes:
+def _cut(raw: bytes, room: int, kind: str) -> bytes:
     """The escaped start of a value, in at most `room` bytes; whole characters of text."""
-    while len(escaped := _escape(_whole(raw[:room], text))) > room > 1:
+    while len(escaped := _escape_as(kind, _whole(raw[:room], kind))) > room > 1:
         room //= 2
         raw = raw[:room]
     return escaped
 
 
-def _whole(raw: bytes, text: bool) -> bytes:
-    return raw.decode("utf-8", errors="ignore").encode() if text else raw
+def _whole(raw: bytes, kind: str) -> bytes:
+    return raw.decode("utf-8", errors="ignore").encode() if kind == "string" else raw
 
 
-def _above(cell: bytes, raw: bytes | None, room: int, text: bool) -> bytes | None:
+def _escape_as(kind: str, raw: bytes) -> bytes:
+    """Values of fixed width have no end mark, and so nothing to escape."""
+    return _escape(raw) if kind in ("string", "binary") else raw
+
+
+def _above(cell: bytes, raw: bytes | None, room: int, kind: str) -> bytes | None:
     """The encoded start of a value above all that start like this one; None where there is none.
 
     SUBTLE: for text the last *character* is incremented, not the last byte, so that the bound still decodes.
     """
     if raw is None:
         return _above_fixed(cell)
-    start = _whole(raw[:room], text)
-    above = _next_text(start) if text else _next_bytes(start)
-    return None if above is None else VALUE + _escape(above)
+    start = _whole(raw[:room], kind)
+    above = _next_text(start) if kind == "string" else _next_bytes(start)
+    return None if above is None else VALUE + _escape_as(kind, above)
 
 
 def _above_fixed(cell: bytes) -> bytes | None:

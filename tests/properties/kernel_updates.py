@@ -1,0 +1,176 @@
+"""Updates of every type as plain Python, the reference that the byte layer and the kernel are judged by.
+
+A value is None or its bits as Python sees them: an integer for anything of fixed width (floats by their IEEE bits,
+decimals unscaled, times as counts), bytes for text and binary. Nothing here uses the code under test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from persist_lib.schema import Schema
+
+Value = int | bytes | None
+Row = tuple[Value, ...]  # the user's columns
+Update = tuple[Row, int, int]
+
+NAN, ODD_NAN = 0x7FF8000000000000, 0x7FF8000000000001
+_TEXT = st.one_of(
+    st.sampled_from(
+        ["", "a", "a\0", "a\0\0b", "é", "日本", "\U0010ffff", "x" * 300, "x" * 299 + "y", "x" * 300 + "\0"]
+    ),
+    st.text("ab\0é\uffff\U0001f600", max_size=20),
+).map(str.encode)
+_BYTES = st.one_of(
+    st.sampled_from([b"", b"\0", b"\0\0", b"\xff", b"\xff" * 9, b"\xff\0", b"z" * 300]),
+    st.binary(max_size=20),
+)
+
+
+def _signed(bits: int) -> st.SearchStrategy[int]:
+    top = 1 << (bits - 1)
+    return st.one_of(st.integers(-3, 3), st.sampled_from([-top, top - 1]), st.integers(-top, top - 1))
+
+
+def _unsigned(bits: int) -> st.SearchStrategy[int]:
+    return st.one_of(st.integers(0, 3), st.sampled_from([(1 << bits) - 1, 1 << (bits - 1)]))
+
+
+def _floats(bits: int) -> st.SearchStrategy[int]:
+    sign, ones = 1 << (bits - 1), (1 << bits) - 1
+    quiet = NAN if bits == 64 else 0x7FC00000
+    return st.one_of(
+        st.sampled_from([0, sign, quiet, quiet | 1, quiet | sign, 1, sign | 1, ones >> 2]), st.integers(0, ones)
+    )
+
+
+TYPES: dict[str, st.SearchStrategy[Any]] = {
+    "bool": st.integers(0, 1),
+    "int8": _signed(8), "int16": _signed(16), "int32": _signed(32), "int64": _signed(64),
+    "uint8": _unsigned(8), "uint16": _unsigned(16), "uint32": _unsigned(32), "uint64": _unsigned(64),
+    "float32": _floats(32), "float64": _floats(64),
+    "string": _TEXT, "binary": _BYTES,
+    "date32": _signed(32), "time64[us]": st.integers(0, 86_399_999_999),
+    "timestamp[us, UTC]": _signed(64), "timestamp[ns]": _signed(64), "duration[us]": _signed(64),
+    "decimal128(38, 2)": st.one_of(st.integers(-3, 3), st.integers(-(10**37), 10**37)),
+    "fixed_size_binary[3]": st.binary(min_size=3, max_size=3),
+    "fixed_size_binary[300]": st.sampled_from([bytes(300), bytes(299) + b"\1", b"\xff" * 300]),
+}  # fmt: skip
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    """One to three key columns and up to three value columns."""
+    kinds = draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=6))
+    keys = draw(st.integers(1, min(3, len(kinds))))
+    named = {f"c{index}": kind for index, kind in enumerate(kinds)}
+    names = list(named)
+    return Schema({name: named[name] for name in names[:keys]}, {name: named[name] for name in names[keys:]})
+
+
+def rows_of(schema: Schema) -> st.SearchStrategy[Row]:
+    return st.tuples(*[st.one_of(st.none(), TYPES[column.type]) for column in schema.columns])
+
+
+def updates_of(
+    schema: Schema, *, max_size: int = 30, diffs: st.SearchStrategy[int] | None = None, times: int = 4
+) -> st.SearchStrategy[list[Update]]:
+    """Updates over few distinct rows, so that they meet."""
+    some = st.lists(rows_of(schema), min_size=1, max_size=8)
+    diff = st.sampled_from([1, -1, 2, -3]) if diffs is None else diffs
+    return some.flatmap(
+        lambda rows: st.lists(st.tuples(st.sampled_from(rows), st.integers(0, times), diff), max_size=max_size)
+    )
+
+
+def build(schema: Schema, updates: Sequence[Update]) -> pa.Table:
+    """The updates as a table, in the order they are in."""
+    columns = [
+        array_of([update[0][index] for update in updates], column.field.type)
+        for index, column in enumerate(schema.columns)
+    ]
+    columns += [pa.array([time for _, time, _ in updates], pa.uint64())]
+    columns += [pa.array([diff for _, _, diff in updates], pa.int64())]
+    return pa.table(columns, schema=schema.updates)
+
+
+def array_of(values: Sequence[Value], kind: pa.DataType) -> pa.Array:
+    """An array of these bits; what lies under nulls is garbage on purpose."""
+    if pa.types.is_string(kind):
+        return pa.array(values, pa.binary()).cast(kind)
+    if pa.types.is_binary(kind) or _is_bytes(kind):
+        return pa.array(values, kind)
+    valid = pa.array([value is not None for value in values], pa.bool_())
+    mask = valid.buffers()[1]
+    if pa.types.is_boolean(kind):
+        return pa.array([None if value is None else bool(value) for value in values], kind)
+    width = kind.bit_width // 8
+    bits = [0x5A if value is None else value % (1 << (8 * width)) for value in values]
+    data = b"".join(bit.to_bytes(width, "little") for bit in bits)
+    return pa.Array.from_buffers(kind, len(values), [mask, pa.py_buffer(data)])
+
+
+def read(schema: Schema, table: pa.Table) -> list[Update]:
+    """The updates of a table; time 0 where it has none."""
+    columns = [values_of(table.column(column.name)) for column in schema.columns]
+    rows = list(zip(*columns, strict=True))
+    times = table.column("_time").to_pylist() if "_time" in table.schema.names else [0] * table.num_rows
+    return list(zip(rows, times, table.column("_diff").to_pylist(), strict=True))
+
+
+def values_of(column: pa.ChunkedArray) -> list[Value]:
+    return [value for chunk in column.chunks for value in _values(chunk)]
+
+
+def _values(array: pa.Array) -> list[Value]:
+    kind = array.type
+    if pa.types.is_string(kind):
+        array = array.cast(pa.binary())
+    if pa.types.is_binary(array.type) or _is_bytes(kind):
+        found: list[Value] = array.to_pylist()
+        return found
+    if pa.types.is_boolean(kind):
+        return [None if value is None else int(value) for value in array.to_pylist()]
+    width = kind.bit_width // 8
+    data = array.buffers()[1].to_pybytes() if array.buffers()[1] else b""
+    signed = not (pa.types.is_unsigned_integer(kind) or pa.types.is_floating(kind))
+    starts = range(array.offset * width, (array.offset + len(array)) * width, width)
+    bits = [int.from_bytes(data[start : start + width], "little", signed=signed) for start in starts]
+    return [bit if scalar.is_valid else None for bit, scalar in zip(bits, array, strict=True)]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)
+
+
+def order_of(schema: Schema, row: Row) -> tuple[Any, ...]:
+    """A Python sort key for the contract's order: nulls first, floats by their total order."""
+    return tuple(
+        (0,) if value is None else (1, _total_order(value, column.type))
+        for value, column in zip(row, schema.columns, strict=True)
+    )
+
+
+def _total_order(value: int | bytes, kind: str) -> int | bytes:
+    if isinstance(value, bytes) or not kind.startswith("float"):
+        return value
+    sign = 1 << (int(kind.removeprefix("float")) - 1)
+    return value if value < sign else sign - 1 - value
+
+
+def in_order(schema: Schema, updates: Iterable[Update]) -> list[Update]:
+    return sorted(updates, key=lambda update: (order_of(schema, update[0]), update[1]))
+
+
+def totals(updates: Iterable[Update], advance_to: int = 0, upper_time: int | None = None) -> dict[tuple[Row, int], int]:
+    """What updates amount to: a sum for each (row, time), zeros left out."""
+    sums: Counter[tuple[Row, int]] = Counter()
+    for row, time, diff in updates:
+        advanced = max(time, advance_to)
+        sums[row, advanced if upper_time is None else min(advanced, upper_time)] += diff
+    return {at: total for at, total in sums.items() if total}

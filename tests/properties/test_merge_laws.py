@@ -1,0 +1,145 @@
+"""Laws of the kernel: however updates are dealt to runs, and in whatever windows, they add up to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist_lib.errors import DiffOverflow
+from persist_lib.format.consolidation import consolidate
+from persist_lib.format.fingerprint import fingerprint
+from persist_lib.format.order import is_sorted, sort_updates
+from persist_lib.format.parts import PartSource, decode_part, encode_inline, encode_part, open_run
+from persist_lib.merge import merge_contents, merge_runs, merge_to_parts
+from persist_lib.schema import Schema
+from tests.properties.kernel_updates import build, in_order, read, schemas, totals, updates_of
+
+HUGE = st.sampled_from([1, -1, 2**63 - 1, -(2**63), 2**62])
+
+
+def dealt(data: st.DataObject, schema: Schema, updates: list) -> list[pa.Table]:
+    """The updates dealt to runs, each consolidated."""
+    count = data.draw(st.integers(0, 4)) if not updates else data.draw(st.integers(1, 4))
+    owners = [data.draw(st.integers(0, count - 1)) for _ in updates]
+    mine = [[update for update, owner in zip(updates, owners, strict=True) if owner == run] for run in range(count)]
+    return [consolidate(schema, build(schema, some), "split") for some in mine]
+
+
+def streamed(data: st.DataObject, run: pa.Table) -> Iterator[pa.Table]:
+    """A run in tables of any sizes, empty ones too, some with dictionaries."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, run.num_rows), max_size=4)))
+    pieces = [run.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, run.num_rows], strict=True)]
+    return iter([dictionaried(piece) if data.draw(st.booleans()) else piece for piece in pieces])
+
+
+def dictionaried(table: pa.Table) -> pa.Table:
+    for index, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            table = table.set_column(index, field.name, table.column(index).combine_chunks().dictionary_encode())
+    return table
+
+
+@given(st.data())
+def test_any_deal_of_updates_to_runs_merges_to_the_sum_of_them_in_order(data):
+    schema = data.draw(schemas())
+    updates = data.draw(updates_of(schema))
+    runs = dealt(data, schema, updates)
+    advance_to = data.draw(st.sampled_from([None, 0, 2, 9]))
+    upper_time = data.draw(st.sampled_from([None, 3]))
+    merged = list(
+        merge_runs(
+            [streamed(data, run) for run in runs], schema, advance_to=advance_to, upper_time=upper_time,
+            window_rows=data.draw(st.sampled_from([None, 1, 7])),
+        )
+    )  # fmt: skip
+    found = [update for window in merged for update in read(schema, window)]
+    expected = totals(updates, advance_to or 0, upper_time)
+    assert found == in_order(schema, [(row, time, diff) for (row, time), diff in expected.items()])
+    assert all(window.num_rows and window.schema.equals(schema.updates) for window in merged)
+
+
+@given(st.data())
+def test_contents_are_the_sums_over_all_times(data):
+    schema = data.draw(schemas())
+    updates = data.draw(updates_of(schema))
+    runs = dealt(data, schema, updates)
+    window_rows = data.draw(st.sampled_from([None, 1, 7]))
+    windows = list(merge_contents([streamed(data, run) for run in runs], schema, window_rows=window_rows))
+    found = [update for window in windows for update in read(schema, window)]
+    expected = totals((row, 0, diff) for row, _, diff in updates)
+    assert found == in_order(schema, [(row, 0, diff) for (row, _), diff in expected.items()])
+    assert all(window.schema.equals(schema.contents) for window in windows)
+
+
+@given(st.data())
+def test_sums_beyond_64_bits_are_exact_or_an_error_and_never_wrap(data):
+    schema = Schema({"k": "int8"})
+    updates = data.draw(updates_of(schema, diffs=HUGE))
+    runs = dealt(data, schema, updates)
+    window_rows = data.draw(st.sampled_from([None, 1, 7]))
+    split = merge_runs([streamed(data, run) for run in runs], schema, on_overflow="split", window_rows=window_rows)
+    assert totals(update for window in split for update in read(schema, window)) == totals(updates)
+    expected = totals((row, 0, diff) for row, _, diff in updates)
+    contents = merge_contents([streamed(data, run) for run in runs], schema, window_rows=window_rows)
+    if all(-(2**63) <= total < 2**63 for total in expected.values()):
+        assert totals(update for window in contents for update in read(schema, window)) == expected
+    else:
+        with pytest.raises(DiffOverflow):
+            list(contents)
+
+
+@given(st.data())
+def test_sorting_puts_updates_in_the_contracts_order_and_knows_when_they_are(data):
+    schema = data.draw(schemas())
+    updates = data.draw(updates_of(schema))
+    table = build(schema, updates)
+    ordered = in_order(schema, updates)
+    result = read(schema, sort_updates(schema, table))
+    assert [update[:2] for update in result] == [update[:2] for update in ordered]
+    assert sorted(update[2] for update in result) == sorted(update[2] for update in updates)
+    assert is_sorted(schema, table) == ([u[:2] for u in updates] == [u[:2] for u in ordered])
+
+
+@given(st.data())
+def test_the_fingerprint_is_conserved_by_merging_and_adds_up_over_runs_and_parts(data):
+    schema = data.draw(schemas())
+    updates = data.draw(updates_of(schema))
+    runs = dealt(data, schema, updates)
+    whole = fingerprint(schema, build(schema, updates))
+    assert sum(fingerprint(schema, run) for run in runs) % 2**64 == whole
+    streams = [streamed(data, run) for run in runs]
+    parts = list(merge_to_parts(streams, schema, 0, advance_to=3, part_bytes=1, window_rows=4))
+    assert sum(part.fingerprint for part in parts) % 2**64 == whole
+    assert (sum(part.diff_sum for part in parts) - sum(diff for _, _, diff in updates)) % 2**64 == 0
+    decoded = [decode_part("k", part.data, part.digests, schema) for part in parts]
+    assert totals(update for table in decoded for update in read(schema, table)) == totals(updates, 3)
+
+
+@given(st.data())
+def test_a_merge_of_stored_runs_is_a_merge_of_what_counts_in_them(data):
+    schema = data.draw(schemas())
+    newer = Schema(schema.key, (*schema.value, *Schema({"k": "bool"}, {"added": "string"}).value))
+    updates = data.draw(updates_of(schema))
+    lower, upper = data.draw(st.sampled_from([(None, None), (1, None), (None, 3), (1, 3)]))
+    runs = [run for run in dealt(data, schema, updates) if run.num_rows]
+    sources = [stored(schema, run, lower, upper, inline=data.draw(st.booleans())) for run in runs]
+    opened = [open_run([source], newer, batch_rows=3) for source in sources]
+    found = [update for window in merge_runs(opened, newer, window_rows=5) for update in read(newer, window)]
+    kept = [
+        ((*row, None), time, diff)
+        for row, time, diff in updates
+        if (lower is None or time >= lower) and (upper is None or time < upper)
+    ]
+    assert totals(found) == totals(kept)
+
+
+def stored(schema: Schema, run: pa.Table, lower: int | None, upper: int | None, *, inline: bool) -> PartSource:
+    part = (encode_inline if inline else encode_part)(schema, 0, run)
+    data = bytes(part.data)
+    return PartSource(
+        "k", len(data), part.digests, schema, lower, upper, lambda start, end: data[start:end], inline=inline
+    )

@@ -1,0 +1,115 @@
+"""The kernel at its edges: memory, many runs, poisoned keys, parts of the asked size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from persist_lib.errors import DiffOverflow
+from persist_lib.format.consolidation import I64_MAX, consolidate
+from persist_lib.format.parts import decode_part
+from persist_lib.merge import merge_contents, merge_runs, merge_to_parts
+from persist_lib.schema import Schema
+
+SCHEMA = Schema({"k": "int64"})
+
+
+def updates(keys: list[int] | np.ndarray, times: object = 0, diffs: object = 1) -> pa.Table:
+    keys = np.asarray(keys, "i8")
+    columns = [keys, np.broadcast_to(times, keys.shape).astype("u8"), np.broadcast_to(diffs, keys.shape).astype("i8")]
+    return pa.table([pa.array(column) for column in columns], schema=SCHEMA.updates)
+
+
+def merged(runs: list[pa.Table], **options: object) -> pa.Table:
+    windows = merge_runs([iter([run]) for run in runs], SCHEMA, **options)  # type: ignore[arg-type]
+    return pa.concat_tables([SCHEMA.updates.empty_table(), *windows])
+
+
+def test_nothing_merges_to_nothing():
+    assert merged([]).num_rows == 0
+    assert merged([updates([]), updates([])]).num_rows == 0
+    assert list(merge_to_parts([iter([updates([1])]), iter([updates([1], diffs=-1)])], SCHEMA, 0)) == []
+
+
+def test_a_run_that_cancels_what_a_window_carried_leaves_nothing_behind():
+    # The last row of a window waits for the next; there it adds up to zero, and must not come back.
+    one = iter([updates([1, 2]), updates([3])])
+    two = iter([updates([2], diffs=-1), updates([4])])
+    windows = list(merge_runs([one, two], SCHEMA, window_rows=1))
+    assert [key for window in windows for key in window.column("k").to_pylist()] == [1, 3, 4]
+
+
+def test_advancing_times_adds_up_what_they_kept_apart():
+    found = merged([updates([1, 1], times=[1, 5]), updates([1], times=3, diffs=-1)], advance_to=4)
+    assert found.to_pydict() == {"k": [1], "_time": [5], "_diff": [1]}
+    found = merged([updates([1, 1], times=[1, 5])], advance_to=9, upper_time=6)
+    assert found.to_pydict() == {"k": [1], "_time": [6], "_diff": [2]}
+
+
+def test_runs_are_read_ahead_by_a_bounded_amount():
+    taken = [0, 0]
+
+    def run(index: int) -> Iterator[pa.Table]:
+        for start in range(0, 100_000, 100):
+            taken[index] += 100
+            yield updates(np.arange(start, start + 100) * 2 + index)
+
+    given = 0
+    for window in merge_runs([run(0), run(1)], SCHEMA, window_rows=2000):
+        given += window.num_rows
+        assert sum(taken) - given <= 2300
+    assert given == 200_000
+
+
+def test_hundreds_of_tiny_runs_are_one_window():
+    windows = list(merge_runs([iter([updates([i % 50])]) for i in range(500)], SCHEMA))
+    assert [window.num_rows for window in windows] == [50]
+    assert windows[0].column("_diff").to_pylist() == [10] * 50
+
+
+def test_a_sum_beyond_64_bits_names_its_data_or_stays_as_few_updates_that_amount_to_it():
+    poisoned = [updates([1, 2], diffs=[1, I64_MAX]), updates([2, 3], diffs=[I64_MAX, 1]), updates([2], diffs=5)]
+    with pytest.raises(DiffOverflow, match="'k': 2"):
+        merged(poisoned)
+    found = merged(poisoned, on_overflow="split")
+    assert found.to_pydict()["k"] == [1, 2, 2, 2, 3]
+    assert sum(
+        diff for key, diff in zip(*found.drop_columns(["_time"]).to_pydict().values(), strict=True) if key == 2
+    ) == (2 * I64_MAX + 5)
+
+
+def test_an_overflow_on_the_way_to_a_sum_that_fits_is_no_overflow():
+    one = iter([updates([1, 2], diffs=[1, I64_MAX]), updates([3])])
+    two = iter([updates([2], diffs=I64_MAX), updates([5])])
+    three = iter([updates([0]), updates([2], diffs=-I64_MAX), updates([7])])
+    windows = list(merge_contents([one, two, three], SCHEMA, window_rows=1))
+    found = {key: diff for window in windows for key, diff in zip(*window.to_pydict().values(), strict=True)}
+    assert found == {0: 1, 1: 1, 2: I64_MAX, 3: 1, 5: 1, 7: 1}
+
+
+def test_a_poisoned_run_survives_being_merged_again():
+    split = merged([updates([2], diffs=I64_MAX)] * 3, on_overflow="split")
+    again = merged([split, updates([2], diffs=-I64_MAX), updates([2], diffs=-I64_MAX)])
+    assert again.to_pydict() == {"k": [2], "_time": [0], "_diff": [I64_MAX]}
+
+
+def test_parts_have_about_the_asked_size_and_follow_each_other():
+    rng = np.random.default_rng(1)
+    runs = [consolidate(SCHEMA, updates(rng.integers(0, 2**60, 400_000))) for _ in range(2)]
+    parts = list(merge_to_parts([iter([run]) for run in runs], SCHEMA, 0, part_bytes=1 << 20))
+    assert len(parts) > 2
+    assert all(part.size < 3 << 20 for part in parts)
+    assert all(before.key_upper < after.key_lower for before, after in pairwise(parts))
+    tables = [decode_part("k", part.data, part.digests, SCHEMA) for part in parts]
+    assert pa.concat_tables(tables).equals(merged(runs))
+
+
+def test_a_key_with_more_updates_than_a_window_is_merged_all_the_same():
+    runs = [updates([7] * 5000, times=np.arange(5000) * 3 + index) for index in range(3)]
+    kept = merged(runs, window_rows=10)
+    assert kept.num_rows == 15_000
+    assert merged(runs, window_rows=10, advance_to=2**40).to_pydict() == {"k": [7], "_time": [2**40], "_diff": [15_000]}
