@@ -3,6 +3,7 @@
     memory:          a new one each time                     memory:name      shared by name within the process
     file:./data      blobs below ./data/blob, consensus in ./data/consensus.sqlite
     file:/x, file:///x                                       absolute paths
+    postgresql://user@host/db?persist_schema=persist         consensus only; any URL of libpq
 
 Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
 `Scheme`.
@@ -20,11 +21,18 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.location import file_location, memory_location
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.clock import Clock, machine_clock
+from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.location.scheme import Opening, Scheme
 
 ENTRY_POINTS = "persist.locations"
-BUILT_IN: Mapping[str, Scheme] = {"memory": memory_location.SCHEME, "file": file_location.SCHEME}
+_POSTGRES = lazy_scheme("persist_lib.location.postgres", "postgres", has_blob=False, has_consensus=True)
+BUILT_IN: Mapping[str, Scheme] = {
+    "memory": memory_location.SCHEME,
+    "file": file_location.SCHEME,
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+}
 
 
 @dataclass(frozen=True, slots=True)

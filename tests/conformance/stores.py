@@ -1,6 +1,6 @@
 """Every implementation that the conformance suite runs over, in one registry.
 
-To add one (S3, PostgreSQL): a `BlobKind` or `ConsensusKind` here whose `prepare` answers the URL of a fresh, empty
+To add one: a `BlobKind` or `ConsensusKind` here whose `prepare` answers the URL of a fresh, empty
 place (skipping the test if its server cannot be had). Nothing else in this folder names an implementation.
 """
 
@@ -15,6 +15,9 @@ from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus
 from persist_lib.location.open import open_location
 from persist_lib.location.retrying import RetryingBlob, RetryingConsensus
+from tests import servers
+
+servers.use_test_credentials()
 
 
 def _blob(url: str, read_only: bool = False) -> Blob:
@@ -22,7 +25,8 @@ def _blob(url: str, read_only: bool = False) -> Blob:
 
 
 def _consensus(url: str, read_only: bool = False) -> Consensus:
-    return open_location(url, create=not read_only, read_only=read_only).consensus
+    blobs = "memory:" if url.startswith("postgres") else url
+    return open_location(blobs, url, create=not read_only, read_only=read_only).consensus
 
 
 def _retrying_blob(url: str, read_only: bool = False) -> Blob:
@@ -39,6 +43,11 @@ def _memory_url(_: Path) -> str:
 
 def _file_url(path: Path) -> str:
     return f"file:{path}/location"
+
+
+def _postgres_url(_: Path) -> str:
+    url = servers.postgres_url()
+    return f"{url}{'&' if '?' in url else '?'}persist_schema=t{os.urandom(8).hex()}"
 
 
 @dataclass(frozen=True)
@@ -70,5 +79,6 @@ BLOBS = {
 CONSENSUSES = {
     "memory": ConsensusKind(_memory_url, is_shared=False),
     "sqlite": ConsensusKind(_file_url),
+    "postgresql": ConsensusKind(_postgres_url),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
 }

@@ -1,0 +1,41 @@
+"""Schemes whose client library is an extra: imported when such a URL is opened, and not before."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.scheme import Opening, Scheme
+
+
+def lazy_scheme(module: str, extra: str, *, has_blob: bool, has_consensus: bool) -> Scheme:
+    """The scheme that `module` implements by its functions open_blob, open_consensus and canonical."""
+
+    def call(function: str, *arguments: object) -> Any:
+        return getattr(_load(module, extra), function)(*arguments)
+
+    def open_blob(url: str, opening: Opening) -> Blob:
+        return call("open_blob", url, opening)
+
+    def open_consensus(url: str, opening: Opening) -> Consensus:
+        return call("open_consensus", url, opening)
+
+    def canonical(url: str) -> str:
+        return call("canonical", url)
+
+    return Scheme(open_blob if has_blob else None, open_consensus if has_consensus else None, canonical)
+
+
+def _load(module: str, extra: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("persist_lib"):
+            raise
+        raise InvalidUsage(
+            f"this location needs the package {error.name}, which is not installed: pip install 'persist-lib[{extra}]'",
+            extra=extra,
+        ) from error

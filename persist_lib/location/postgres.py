@@ -1,0 +1,269 @@
+"""Consensus in PostgreSQL: durable on return, safe among processes and machines, one round trip for each operation.
+
+`postgresql://user@host/database?persist_schema=persist`: any URL of libpq, and the schema that holds the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import parse_qsl, quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from persist_lib.config import Deadline, Runtime
+from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, PersistError
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Row
+from persist_lib.location.clock import RemoteClock
+from persist_lib.location.deadline import patience_s
+from persist_lib.location.memory import check_limit, passes_newest
+from persist_lib.location.postgres_layout import (
+    NAME,
+    Statements,
+    check_layout,
+    create_layout,
+    creation_failed,
+    not_there,
+)
+from persist_lib.location.postgres_sessions import (
+    BYTEA,
+    INT8,
+    TEXT,
+    Dropped,
+    Record,
+    Rejected,
+    Session,
+    Sessions,
+    Value,
+    decode_int,
+)
+from persist_lib.location.scheme import Opening
+
+SCHEMA = "persist"
+OPERATION_S = 20.0
+"""The longest that one operation may take. The caller's deadline may end it earlier."""
+LOCK_SHARE = 0.8
+"""Of that, the time that the server waits for a row's lock: it must have given up when the client does."""
+CONNECT_S = 10
+CONNECTIONS = 8
+"""Of one process to one location. An operation takes about a millisecond; a server has some hundred connections."""
+
+NOT_NOW = re.compile(r"08...|57P..|58...|XX...|F0...|40003")
+"""Errors that do not say what became of a write: broken connections, shutdowns, I/O errors, bugs, and unknown ones."""
+ROLLED_BACK = "22012"
+UNIQUE_VIOLATION = "23505"
+NO_TABLE = ("42P01", "3F000")
+FORBIDDEN = "42501"
+
+
+class PostgresConsensus:
+    """Rows in the tables of `postgres_layout`. Raises NotFound where there are none, unless `create`.
+
+    Every operation is one statement, one transaction and one round trip. After a failure of the connection a write is
+    Indeterminate; after an error of the server itself it is Determinate, as the server then took it back.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = True,
+        runtime: Runtime | None = None,
+        operation_s: float = OPERATION_S,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        self._runtime = runtime or Runtime()
+        self._operation_s = operation_s
+        self._conninfo, self._schema = parse_url(url)
+        self._name = describe(self._conninfo)
+        self._sql = Statements(self._schema)
+        self._clock = RemoteClock(self._runtime)
+        self._open_layout(create)
+        self._sessions = Sessions(self._connect, self._name, connections)
+
+    def _open_layout(self, create: bool) -> None:
+        try:
+            with self._connection(self._deadline()) as connection:
+                if check_layout(connection, self._schema, self._name):
+                    return
+                if not create:
+                    raise not_there(self._schema, self._name)
+                create_layout(connection, self._schema, self._name)
+        except psycopg.Error as error:
+            raise creation_failed(error, self._schema, self._name) from error
+
+    def _connection(self, deadline: Deadline) -> psycopg.Connection:
+        # The server's own statement cache belongs to a connection that a pooler may hand to somebody else.
+        timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
+        return psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
+
+    def _connect(self, deadline: Deadline) -> Session:
+        try:
+            return Session(self._connection(deadline))
+        except psycopg.Error as error:
+            raise Determinate(f"could not connect to {self._name}: {str(error).strip()}") from error
+
+    def _deadline(self) -> Deadline:
+        return self._runtime.deadline(patience_s(self._operation_s))
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`. Never stale here."""
+        rows = self._rows(self._read(self._sql.head, [(key, TEXT)]))
+        return rows[0] if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        check_limit(limit)
+        return self._rows(self._read(self._sql.scan, [(key, TEXT), (from_seqno, INT8), (limit, INT8)]))
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`. As of the call."""
+        return iter([(key or b"").decode() for (key,) in self._read(self._sql.keys, [])])
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+        """See `api.Consensus`."""
+        sql = self._sql.create if expected is None else self._sql.append
+        values: list[tuple[Value, int]] = [(key, TEXT), (bytes(data), BYTEA)]
+        lock = 2
+        if expected is not None:
+            values.append((expected, INT8))
+        return bool(self._write(sql, values, lock, f"set {key!r} to v{(expected or 0) + 1}")[0])
+
+    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+        """See `api.Consensus`."""
+        if not changes:
+            return True
+        values: list[tuple[Value, int]] = []
+        for key, (expected, data) in sorted(changes.items()):
+            values += [(key, TEXT), (expected, INT8), (bytes(data), BYTEA)]
+        return bool(self._write(self._sql.append_many(len(changes)), values, 0, f"set {len(changes)} keys")[0])
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`."""
+        newest, dropped = self._write(self._sql.truncate, [(key, TEXT), (seqno, INT8)], None, f"truncate {key!r}")
+        if newest is None or seqno > newest:
+            raise passes_newest(key, seqno, None if newest is None else SeqNo(newest))
+        return dropped or 0
+
+    def now(self) -> int:
+        """See `api.Consensus`: the server's clock, as of its last answer, and the time that has passed since."""
+        return self._clock.now(lambda: decode_int(self._read(self._sql.clock, [])[0][0]))
+
+    def close(self) -> None:
+        """See `api.Consensus`."""
+        self._sessions.close()
+
+    def _rows(self, records: Sequence[Record]) -> list[Row]:
+        if records:
+            self._clock.observe(decode_int(records[-1][2]))
+        return [Row(SeqNo(decode_int(seqno)), data or b"") for seqno, data, _ in records]
+
+    def _read(self, sql: str, values: Sequence[tuple[Value, int]]) -> list[Record]:
+        deadline = self._deadline()
+        try:
+            with self._sessions.lend(deadline) as session:
+                return session.ask(sql, values, deadline)
+        except (Dropped, Rejected) as error:
+            raise read_failed(error, self._name) from error
+
+    def _write(self, sql: str, values: list[tuple[Value, int]], lock: int | None, doing: str) -> tuple[int | None, ...]:
+        """The numbers that `sql` answers before the clock. `lock` is where the lock timeout goes among the values."""
+        deadline = self._deadline()
+        try:
+            with self._sessions.lend(deadline) as session:
+                if lock is not None:
+                    lock_ms = max(1, int(deadline.remaining_s() * 1000 * LOCK_SHARE))
+                    values = [*values[:lock], (str(lock_ms), TEXT), *values[lock:]]
+                (record,) = session.ask(sql, values, deadline)
+        except Rejected as error:
+            if error.sqlstate == ROLLED_BACK:
+                return (0,)  # lost against somebody who created one of the keys
+            raise write_failed(error, doing, self._name) from error
+        except Dropped as error:
+            raise write_failed(error, doing, self._name) from error
+        self._clock.observe(decode_int(record[-1]))
+        return tuple(None if value is None else decode_int(value) for value in record[:-1])
+
+
+def read_failed(error: Dropped | Rejected, name: str) -> PersistError:
+    """What a failed read means: it changed nothing, whatever it was."""
+    return _refusal(error, f"could not read {name}", name) or Determinate(f"could not read {name}: {error}")
+
+
+def write_failed(error: Dropped | Rejected, doing: str, name: str) -> PersistError:
+    """What a failed write means: Determinate only when the server said that it took it back."""
+    what = f"could not {doing} in {name}"
+    if refusal := _refusal(error, what, name):
+        return refusal
+    if isinstance(error, Dropped) or error.is_fatal or NOT_NOW.fullmatch(error.sqlstate):
+        return Indeterminate(f"{what}, or could: {error}")
+    if error.sqlstate == UNIQUE_VIOLATION:
+        return Corrupt(
+            f"{what}: the row after the newest is there already ({error}): the tables come from different copies. "
+            "Nothing was written; restore one whole copy",
+            key=name, expected=None, actual=str(error),
+        )  # fmt: skip
+    return Determinate(f"{what}; nothing was written: {error}", sqlstate=error.sqlstate)
+
+
+def _refusal(error: Dropped | Rejected, what: str, name: str) -> PersistError | None:
+    """What no retry can mend."""
+    if isinstance(error, Dropped):
+        return None
+    if error.sqlstate == FORBIDDEN:
+        return InvalidUsage(f"{what}: {error}. Grant the role what docs/operations.md says", name=name)
+    if error.sqlstate in NO_TABLE:
+        return Corrupt(
+            f"{what}: the tables were there, and are gone ({error}). Restore them from a copy", key=name, expected=None,
+            actual=str(error),
+        )  # fmt: skip
+    return None
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """Libpq's connection string for a URL, and the schema."""
+    url, schema = _split(url)
+    settings: dict[str, str | int | None] = {
+        "application_name": "persist",
+        "client_encoding": "utf8",
+        "keepalives_idle": "30",
+        "target_session_attrs": "primary",  # a standby's answers are stale, and the log must not be
+        "tcp_user_timeout": "20000",
+    }
+    try:
+        settings.update(conninfo_to_dict(url))
+        return make_conninfo("", **settings), schema
+    except psycopg.ProgrammingError as error:
+        raise InvalidUsage(f"this is no URL of PostgreSQL: {str(error).strip()}") from error
+
+
+def _split(url: str) -> tuple[str, str]:
+    base, _, query = url.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    schema = dict(pairs).get("persist_schema", SCHEMA)
+    if not NAME.fullmatch(schema):
+        raise InvalidUsage(
+            f"persist_schema must be 1 to 48 lower-case letters, digits or '_': got {schema!r}", schema=schema
+        )
+    rest = "&".join(f"{name}={quote(value, safe='')}" for name, value in pairs if name != "persist_schema")
+    return f"{base}?{rest}" if rest else base, schema
+
+
+def describe(conninfo: str) -> str:
+    """How messages name a database: without its password."""
+    given = conninfo_to_dict(conninfo)
+    return f"PostgreSQL database {given.get('dbname', '')!r} at {given.get('host', 'the default host')}"
+
+
+def canonical(url: str) -> str:
+    """One spelling of the scheme; refuses what libpq does not understand."""
+    url = "postgresql:" + url.partition(":")[2]
+    parse_url(url)
+    return url
+
+
+def open_consensus(url: str, opening: Opening) -> PostgresConsensus:
+    """The opener of the scheme."""
+    return PostgresConsensus(url, create=opening.create)

@@ -1,0 +1,229 @@
+"""What Persist keeps in PostgreSQL: three tables in a schema of their own, and the statements over them.
+
+    layout      the version of all this
+    shard_head  key, seqno of its newest row; never deleted, so a key once created can never be created again
+    shard_log   key, seqno, data; rows up to and including the newest, from wherever they were truncated
+
+Whoever moves `shard_head` from n to n + 1 inserts row n + 1; see docs/design/0010-consensus-on-postgresql.md.
+Every statement is one transaction by itself and sets what it needs for itself alone, so that a pooler may give each one
+another server connection. All names are qualified; no search_path plays a role.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound
+
+LAYOUT = 1
+NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+LOCK = 0x5052_5354_0000_0001  # "PRST": the advisory lock under which a layout is made
+CREATION_TIMEOUT_MS = 20_000
+
+CLOCK = "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::int8"
+
+# For the statement alone (true: local to its transaction). A commit that the operating system or a standby may still
+# lose is no commit; whatever the administrator has set beyond that stays.
+SETTINGS = r"""settings AS MATERIALIZED (
+    SELECT pg_catalog.set_config('lock_timeout', \1, true),
+           CASE pg_catalog.current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply'
+                ELSE pg_catalog.set_config('synchronous_commit', 'on', true) END
+)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The statements for one schema. Parameters: key $1; see each."""
+
+    schema: str
+
+    def _filled(self, text: str) -> str:
+        text = re.sub(r"\{settings (\$\d)\}", SETTINGS, text)
+        return text.replace("{s}", f'"{self.schema}"').replace("{clock}", CLOCK)
+
+    @property
+    def head(self) -> str:
+        """Answers seqno, data, clock."""
+        return self._filled("SELECT seqno, data, {clock} FROM {s}.shard_log WHERE key = $1 ORDER BY seqno DESC LIMIT 1")
+
+    @property
+    def scan(self) -> str:
+        """From seqno $2, at most $3. Answers seqno, data, clock."""
+        return self._filled(
+            "SELECT seqno, data, {clock} FROM {s}.shard_log WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3"
+        )
+
+    @property
+    def keys(self) -> str:
+        """Answers key."""
+        return self._filled("SELECT key FROM {s}.shard_head ORDER BY key")
+
+    @property
+    def clock(self) -> str:
+        """Answers clock."""
+        return self._filled("SELECT {clock}")
+
+    @property
+    def create(self) -> str:
+        """Data $2, lock timeout $3. Answers how many rows were inserted (0 or 1), clock."""
+        return self._filled(
+            """WITH {settings $3}, moved AS (
+                INSERT INTO {s}.shard_head AS head (key, seqno) SELECT $1, 1 FROM settings
+                ON CONFLICT DO NOTHING RETURNING seqno
+            ), added AS (
+                INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
+            ) SELECT (SELECT count(*) FROM added), {clock}"""
+        )
+
+    @property
+    def append(self) -> str:
+        """Data $2, lock timeout $3, expected $4. Answers how many rows were inserted (0 or 1), clock."""
+        return self._filled(
+            """WITH {settings $3}, moved AS (
+                UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1 FROM settings
+                WHERE head.key = $1 AND head.seqno = $4 RETURNING head.seqno
+            ), added AS (
+                INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
+            ) SELECT (SELECT count(*) FROM added), {clock}"""
+        )
+
+    @property
+    def truncate(self) -> str:
+        """Below seqno $2. Answers the newest seqno (null: none), how many were deleted, clock."""
+        return self._filled(
+            """WITH newest AS (SELECT max(seqno) AS seqno FROM {s}.shard_head WHERE key = $1), gone AS (
+                DELETE FROM {s}.shard_log WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM newest) RETURNING 1
+            ) SELECT (SELECT seqno FROM newest), (SELECT count(*) FROM gone), {clock}"""
+        )
+
+    def append_many(self, count: int) -> str:
+        """Lock timeout $1, then key, expected (null: create), data for each. Answers whether all were set, clock.
+
+        None is changed unless all were as expected. SUBTLE: a key that somebody else creates at this very moment is
+        only seen by the conflict, when others have been moved already: dividing by zero (22012) takes them back.
+        Locks are taken in the order of the keys, first those of existing ones and then those of new ones.
+        """
+        wanted = ", ".join(f"(${3 * n + 2}::text, ${3 * n + 3}::int8, ${3 * n + 4}::bytea)" for n in range(count))
+        return self._filled(APPEND_MANY).replace("{wanted}", wanted).replace("{count}", str(count))
+
+
+APPEND_MANY = """
+WITH {settings $1}, wanted (key, expected, data) AS MATERIALIZED (
+    VALUES {wanted}
+), locked AS MATERIALIZED (
+    SELECT head.key, head.seqno FROM {s}.shard_head AS head, settings
+    WHERE head.key IN (SELECT key FROM wanted) ORDER BY head.key FOR UPDATE OF head
+), verdict AS MATERIALIZED (
+    SELECT count(*) FILTER (WHERE locked.seqno IS DISTINCT FROM wanted.expected) = 0 AS is_won
+    FROM wanted LEFT JOIN locked USING (key)
+), moved AS (
+    UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1 FROM locked, verdict
+    WHERE head.key = locked.key AND verdict.is_won RETURNING head.key, head.seqno
+), created AS (
+    INSERT INTO {s}.shard_head AS head (key, seqno)
+    SELECT key, 1 FROM wanted, verdict WHERE expected IS NULL AND verdict.is_won ORDER BY key
+    ON CONFLICT DO NOTHING RETURNING head.key, head.seqno
+), added AS (
+    INSERT INTO {s}.shard_log (key, seqno, data)
+    SELECT key, one.seqno, wanted.data FROM (TABLE moved UNION ALL TABLE created) AS one
+    JOIN wanted USING (key) RETURNING 1
+) SELECT CASE WHEN NOT (SELECT is_won FROM verdict) THEN 0
+              ELSE 1 / (((SELECT count(*) FROM added) = {count})::int) END::int8, {clock}
+"""
+
+# The head's rows are updated in place for ever: room on the page keeps that from touching the index (HOT).
+# Data is stored as it comes: what is large is compressed already.
+TABLES = """
+CREATE TABLE {s}.shard_head (
+    key text COLLATE "C" PRIMARY KEY, seqno int8 NOT NULL CHECK (seqno > 0)
+) WITH (fillfactor = 40);
+CREATE TABLE {s}.shard_log (
+    key text COLLATE "C" NOT NULL, seqno int8 NOT NULL, data bytea NOT NULL, PRIMARY KEY (key, seqno)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE {s}.shard_log ALTER COLUMN data SET STORAGE EXTERNAL;
+CREATE TABLE {s}.layout (version int4 NOT NULL);
+INSERT INTO {s}.layout VALUES ({version});
+"""
+
+
+# SUBTLE: not `to_regclass`: that may answer from a cache that remembers what was not there before the lock was waited
+# for.
+IS_THERE = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class AS class JOIN pg_catalog.pg_namespace AS space ON space.oid = class.relnamespace
+    WHERE space.nspname = %s AND class.relname = 'layout'
+)
+"""
+
+
+def check_layout(connection: psycopg.Connection, schema: str, name: str) -> bool:
+    """Whether the tables are there. Raises NewerFormat for those of a newer release; changes nothing."""
+    if connection.execute(IS_THERE, (schema,), prepare=False).fetchone() != (True,):
+        return False
+    query = sql.SQL("SELECT max(version) FROM {}.layout").format(sql.Identifier(schema))
+    (found,) = connection.execute(query, prepare=False).fetchone() or (None,)
+    if not isinstance(found, int):
+        raise Corrupt(
+            f"{name}: the table layout of schema {schema} is empty; restore it (version = {LAYOUT})",
+            key=f"{schema}.layout", expected=LAYOUT, actual=found,
+        )  # fmt: skip
+    if found > LAYOUT:
+        raise NewerFormat(
+            f"{name} has layout {found}, this release knows up to {LAYOUT}; nothing was touched. Upgrade persist-lib",
+            found=found, known=LAYOUT,
+        )  # fmt: skip
+    return True
+
+
+def create_layout(connection: psycopg.Connection, schema: str, name: str) -> None:
+    """Make the tables unless they are there, in one transaction; of several who do at once, one does."""
+    with connection.transaction():
+        _set_locally(connection.execute)
+        connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (LOCK,), prepare=False)
+        if check_layout(connection, schema, name):
+            return
+        query = "SELECT count(*) FROM pg_catalog.pg_namespace WHERE nspname = %s"
+        # Not IF NOT EXISTS: that asks for the right to create schemas also where one is there.
+        if connection.execute(query, (schema,), prepare=False).fetchone() == (0,):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)), prepare=False)
+        connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema), version=sql.Literal(LAYOUT)), prepare=False)
+
+
+def _set_locally(execute: Callable[..., object]) -> None:
+    for setting, value in {
+        "search_path": "pg_catalog",
+        "synchronous_commit": "on",
+        "lock_timeout": str(CREATION_TIMEOUT_MS),
+        "statement_timeout": str(CREATION_TIMEOUT_MS),
+        "idle_in_transaction_session_timeout": str(CREATION_TIMEOUT_MS),
+    }.items():
+        execute("SELECT pg_catalog.set_config(%s, %s, true)", (setting, value), prepare=False)
+
+
+def creation_failed(error: psycopg.Error, schema: str, name: str) -> Exception:
+    """What a failed creation or check means. It is one transaction, and done again by the next to open."""
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return InvalidUsage(
+            f"{name}: the role may not create or read schema {schema} ({str(error).strip()}). Have an administrator "
+            "open the location once, and grant what docs/operations.md says",
+            schema=schema,
+        )  # fmt: skip
+    if isinstance(error, (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject)):
+        return InvalidUsage(
+            f"{name}: schema {schema} holds tables of somebody else ({str(error).strip()}). Choose another one with "
+            "?persist_schema=",
+            schema=schema,
+        )  # fmt: skip
+    return Determinate(f"could not open {name}: {str(error).strip()}", schema=schema)
+
+
+def not_there(schema: str, name: str) -> NotFound:
+    """The error for a database without the tables."""
+    return NotFound(
+        f"there is no consensus in schema {schema} of {name}; check the URL, or open it with create=True", schema=schema
+    )

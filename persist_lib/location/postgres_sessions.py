@@ -1,0 +1,258 @@
+"""Connections to PostgreSQL, lent to one thread at a time: one request, one answer, bounded by the caller's deadline.
+
+Below psycopg's cursors, on its libpq layer. There one sees what decides whether a write happened: whether anything was
+sent at all, the SQLSTATE, and whether the server said that it is ready again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import psycopg
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+
+from persist_lib.config import Deadline
+from persist_lib.errors import Determinate, InvalidUsage
+
+TEXT, INT8, BYTEA = 25, 20, 17
+"""The types of values, by PostgreSQL's object ids. All travel as binary: a NUL would cut a text short."""
+GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
+NOT_REPLICATED = ("57014", "57P01")
+"""As a warning: a commit stopped waiting for its synchronous standby. It will be acknowledged all the same."""
+
+Value = str | int | bytes | None
+Record = tuple[bytes | None, ...]
+
+
+class Dropped(Exception):
+    """The connection is gone, or the answer did not come in time. `was_sent`: whether the server may have acted."""
+
+    def __init__(self, message: str, *, was_sent: bool) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class Rejected(Exception):
+    """The server answered with an error. `is_fatal`: and ended the connection, which says nothing of the commit."""
+
+    def __init__(self, message: str, sqlstate: str, *, is_fatal: bool) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.is_fatal = is_fatal
+
+
+class _Parameter(NamedTuple):
+    data: bytes | None
+    type: int
+
+
+class Session:
+    """One connection. `ask` sends one statement by itself, in autocommit: it is one transaction and one round trip."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._pgconn: PGconn = connection.pgconn
+        self._pgconn.nonblocking = 1
+        self._pgconn.notice_handler = self._notice
+        self._poll = select.poll()
+        self._is_unreplicated = False
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the next request may use it: alive, nothing under way, and nothing waiting to be read.
+
+        SUBTLE: what is readable now can only be a farewell: sent into that, a write would have an unknown outcome.
+        """
+        if self._pgconn.status != ConnStatus.OK or self._pgconn.transaction_status != TransactionStatus.IDLE:
+            return False
+        self._poll.register(self._pgconn.socket, select.POLLIN)
+        return not self._poll.poll(0)
+
+    def ask(self, sql: str, values: Sequence[tuple[Value, int]], deadline: Deadline) -> list[Record]:
+        """The records that `sql` answers. Raises `Rejected` or `Dropped`; the session is not clean after the latter."""
+        parameters = [_Parameter(_encode(value), type_) for value, type_ in values]
+        self._is_unreplicated = False
+        try:
+            self._pgconn.send_query_params(
+                sql.encode(), [p.data for p in parameters], param_types=[p.type for p in parameters],
+                param_formats=[1] * len(parameters), result_format=1,
+            )  # fmt: skip
+        except psycopg.Error as error:
+            raise Dropped(str(error), was_sent=True) from error  # a part may have left
+        self._flush(deadline)
+        return self._answer(deadline)
+
+    def _flush(self, deadline: Deadline) -> None:
+        """SUBTLE: while sending, read too: a server that answers early stops reading, and both would wait for ever."""
+        try:
+            while self._pgconn.flush():
+                if self._wait(select.POLLIN | select.POLLOUT, deadline) & select.POLLIN:
+                    self._pgconn.consume_input()
+        except psycopg.Error as error:
+            raise Dropped(str(error), was_sent=True) from error
+
+    def _answer(self, deadline: Deadline) -> list[Record]:
+        """SUBTLE: the result of a statement comes *before* its commit. Only what follows it, that the server is ready
+        again and outside of a transaction, acknowledges it; an error in between takes it back.
+        """
+        results: list[PGresult] = []
+        try:
+            while (result := self._next(deadline)) is not None:
+                results.append(result)
+        except psycopg.Error as error:
+            raise Dropped(str(error), was_sent=True) from error
+        for result in results:
+            if result.status not in GOOD:
+                raise _rejected(result)
+        if not results or self._pgconn.transaction_status != TransactionStatus.IDLE:
+            raise Dropped("the connection was closed before the commit was acknowledged", was_sent=True)
+        if self._is_unreplicated:
+            raise Dropped("committed on this server, but not confirmed by its synchronous standby", was_sent=True)
+        return [record for result in results for record in _records(result)]
+
+    def _next(self, deadline: Deadline) -> PGresult | None:
+        while self._pgconn.is_busy():
+            self._wait(select.POLLIN, deadline)
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
+
+    def _wait(self, events: int, deadline: Deadline) -> int:
+        self._poll.register(self._pgconn.socket, events)
+        ready = self._poll.poll(deadline.remaining_s() * 1000)
+        if not ready:
+            raise Dropped(f"no answer within {deadline.timeout_s:.3g} s", was_sent=True)
+        # Whatever the socket has to say, also of its end, is learnt by reading.
+        return ready[0][1] if ready[0][1] & (select.POLLIN | select.POLLOUT) else select.POLLIN
+
+    def _notice(self, notice: PGresult) -> None:
+        if _field(notice, DiagnosticField.SQLSTATE) in NOT_REPLICATED:
+            self._is_unreplicated = True
+
+    def close(self) -> None:
+        """Say goodbye. Never in a forked child: the goodbye would reach the parent's server process."""
+        self._connection.close()
+
+
+class Sessions:
+    """Sessions made by `connect` when needed, at most `most` at a time. A session that is not clean is thrown away.
+
+    After a fork the child begins with none: it neither uses nor closes its parent's.
+    """
+
+    def __init__(self, connect: Callable[[Deadline], Session], name: str, most: int) -> None:
+        self._connect = connect
+        self._name = name
+        self._most = most
+        self._closed = False
+        self._idle: list[Session] = []
+        self._lent = 0
+        self._gate = threading.Condition(threading.Lock())
+        self._inherited: list[Session] = []
+        _everywhere.add(self)
+
+    @contextmanager
+    def lend(self, deadline: Deadline) -> Iterator[Session]:
+        """A session for the caller alone. Raises Determinate when none can be had until the deadline."""
+        session, pid = self._take(deadline), os.getpid()
+        try:
+            yield session
+        finally:
+            if pid == os.getpid():
+                self._leave(session)
+
+    def _take(self, deadline: Deadline) -> Session:
+        with self._gate:
+            if not self._gate.wait_for(lambda: self._lent < self._most, deadline.remaining_s()):
+                raise Determinate(f"all {self._most} connections to {self._name} are busy; nothing was sent")
+            if self._closed:
+                raise InvalidUsage(f"{self._name} is closed; open it again", name=self._name)
+            self._lent += 1
+            idle = self._idle.pop() if self._idle else None
+        try:
+            while idle is not None:
+                if idle.is_clean:
+                    return idle
+                idle.close()
+                with self._gate:
+                    idle = self._idle.pop() if self._idle else None
+            return self._connect(deadline)
+        except BaseException:
+            self._leave(None)
+            raise
+
+    def _leave(self, session: Session | None) -> None:
+        is_kept = session is not None and session.is_clean
+        with self._gate:
+            self._lent -= 1
+            is_kept = is_kept and not self._closed
+            if session is not None and is_kept:
+                self._idle.append(session)
+            self._gate.notify()
+        if session is not None and not is_kept:
+            session.close()
+
+    def close(self) -> None:
+        """Close what is idle now, and what is lent when it comes back."""
+        with self._gate:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._gate.notify_all()
+        for session in idle:
+            session.close()
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew. SUBTLE: what the parent has open is kept referenced, as collecting it might close it."""
+        self._inherited += self._idle
+        self._idle, self._lent = [], 0
+        self._gate = threading.Condition(threading.Lock())
+
+
+_everywhere: weakref.WeakSet[Sessions] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for sessions in list(_everywhere):
+        sessions.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _encode(value: Value) -> bytes | None:
+    match value:
+        case str():
+            return value.encode()
+        case int():
+            return value.to_bytes(8, "big", signed=True)
+        case _:
+            return value
+
+
+def decode_int(data: bytes | None) -> int:
+    """An int8 as PostgreSQL sends it."""
+    return int.from_bytes(data or b"", "big", signed=True)
+
+
+def _records(result: PGresult) -> Iterator[Record]:
+    columns = range(result.nfields)
+    return (tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples))
+
+
+def _field(result: PGresult, field: DiagnosticField) -> str:
+    return (result.error_field(field) or b"").decode(errors="replace")
+
+
+def _rejected(result: PGresult) -> Exception:
+    sqlstate = _field(result, DiagnosticField.SQLSTATE)
+    severity = _field(result, DiagnosticField.SEVERITY_NONLOCALIZED)
+    message = _field(result, DiagnosticField.MESSAGE_PRIMARY)
+    if not sqlstate:  # not the server's words but libpq's: the connection broke
+        return Dropped(message or result.get_error_message().strip(), was_sent=True)
+    return Rejected(f"{message} (SQLSTATE {sqlstate})", sqlstate, is_fatal=severity not in ("", "ERROR"))
