@@ -131,8 +131,10 @@ class Leases:
     def _start_process(self) -> None:
         if self._urls is None or self._closed or not sys.executable:
             return
-        if self._process is not None and self._process.poll() is None:
-            return
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            _end(self._process)
         command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", *self._urls]
         command += [str(self._config.lease_ms), str(os.getpid())]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

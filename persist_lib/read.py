@@ -1,6 +1,7 @@
 """Reading: one handle, one reader id, snapshots of past times and listening to what comes.
 
-A handle keeps history from its `since` on: every snapshot at or beyond it, by anyone, at any later moment, is the same. A
+A handle keeps history from its `since` on: every snapshot at or beyond it, by anyone, at any later moment, is the
+same. A
 read-only handle keeps nothing: what it reads may be given up, and then it says so.
 """
 
@@ -96,8 +97,10 @@ class ReadHandle:
     ) -> Snapshot:
         """The contents as of a time (default: the newest complete one); waits until upper has passed it.
 
-        `columns` leaves others out. `key` reads one key, or all that start with these values of the leading key columns;
-        `key_from` and `key_to` read keys in `[from, to)`. Only parts and row groups that can hold such keys are fetched.
+        `columns` leaves others out. `key` reads one key, or all that start with these values of the leading key
+        columns;
+        `key_from` and `key_to` read keys in `[from, to)`. Only parts and row groups that can hold such keys are
+        fetched.
         Raises SinceViolation before since, TimedOut (after `timeout` seconds) when upper does not come,
         LeaseExpired when this handle was retired.
         """
@@ -202,10 +205,17 @@ class ReadHandle:
         self._leases.every_tick(self, tick)
 
     def move_hold(self) -> None:
-        """Let go of states that are no longer read from. Called in the background; a no-op when there are none."""
-        state = self.machine.state
+        """Let go of states that are no longer read from. Called in the background; a no-op when that would free nothing."""
+        state = self.machine.fetch().state
         entry = state.readers.get(self.id) if self.id is not None else None
-        if entry is not None and (entry.seqno < self._oldest_active() or self._since < self._wanted):
+        if entry is None:
+            return
+        # SUBTLE: not whenever there are newer states: moving the hold makes one itself, and so would never end.
+        oldest = self._oldest_active()
+        is_in_the_way = any(entry.seqno <= g.seqno < oldest for g in state.garbage.values()) or any(
+            entry.seqno < rollup <= oldest for rollup in state.rollups
+        )
+        if is_in_the_way or self._since < self._wanted:
             with suppress(Refused):  # expired: the next read says so
                 self._downgrade(self._since.join(self._wanted))
 
@@ -239,7 +249,8 @@ class ReadHandle:
                 return state
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, and it is {state.upper}. "
+                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, and it is "
+                    f"{state.upper}. "
                     "Nothing is lost; wait longer, or ask for an earlier time",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
@@ -255,14 +266,16 @@ class ReadHandle:
         since = state.since if self.read_only else self._since
         if at(as_of) < since:
             raise SinceViolation(
-                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. Read at {since} or "
+                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. Read at "
+                f"{since} or "
                 "later; a hold would have kept it",
                 as_of=as_of, since=since, shard=self.shard,
             )  # fmt: skip
 
     def _lost(self) -> LeaseExpired:
         return LeaseExpired(
-            f"shard {self.shard}: reader {self.id or '(closed)'} is not live: its lease ended without a heartbeat, or it was "
+            f"shard {self.shard}: reader {self.id or '(closed)'} is not live: its lease ended without a heartbeat, "
+            f"or it was "
             "closed, so history it needs may be gone. Open a new handle",
             id=self.id, shard=self.shard,
         )  # fmt: skip

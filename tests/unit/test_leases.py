@@ -1,0 +1,306 @@
+"""Leases with real clocks and processes: kept up however busy the owner is, over when it is gone, and never more than that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.errors import LeaseExpired
+from persist_lib.testing import Outcome, check_swept, check_world, contents_of
+from tests.worlds import SCHEMA, Storm, World, row
+
+LEASE_S = 1.0
+CONFIG = persist.Config(lease_ms=int(LEASE_S * 1000))
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file:{tmp_path}/data"
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "did not come about"
+        time.sleep(0.05)
+
+
+class Owner:
+    """Another process with a client, that does what `body` says and then waits for its input to end."""
+
+    def __init__(self, url: str, body: str) -> None:
+        program = f"""
+import ctypes, os, signal, sys, time
+import persist_lib as persist
+from tests.worlds import SCHEMA, row
+from persist_lib.testing import contents_of
+from persist_lib.errors import *
+config = persist.Config(lease_ms={CONFIG.lease_ms}, inline_bytes=0)
+client = persist.open({url!r}, config=config)
+def say(*words):
+    print(*words, flush=True)
+{textwrap.dedent(body)}
+sys.stdin.read()
+"""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def owners() -> Iterator[list[Owner]]:
+    started: list[Owner] = []
+    yield started
+    for owner in started:
+        owner.close()
+
+
+def renewers(parent: int | None = None, url: str = "") -> list[int]:
+    """The renewing processes of a process, or of a location."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().decode().split("\0")
+            status = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        mine = "persist_lib.heartbeat" in command and status[0] != "Z"
+        if mine and url in command and (parent is None or command[-2] == str(parent)):
+            found.append(int(entry.name))
+    return found
+
+
+def test_who_holds_the_interpreter_for_several_leases_keeps_them(url: str, owners: list[Owner]) -> None:
+    body = """
+    write, read = client.open_shard("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    say(write.id, read.id)
+    time.sleep(1.5)                                        # the renewing process starts
+    ctypes.PyDLL(None).usleep(int(4_000_000))              # no other thread of this process runs
+    write.compare_and_append([row(1, time=1)], 1, 2)
+    say(contents_of(read.snapshot(1).to_arrow()) == {(1, "w"): 2})
+    """
+    owners.append(Owner(url, body))
+    ids = set(owners[0].hear().split())
+    with persist.open(url, config=CONFIG) as client:
+        answered = False
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            assert not client.expire("s").overdue
+            state = client.inspect("s").state
+            assert ids == {*state.writers, *state.readers}
+            time.sleep(0.1)
+        answered = owners[0].hear() == "True"
+        assert answered
+    assert renewers(owners[0].process.pid)
+
+
+def test_the_lease_of_a_killed_owner_ends_and_its_renewing_process_with_it(url: str, owners: list[Owner]) -> None:
+    body = """
+    write, read = client.open_shard("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    read.snapshot(0)
+    if os.fork() == 0:
+        time.sleep(60)                                     # a child that holds the pipe open
+    say("ready")
+    """
+    owners.append(Owner(url, body))
+    owners[0].hear()
+    (child,) = children(owners[0].process.pid)
+    try:
+        eventually(lambda: bool(renewers(owners[0].process.pid)))
+        owners[0].process.send_signal(signal.SIGKILL)
+        owners[0].process.wait()
+        eventually(lambda: not renewers(owners[0].process.pid), 5)
+        with persist.open(url, config=CONFIG) as client:
+            eventually(lambda: client.expire("s").live == 0)
+            state = client.inspect("s").state
+            assert (dict(state.writers), dict(state.readers)) == ({}, {})
+            assert (state.since, state.upper) == (persist.at(0), persist.at(1))
+            for _ in range(4):
+                client.maintain("s")
+            check_swept(client, "s")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def children(parent: int) -> list[int]:
+    """Forks of a process: its children that are no renewing processes."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+            command = (entry / "cmdline").read_bytes().decode() if fields else ""
+        except OSError:
+            continue
+        if fields and int(fields[1]) == parent and "persist_lib.heartbeat" not in command:
+            found.append(int(entry.name))
+    return found
+
+
+def test_a_client_that_closes_leaves_no_process_and_no_lease(url: str) -> None:
+    with persist.open(url, config=CONFIG) as client:
+        client.open_shard("s", SCHEMA)[0].compare_and_append([row(1)], 0, 1)
+        eventually(lambda: bool(renewers(os.getpid(), client.url)))
+    eventually(lambda: not renewers(os.getpid(), url), 5)
+    with persist.open(url, read_only=True) as client:
+        state = client.inspect("s").state
+        assert not state.writers
+        assert not state.readers
+
+
+def test_a_renewing_process_that_died_is_replaced(url: str) -> None:
+    with persist.open(url, config=CONFIG) as client:
+        write, read = client.open_shard("s", SCHEMA)
+        write.compare_and_append([row(1)], 0, 1)
+        eventually(lambda: bool(renewers(os.getpid(), client.url)))
+        (first,) = renewers(os.getpid(), client.url)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: renewers(os.getpid(), client.url) not in ([], [first]))
+        state = client.inspect("s").state
+        assert {write.id, read.id} == {*state.writers, *state.readers}
+
+
+def test_a_reader_that_was_stopped_and_expired_gets_lease_expired_and_never_wrong_data(
+    url: str, owners: list[Owner]
+) -> None:
+    with persist.open(url, config=persist.Config(inline_bytes=0)) as client:
+        write, keeper = client.open_shard("s", SCHEMA)
+        for at in range(20):
+            write.compare_and_append([row(at % 5, "x", at)], at, at + 1)
+        body = """
+        read = client.open_reader("s")
+        iterator, whole = read.snapshot(7).batches(), read.snapshot(7)
+        say(read.id)
+        sys.stdin.readline()
+        for act in (lambda: list(iterator), whole.to_arrow, lambda: read.snapshot(19).to_arrow()):
+            try:
+                say("data", act())
+            except LeaseExpired:
+                say("expired")
+        """
+        owners.append(Owner(url, body))
+        reader = owners[0].hear()
+        pids = [owners[0].process.pid, *renewers(owners[0].process.pid)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        pids += [pid for pid in renewers(owners[0].process.pid) if pid not in pids]
+        keeper.downgrade_since(19)
+        eventually(
+            lambda: (
+                reader in [o.id for o in client.expire("s").overdue] or reader not in client.inspect("s").state.readers
+            )
+        )
+        for _ in range(4):
+            client.compact("s", policy=persist.Policy(weight=1e9))
+            client.maintain("s")
+            keeper.move_hold()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        owners[0].tell("go")
+        assert [owners[0].hear() for _ in range(3)] == ["expired"] * 3
+        check_world(client, "s")
+
+
+def test_a_failure_in_the_background_ends_no_renewal() -> None:
+    world = World()
+    storm = Storm(Outcome.REFUSED, "compare_and_set", "scan")
+    client = world.client(persist.Config(lease_ms=10_000, timeout_s=0.5), plan=storm)
+    write, read = client.open_shard("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    other = world.client()
+    with other.open_writer("s", SCHEMA) as moving:
+        moving.advance_upper(5)
+    client.inspect("s")
+    storm.blows = True
+    client.heartbeat()
+    world.clock.advance(5)
+    client.heartbeat()
+    storm.blows = False
+    world.clock.advance(1)
+    client.heartbeat()
+    world.clock.advance(5)
+    assert not other.expire("s").overdue
+    assert {write.id, read.id} == {*other.inspect("s").state.writers, *other.inspect("s").state.readers}
+    world.close()
+
+
+def test_a_heartbeat_costs_no_blob_operation_and_no_commit_before_it_is_due() -> None:
+    world = World()
+    client = world.client(persist.Config(lease_ms=10_000))
+    write, read = client.open_shard("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    world.clock.advance(1)
+    world.requests.clear()
+    for _ in range(10):
+        client.heartbeat()
+    assert world.count() == world.count("scan") == 10, "nothing is due"
+    world.clock.advance(5)
+    client.heartbeat()
+    assert world.count("compare_and_set") == 1, "both leases at once"
+    for _ in range(10):
+        client.heartbeat()
+    read.downgrade_since(1)
+    assert world.count("compare_and_set") == 2
+    assert not world.count("get", "get_range", "set", "list", "delete")
+    world.close()
+
+
+def test_a_clock_that_steps_changes_liveness_and_nothing_else() -> None:
+    world = World()
+    client = world.client(persist.Config(lease_ms=10_000))
+    write, read = client.open_shard("s", SCHEMA)
+    for step in (3600, -7200, 10**6, -(10**6)):
+        upper = write.fetch_upper().time or 0
+        world.clock.advance(step)
+        world.client().expire("s")
+        try:
+            write.compare_and_append([row(1, time=upper)], upper, upper + 1)
+        except LeaseExpired:
+            write.compare_and_append([row(1, time=upper)], upper, upper + 1)
+        try:
+            assert contents_of(read.snapshot(upper).to_arrow()) == {(1, "w"): upper + 1}
+        except LeaseExpired:
+            read = client.open_reader("s")
+        check_world(client, "s")
+    world.close()
+
+
+def test_a_lease_is_never_shortened() -> None:
+    world = World()
+    client = world.client(persist.Config(lease_ms=100_000))
+    write = client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    until = client.inspect("s").state.writers[write.id].lease_until
+    world.clock.advance(-50)
+    write.compare_and_append([row(1, time=1)], 1, 2)
+    assert client.inspect("s").state.writers[write.id].lease_until == until
+    world.close()
