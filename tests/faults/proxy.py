@@ -33,7 +33,7 @@ class Fault(Enum):
 
 
 class Proxy:
-    """Forwards a port of its own to `target`. `requests` counts since the last `at`; `struck` says whether it came to it."""
+    """Forwards a port of its own to `target`. Since the last `at`: `requests`, and `struck`, how many of them broke."""
 
     def __init__(self, target: int, delay_s: float = 0.3) -> None:
         self._target = target
@@ -52,7 +52,7 @@ class Proxy:
         self._thread.start()
 
     def at(self, index: int, fault: Fault | None, *, keep_bytes: int | None = None) -> None:
-        """Break the `index`-th request from now on (from 1). `keep_bytes`: how much of the answer HALF_REPLY lets pass."""
+        """Break the `index`-th request from now on (from 1). `keep_bytes`: how much HALF_REPLY lets pass."""
         with self._lock:
             self._fault, self._index, self._keep_bytes = fault, index, keep_bytes
             self.requests = self.struck = self.replied = 0

@@ -1,4 +1,4 @@
-"""Consensus on PostgreSQL: every order of two transactions, one round trip, nothing left behind, and what errors mean."""
+"""Consensus on PostgreSQL: every order of two transactions, one round trip, nothing left behind, what errors mean."""
 
 from __future__ import annotations
 
