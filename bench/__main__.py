@@ -1,4 +1,4 @@
-"""`make bench [NAME=…] [QUICK=1]`: a line each with name, ours, peer, ratio, target; exit 1 where a target is missed."""
+"""`make bench [NAME=…] [QUICK=1]`: a line each with name, ours, peer, ratio, target; exit 1 where one is missed."""
 
 from __future__ import annotations
 

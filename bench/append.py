@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,13 +50,16 @@ def bulk_append(quick: bool) -> list[Figure]:
     found = []
     for name, is_shuffled in (("bulk-append", False), ("bulk-append-shuffled", True)):
         table = bulk_table(rows, is_shuffled)
-        with TemporaryDirectory(prefix="persist-bench-") as folder:
-            with persist.open(f"file:{folder}/data") as client, client.open_writer("bulk", BULK) as write:
-                ours, peer = in_turn(
-                    lambda table=table, write=write: _append(write, table),  # type: ignore[misc]
-                    lambda table=table, folder=folder: pq.write_table(table, f"{folder}/bare.parquet"),  # type: ignore[misc]
-                    rounds,
-                )
+        with (
+            TemporaryDirectory(prefix="persist-bench-") as folder,
+            persist.open(f"file:{folder}/data") as client,
+            client.open_writer("bulk", BULK) as write,
+        ):
+            ours, peer = in_turn(
+                lambda table=table, write=write: _append(write, table),  # type: ignore[misc]
+                lambda table=table, folder=folder: pq.write_table(table, f"{folder}/bare.parquet"),  # type: ignore[misc]
+                rounds,
+            )
         # Speed, not seconds: more is better.
         found.append(
             Figure(name, rows / ours / 1e6, rows / peer / 1e6, "M/s", "pyarrow.parquet.write_table", at_least=0.5,
@@ -83,7 +87,7 @@ def _append(write: persist.WriteHandle, table: pa.Table) -> None:
     write.compare_and_append(moved, upper, upper + 1)
 
 
-def _bare_transactions(path: Path) -> object:
+def _bare_transactions(path: Path) -> Callable[[], None]:
     connection = apsw.Connection(str(path))
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         list(connection.execute(f"PRAGMA {pragma}"))

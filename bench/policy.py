@@ -128,7 +128,9 @@ def _until(part: Part, time: int) -> int:
     first, last = part.time_lower, part.time_upper
     if time < first:
         return 0
-    return part.rows if last <= time else int(part.earliest + (part.rows - part.earliest) * (time - first) / (last - first))
+    if last <= time:
+        return part.rows
+    return int(part.earliest + (part.rows - part.earliest) * (time - first) / (last - first))
 
 
 def non_empty(state: State) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 import persist_lib as persist
@@ -34,9 +36,6 @@ def snapshot(quick: bool) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _at(table: object, time: int) -> object:
-    import numpy as np
-    import pyarrow as pa
-
-    column = pa.array(np.full(table.num_rows, time, np.uint64))  # type: ignore[attr-defined]
-    return table.set_column(4, table.schema.field(4), column)  # type: ignore[attr-defined]
+def _at(table: pa.Table, time: int) -> pa.Table:
+    column = pa.array(np.full(table.num_rows, time, np.uint64))
+    return table.set_column(4, table.schema.field(4), column)

@@ -1,8 +1,8 @@
 """The whole product on real input, in one command: `make demo [REPO=…] [ORDERS=…]`.
 
 A git history is ingested commit by commit, and a book of a million order updates beside it. A process is killed in the
-middle of an append. Then Dagster runs the whole maintenance with Spark, and every snapshot is compared with an independent source
-before and after: the files with `git ls-tree`, the orders with the generator's own arithmetic.
+middle of an append. Then Dagster runs the whole maintenance with Spark. Before and after, snapshots are compared with
+an independent source: the files with `git ls-tree`, the orders with the generator's own arithmetic.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Persist: durable, definite, time-varying collections on plain object storage.
 
-    import persist_lib as persist
+import persist_lib as persist
 
-    client = persist.open("file:./data")
-    orders = persist.Schema(key={"order_id": "int64"}, value={"state": "string", "cents": "int64"})
-    write, read = client.open_shard("orders", orders)
-    write.compare_and_append([{"order_id": 1, "state": "placed", "cents": 999}], expected_upper=0, new_upper=1)
-    read.snapshot(as_of=0).to_arrow()
+client = persist.open("file:./data")
+orders = persist.Schema(key={"order_id": "int64"}, value={"state": "string", "cents": "int64"})
+write, read = client.open_shard("orders", orders)
+write.compare_and_append([{"order_id": 1, "state": "placed", "cents": 999}], expected_upper=0, new_upper=1)
+read.snapshot(as_of=0).to_arrow()
 """
 
 from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write

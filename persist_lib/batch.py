@@ -93,7 +93,8 @@ class Builder:
     """
 
     def __init__(
-        self, shard: ShardId, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, blob: Blob, config: Config,
+        self, shard: ShardId, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, blob: Blob, config:
+        Config,
         runtime: Runtime,
     ) -> None:  # fmt: skip
         self._shard = shard

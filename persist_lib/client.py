@@ -58,7 +58,8 @@ def open(  # noqa: A001 - `persist.open` is what users write
     read_only: bool = False,
     create: bool = True,
 ) -> Client:
-    """Open a location: `file:./data`, `memory:`, or blobs at `url` and Consensus elsewhere; or one that is open already.
+    """Open a location: `file:./data`, `memory:`, or blobs at `url` and Consensus elsewhere; or one that is open
+    already.
 
     A location that does not exist is created, unless `create` is false (then NotFound). A read-only client never writes
     anything anywhere, not even a lease: what it reads may be collected under its eyes, and it then looks again at the

@@ -53,7 +53,8 @@ def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | 
         seen, head = head.seqno, _newest_row(consensus, shard, head.seqno)
         if head is None:
             raise HistoryRegressed(
-                f"shard {shard}: the log had a row v{seen} a moment ago, and now it ends before. Consensus was restored "
+                f"shard {shard}: the log had a row v{seen} a moment ago, and now it ends before. Consensus was "
+                f"restored "
                 "from an older copy. Stop all writers before going on",
                 shard=shard, seen=seen, head=None,
             )  # fmt: skip
@@ -96,7 +97,7 @@ def next_row(version: Version, diff: StateDiff, state: State, token: bytes, comm
     return LogRow(SeqNo(version.seqno + 1), token, command, now, version.digest, rollup, diff)
 
 
-def after(version: Version, row: LogRow, data: bytes, state: State) -> Version:
+def after(row: LogRow, data: bytes, state: State) -> Version:
     """The version that `row`, stored as `data`, leads to."""
     return Version(row.seqno, state, row_digest(data), row.rollup)
 

@@ -28,7 +28,8 @@ def parse_shard_id(name: object) -> ShardId:
     """Check that `name` can be a shard's name: 1 to 100 of letters, digits, `_ . -`, not starting with `.` or `-`."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidName(
-            f"a shard's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got {name!r}",
+            f"a shard's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
+            f"{name!r}",
             name=name,
         )
     return ShardId(name)
@@ -38,7 +39,8 @@ def parse_hold_name(name: object) -> str:
     """Check that `name` can name a hold; the same rule as for shards."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidName(
-            f"a hold's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got {name!r}",
+            f"a hold's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
+            f"{name!r}",
             name=name,
         )
     return name

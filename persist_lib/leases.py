@@ -137,7 +137,8 @@ class Leases:
             _end(self._process)
         command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", *self._urls]
         command += [str(self._config.lease_ms), str(os.getpid())]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        path = os.pathsep.join(folder for folder in sys.path if folder)
+        env = {**os.environ, "PYTHONPATH": path}  # noqa: TID251 - handed on, not read
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
         for shard, (_, ids) in self._kept.items():
             for id_ in ids:

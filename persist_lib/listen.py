@@ -119,7 +119,8 @@ class Listen:
                 raise error
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {machine.shard}: nothing came after {self.frontier} for {deadline.timeout_s:g} s. Nothing is lost: "
+                    f"shard {machine.shard}: nothing came after {self.frontier} for {deadline.timeout_s:g} s. "
+                    f"Nothing is lost: "
                     "iterate on, or listen again from there",
                     timeout_s=deadline.timeout_s, frontier=self.frontier,
                 )  # fmt: skip
@@ -146,7 +147,8 @@ class Listen:
 
     def _batch(self, batch: Batch, schemas: tuple[Schema, ...]) -> Iterator[Event]:
         upper, machine = batch.upper.meet(self._until), self._handle.machine
-        # SUBTLE: compaction may have merged what was delivered with what was not; only times from the frontier on are news,
+        # SUBTLE: compaction may have merged what was delivered with what was not; only times from the frontier on are
+        # news,
         # and those are exact, as this reader's since is behind the frontier.
         lower = self.frontier.time or 0
         tables: Iterable[pa.Table] = read_updates(

@@ -1,6 +1,7 @@
 """The commit loop: the only way in which a shard changes.
 
-Fetch the newest state (cached), build the command afresh, apply it, validate, encode the change, compare-and-set. A lost
+Fetch the newest state (cached), build the command afresh, apply it, validate, encode the change, compare-and-set. A
+lost
 race is tried again from the newest state; a refusal is reported only after a fresh read; an indeterminate outcome is
 resolved from the log, never guessed.
 """
@@ -143,7 +144,7 @@ class Machine:
             if self._compare_and_set(version, data, deadline, token):
                 # SUBTLE: to find out about an unknown outcome, newer versions than this one may have been fetched.
                 if self._version is None or self._version.seqno < seqno:
-                    self._version = after(version, row, data, state)
+                    self._version = after(row, data, state)
                 return Committed(seqno, token, version.state, state, attempts)
             if deadline.has_passed():
                 self.try_fetch()  # or the next call starts from the same stale version, and loses again
@@ -219,30 +220,35 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             )  # fmt: skip
         case c.WrongUpper(expected, actual):
             return UpperMismatch(
-                f"shard {shard}: the batch starts at {expected}, but upper is {actual}: another writer was first, or there "
+                f"shard {shard}: the batch starts at {expected}, but upper is {actual}: another writer was first, or "
+                f"there "
                 f"is a gap. Nothing was written; decide from {actual} on",
                 shard=shard, expected=expected, actual=actual,
             )  # fmt: skip
         case c.BelowSince(asked, since):
             return SinceViolation(
-                f"shard {shard}: history at {asked} is given up; since is {since}", shard=shard, as_of=asked, since=since
-            )
+                f"shard {shard}: history at {asked} is given up; since is {since}",
+                shard=shard, as_of=asked, since=since,
+            )  # fmt: skip
         case c.WrongOpaque(name, expected, actual):
             return HoldConflict(
-                f"shard {shard}: hold {name!r} has the fencing value {actual!r}, not {expected!r} (None: no such hold). "
+                f"shard {shard}: hold {name!r} has the fencing value {actual!r}, not {expected!r} (None: no such "
+                f"hold). "
                 "Somebody else moved it; read it again before deciding",
                 shard=shard, name=name, expected=expected, actual=actual,
             )  # fmt: skip
         case c.NotEquivalent(reason):
             return CompactionRefused(
-                f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. The shard "
+                f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
+                f"The shard "
                 "is unchanged; this is damage or a bug, run `persist scrub`",
                 shard=shard, reason=reason,
             )  # fmt: skip
         case c.InputsGone(inputs):
             return CompactionRefused(
-                f"shard {shard}: the batches {inputs} were replaced meanwhile; plan again", shard=shard, reason="inputs gone"
-            )
+                f"shard {shard}: the batches {inputs} were replaced meanwhile; plan again",
+                shard=shard, reason="inputs gone",
+            )  # fmt: skip
         case c.WrongSchema(newest, reason):
             return SchemaMismatch(f"shard {shard}: {reason}", shard=shard, newest=newest)
         case c.Held(by):

@@ -33,7 +33,7 @@ class Reading:
 
     def __init__(self, handle: ReadHandle, version: Version) -> None:
         self.version = version
-        self._finalizer = weakref.finalize(self, handle._release, version.seqno)
+        self._finalizer = weakref.finalize(self, handle.release, version.seqno)
 
     def release(self) -> None:
         """Let go. Idempotent."""
@@ -205,7 +205,7 @@ class ReadHandle:
         self._leases.every_tick(self, tick)
 
     def move_hold(self) -> None:
-        """Let go of states that are no longer read from. Called in the background; a no-op when that would free nothing."""
+        """Let go of states that are no longer read from. Called in the background; a no-op where it frees nothing."""
         state = self.machine.fetch().state
         entry = state.readers.get(self.id) if self.id is not None else None
         if entry is None:
@@ -232,7 +232,8 @@ class ReadHandle:
             # SUBTLE: a read that begins after this takes `machine.version` or newer, under this same lock.
             return min([*self._active, self.machine.version.seqno])
 
-    def _release(self, seqno: SeqNo) -> None:
+    def release(self, seqno: SeqNo) -> None:
+        """One read from the state at `seqno` is over."""
         with self._lock:
             self._active[seqno] -= 1
             if not self._active[seqno]:

@@ -118,7 +118,8 @@ def _row_groups(source: PartSource) -> list[tuple[bytes, int]]:
 def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:
     if part.time_upper < run.lower or (run.upper is not None and part.time_lower >= run.upper):
         return False
-    # SUBTLE: a bound that was cut short may be below a longer key that starts like it; `key_upper` of a part is inclusive.
+    # SUBTLE: a bound that was cut short may be below a longer key that starts like it; `key_upper` of a part is
+    # inclusive.
     return (key_lower is None or part.key_upper >= key_lower) and (key_upper is None or part.key_lower < key_upper)
 
 
@@ -132,7 +133,8 @@ def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: S
         data = blob.get(key) if (start, end) == (0, part.size) else blob.get_range(key, start, end)
         if data is None:
             raise Missing(
-                f"{key} is not there, though a state refers to it. If a reader's lease ended, history was given up: open a new "
+                f"{key} is not there, though a state refers to it. If a reader's lease ended, history was given up: "
+                f"open a new "
                 "handle. Otherwise restore the object from a copy",
                 key=key, shard=shard,
             )  # fmt: skip

@@ -1,7 +1,8 @@
 """A snapshot: the contents of a shard as of one time, read in bounded memory, whole or in splits.
 
 A snapshot holds the state that it reads from, so that nothing it refers to is collected while it is in use: use it in a
-`with` block, or drop it. Splits are disjoint key ranges whose union is the snapshot; they pickle, and can be read in any
+`with` block, or drop it. Splits are disjoint key ranges whose union is the snapshot; they pickle, and can be read in
+any
 process while the snapshot that made them is held.
 """
 
@@ -168,7 +169,7 @@ class Snapshot:
         return list(self.to_arrow().to_pylist())
 
     def splits(self, n: int) -> list[Split]:
-        """At most `n` disjoint key ranges whose union is the snapshot, of about equal size. Hold the snapshot meanwhile."""
+        """At most `n` disjoint key ranges of about equal size whose union is the snapshot. Hold it meanwhile."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidUsage(f"a snapshot is split into 1 or more, got {n!r}")
         whole = self._whole()
@@ -231,9 +232,10 @@ class Snapshot:
                     done += fresh.num_rows
                     if fresh.num_rows:
                         yield fresh
-                return
             except Missing as missing:
                 self._look_again(missing)
+            else:
+                return
 
     def _look_again(self, missing: Missing) -> None:
         """Take the newest state, for a client that holds nothing; otherwise say what a missing blob means."""

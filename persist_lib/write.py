@@ -10,6 +10,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -135,7 +136,7 @@ class WriteHandle:
             return self._commit(built, rest, c.Append, timeout, token)
 
     def advance_upper(self, new_upper: object, *, timeout: float | None = None) -> Appended:
-        """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there already."""
+        """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there."""
         upper = parse_frontier(new_upper, "new_upper")
         with self._lock:
             if upper <= self.upper:
@@ -160,10 +161,8 @@ class WriteHandle:
             self._closed = True
             if (retired := self._forget_id()) is None:
                 return
-            try:
+            with suppress(Refused):  # expired already, or the shard is finished
                 self.machine.commit(lambda _state, _now: c.Retire(retired))
-            except Refused:
-                pass  # expired already, or the shard is finished
 
     def __enter__(self) -> Self:
         return self

@@ -148,7 +148,7 @@ def scrub(
     after: Annotated[
         int,
         typer.Option(
-            min=0, metavar="SEQNO", help="Only what was written after this seqno: what an earlier scrub said to go on from."
+            min=0, metavar="SEQNO", help="Only what was written after this seqno; an earlier scrub says which."
         ),
     ] = 0,
 ) -> None:

@@ -32,7 +32,8 @@ class Policy(msgspec.Struct, frozen=True):
     weight: float = 0.5
     """A batch is in debt below this share of what is newer than it. Larger: fewer batches, more rewriting."""
     advance: float = 1 / 3
-    """A batch is rewritten when since has passed about this share of its updates. If each of them took back another one,
+    """A batch is rewritten when since has passed about this share of its updates. If each of them took back another
+    one,
     the batch holds three times what it has to."""
     part_bytes: int = 128 * 1024 * 1024
     """Size of an output part: only for the price."""

@@ -1,7 +1,9 @@
 """What may be physically deleted, decided without a clock: pure plans from one state.
 
-A blob logically deleted at X may go when no live reader can still hold a state before X (`seqno_since > X`), and a rollup
-exists at X or beyond, so that nobody ever rebuilds such a state either. An old rollup need not wait for that: whoever misses it
+A blob logically deleted at X may go when no live reader can still hold a state before X (`seqno_since > X`), and a
+rollup
+exists at X or beyond, so that nobody ever rebuilds such a state either. An old rollup need not wait for that: whoever
+misses it
 looks at the log again, and waiting would take one more rollup, for ever. Log rows below the newest rollup at or below
 `seqno_since` may go. Blobs first, rows after.
 

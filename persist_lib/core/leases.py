@@ -25,7 +25,7 @@ class Overdue(NamedTuple):
 
 
 def plan_expiry(state: State, now: int) -> list[Overdue]:
-    """Who would be retired by `Expire(now)`, by id: a mapping's order is its history's, which no other process shares."""
+    """Who would be retired by `Expire(now)`, by id: a mapping's order is its history's, which nobody else shares."""
     writers = [Overdue(id_, now - w.lease_until, None, None) for id_, w in state.writers.items() if w.lease_until < now]
     readers = [
         Overdue(id_, now - r.lease_until, r.since, r.seqno) for id_, r in state.readers.items() if r.lease_until < now
@@ -55,15 +55,16 @@ def retire(state: State, seqno: SeqNo, ids: tuple[str, ...]) -> StateDiff | None
 def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | c.Refusal:
     """Extend the leases of those of `ids` that are live; refused when none is."""
     ids = tuple(dict.fromkeys(ids))
-    writers = []
-    for id_ in ids:
-        if (old := state.writers.get(WriterId(id_))) is not None and old.lease_until < lease_until:
-            writers.append((WriterId(id_), old, Writer(old.purpose, lease_until, old.outcomes)))
-    readers = []
-    for id_ in ids:
-        if (reader := state.readers.get(ReaderId(id_))) is not None and reader.lease_until < lease_until:
-            renewed = Reader(reader.since, reader.seqno, lease_until, reader.purpose)
-            readers.append((ReaderId(id_), reader, renewed))
+    writers = [
+        (WriterId(id_), writer, Writer(writer.purpose, lease_until, writer.outcomes))
+        for id_ in ids
+        if (writer := state.writers.get(WriterId(id_))) is not None and writer.lease_until < lease_until
+    ]
+    readers = [
+        (ReaderId(id_), reader, Reader(reader.since, reader.seqno, lease_until, reader.purpose))
+        for id_ in ids
+        if (reader := state.readers.get(ReaderId(id_))) is not None and reader.lease_until < lease_until
+    ]
     if not any(id_ in state.writers or id_ in state.readers for id_ in ids):
         return c.NotLive(ids)
     if not writers and not readers:

@@ -26,7 +26,8 @@ TOKENS_KEPT = 4
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """One sorted piece of a batch: an object, or inline bytes (then `key` is empty).
 
-    The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive. `earliest` is how
+    The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive. `earliest` is
+    how
     many of its updates are at `time_lower`: after a compaction, those that have nothing left to meet.
     """
 

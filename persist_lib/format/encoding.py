@@ -91,7 +91,8 @@ def _frame(magic: bytes, body: bytes) -> bytes:
 def _decode(data: bytes, key: str, magic: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
     if len(data) < HEADER_BYTES or data[:4] != magic:
         raise Corrupt(
-            f"{key} is not what Persist wrote there: it starts with {data[:4]!r}, not {magic!r}. Restore it from a copy",
+            f"{key} is not what Persist wrote there: it starts with {data[:4]!r}, not {magic!r}. Restore it from a "
+            f"copy",
             key=key, expected=magic, actual=data[:4],
         )  # fmt: skip
     actual = xxh3_128_digest(data[4:5] + data[HEADER_BYTES:])

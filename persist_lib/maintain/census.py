@@ -18,7 +18,8 @@ from persist_lib.machine import Machine
 class Census(msgspec.Struct, frozen=True):
     """One shard at one version. Sizes in bytes; `debt` in updates that compaction would rewrite.
 
-    `batches` counts the non-empty ones, and is at most `batch_bound` at rest. `collectable` is the garbage that could be
+    `batches` counts the non-empty ones, and is at most `batch_bound` at rest. `collectable` is the garbage that could
+    be
     deleted right now.
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -142,7 +143,7 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request) -> list[Me
             machine.shard, worker, inputs, schemas, request.schema, request.advance_to, lower, upper,
             config.part_bytes, config.merge_bytes,
         )
-        for lower, upper in zip(edges, edges[1:], strict=False)
+        for lower, upper in pairwise(edges)
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """What an audit found and deleted, or would: orphans, bytes, ids whose prefix is swept, what could not be deleted."""
+    """What an audit found and deleted, or would: orphans, bytes, ids whose prefix is swept, what would not go."""
 
     orphans: tuple[PartKey, ...]
     size: int
@@ -42,7 +42,7 @@ class Audited(msgspec.Struct, frozen=True):
     swept: tuple[str, ...]
     failed: dict[str, str]
     loose_rollups: int = 0
-    """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next rollup decides it."""
+    """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next one decides."""
 
 
 def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:

@@ -104,7 +104,7 @@ def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple
 
 
 def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> None:
-    """What holds between each version and the next: frontiers and holds advance, and only appends change what is held."""
+    """What holds between each version and the next: frontiers and holds advance, only appends change the contents."""
     for version in versions:
         check_state(version.state, version.seqno)
     for (before, after), row in zip(pairwise(versions), rows[1:] or repeat(None, len(versions) - 1), strict=True):

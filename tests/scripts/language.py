@@ -77,7 +77,7 @@ def commit_and_check(version: Version, diff: StateDiff, command: c.Command) -> V
     decoded = decode_row(data, "row")
     assert decoded == row
     assert encode_row(decoded) == data
-    newer = after(version, row, data, state)
+    newer = after(row, data, state)
     elsewhere = apply_diff(reloaded(version), decoded.diff)
     assert elsewhere == state
     assert rollup_bytes(newer) == encode_state(StoredState(newer.seqno, newer.digest, elsewhere))
