@@ -12,6 +12,7 @@ failed; so each is recorded by itself, as it is done.
 from collections.abc import Iterator, Mapping
 
 import dagster as dg
+from pydantic import Field
 
 from orchestration.checks import CHECKS, check_specs
 from orchestration.duties import DUTIES, Duty, Options
@@ -47,18 +48,17 @@ OWNERS = ["team:storage"]
 class DutyConfig(dg.Config):
     """How the duties of a run are done."""
 
-    engine: str = "auto"
-    """auto: Spark for requests that read more than `spark_above_bytes`, else in process; spark; local."""
-    dry_run: bool = False
-    """Change nothing; observe what would be done."""
-    in_flight: int = 4
-    """Shards worked on at once."""
-    verify_reads: int = 3
-    """At how many times contents are compared before and after each compaction; 0 for none."""
-    verify_below_bytes: int = 1 << 30
-    """Shards larger than this are not compared."""
-    scrub_all: bool = False
-    """Scrub from the beginning, not from where the last scrub got to."""
+    engine: str = Field(
+        default="auto",
+        description="auto: Spark for requests that read more than `spark_above_bytes`, else here; spark; local",
+    )
+    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
+    in_flight: int = Field(default=4, description="shards worked on at once")
+    verify_reads: int = Field(
+        default=3, description="at how many times contents are compared around a compaction; 0 for none"
+    )
+    verify_below_bytes: int = Field(default=1 << 30, description="larger shards are not read for that")
+    scrub_all: bool = Field(default=False, description="scrub from the beginning, not from where the last scrub got to")
 
 
 def specs() -> list[dg.AssetSpec]:

@@ -40,7 +40,7 @@ class PersistIOManager(dg.ConfigurableIOManager):
         if obj is None:
             return
         table = as_table(obj)
-        shard, schema = shard_of(context), schema_of(table, (context.definition_metadata or {}).get(KEY))
+        (shard,), schema = shards_of(context), schema_of(table, (context.definition_metadata or {}).get(KEY))
         client = self.persist.client
         with client.open_writer(shard, schema) as write:
             token = f"{context.run_id}:{context.step_key}"
@@ -53,12 +53,12 @@ class PersistIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata(figures)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The newest contents."""
-        upstream = context.upstream_output
-        if upstream is None:
-            raise InvalidUsage("an input without an asset cannot be loaded from a shard")
-        with self.persist.client.open_reader(shard_of(upstream)) as read:
-            table = repeated(read.snapshot().to_arrow())
+        """The newest contents; of all partitions asked for, one after the other."""
+        tables = []
+        for shard in shards_of(context):
+            with self.persist.client.open_reader(shard) as read:
+                tables.append(repeated(read.snapshot().to_arrow()))
+        table = pa.concat_tables(tables)
         wanted = context.dagster_type.typing_type
         if wanted is pd.DataFrame:
             return table.to_pandas()
@@ -126,7 +126,7 @@ def schema_of(table: pa.Table, key: object) -> Schema:
     return Schema({name: fields[name] for name in keys}, {name: fields[name] for name in names if name not in keys})
 
 
-def shard_of(context: dg.OutputContext) -> str:
-    """The shard of an asset, and of its partition."""
-    path = [*context.asset_key.path, *([context.partition_key] if context.has_asset_partitions else [])]
-    return ".".join(path)
+def shards_of(context: dg.OutputContext | dg.InputContext) -> list[str]:
+    """The shard of an asset, or those of its partitions in this run."""
+    name = ".".join(context.asset_key.path)
+    return [f"{name}.{key}" for key in context.asset_partition_keys] if context.has_asset_partitions else [name]

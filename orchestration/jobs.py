@@ -9,6 +9,7 @@ as the partitioned runs do.
 from collections.abc import Iterator, Mapping
 
 import dagster as dg
+from pydantic import Field
 
 from orchestration.assets import DutyConfig, options_of
 from orchestration.checks import CHECKS
@@ -33,8 +34,7 @@ JOBS: Mapping[str, tuple[tuple[Duty, ...], str]] = {
 class SweepConfig(DutyConfig):
     """How the duties are done, and for which shards."""
 
-    shards: list[str] = []  # noqa: RUF012 - a field, copied for each
-    """Empty: all."""
+    shards: list[str] = Field(default=[], description="empty: all")
 
 
 def sweep_op(job_name: str, duties: tuple[Duty, ...], description: str) -> dg.OpDefinition:

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 import persist_lib as persist
 from jobs.session import SparkSettings, build_session
@@ -16,12 +16,9 @@ from orchestration.settings import Settings, resolved
 class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A client of the location, open for the length of a run or of a sensor's tick."""
 
-    location: str = ""
-    """Empty: PERSIST_LOCATION."""
-    consensus: str = ""
-    """Empty: PERSIST_CONSENSUS, or the same place as the blobs."""
-    config: dict[str, Any] = {}  # noqa: RUF012 - a field, copied for each
-    """Fields of `persist.Config`. Empty: PERSIST_CONFIG."""
+    location: str = Field(default="", description="empty: PERSIST_LOCATION")
+    consensus: str = Field(default="", description="empty: PERSIST_CONSENSUS, or the same place as the blobs")
+    config: dict[str, Any] = Field(default={}, description="fields of `persist.Config`; empty: PERSIST_CONFIG")
 
     _client: persist.Client | None = PrivateAttr(default=None)
 
@@ -49,8 +46,10 @@ class Spark(LazyPySparkResource):
     The session outlives the run: a later run in this process finds it warm.
     """
 
-    spark_config: dict[str, Any] = {}  # noqa: RUF012 - a field, copied for each
-    """Empty: PERSIST_SPARK_MASTER or PERSIST_SPARK_REMOTE, else this machine."""
+    spark_config: dict[str, Any] = Field(
+        default={},
+        description="Spark's own names; empty: PERSIST_SPARK_MASTER or PERSIST_SPARK_REMOTE, else this machine",
+    )
 
     def _init_session(self) -> None:
         if self._spark_session is None:

@@ -9,6 +9,7 @@ hold what was seen; a lost cursor costs one tick of looking at everything.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import dagster as dg
 
@@ -70,27 +71,35 @@ def debt_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
         """Request one run for all shards in debt."""
         if context.instance.get_runs(dg.RunsFilter(job_name="compaction", statuses=UNFINISHED), limit=1):
             return dg.SkipReason("a compaction is queued or running; what it leaves is looked at after it")
-        asked = loads(context.cursor)
-        indebted = debts(persist.client, asked)
-        if not indebted:
-            return dg.SkipReason("no shard is in debt that was not asked for already")
-        key = run_key(f"{shard}@{mark}" for shard, mark in indebted.items())
-        request = dg.RunRequest(run_key=key, run_config=run_config("compaction", shards=sorted(indebted)))
-        return dg.SensorResult(run_requests=[request], cursor=json.dumps({**asked, **indebted}))
+        cursor = loads(context.cursor)
+        seen, asked = dict(cursor.get("seen", {})), dict(cursor.get("asked", {}))
+        looked_at, indebted = debts(persist.client, seen, asked)
+        requests = []
+        if indebted:
+            key = run_key(f"{shard}@{mark}" for shard, mark in indebted.items())
+            requests = [dg.RunRequest(run_key=key, run_config=run_config("compaction", shards=sorted(indebted)))]
+        return dg.SensorResult(
+            run_requests=requests,
+            cursor=json.dumps({"seen": seen | looked_at, "asked": asked | indebted}),
+            skip_reason=None if requests else f"{len(looked_at)} shards changed, none is newly in debt",
+        )
 
     return compaction_debt
 
 
-def debts(client: Client, asked: Mapping[str, object]) -> dict[str, str]:
-    """The shards in debt, each with the mark of what there is to compact; not those asked for with that very mark."""
-    found: dict[str, str] = {}
-    for shard in client.shards():
+def debts(client: Client, seen: Mapping[str, int], asked: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    """The shards that changed since they were `seen`, at which seqno; and those in debt that were not `asked` for yet.
+
+    A debt is told by a mark of what there is to compact, so that it is asked for once.
+    """
+    changed = {shard: seqno for shard, seqno in seqnos(client).items() if seen.get(shard) != seqno}
+    looked_at = dict(sorted(changed.items())[:LOOKED_AT])
+    indebted = {}
+    for shard in looked_at:
         state = client.inspect(shard).state
         if asked.get(shard) != mark_of(state) and plan_compaction(state).requests:
-            found[shard] = mark_of(state)
-        if len(found) == LOOKED_AT:
-            break
-    return found
+            indebted[shard] = mark_of(state)
+    return looked_at, indebted
 
 
 def mark_of(state: State) -> str:
@@ -123,7 +132,7 @@ def run_key(marks: Iterable[str]) -> str:
     )
 
 
-def loads(cursor: str | None) -> dict[str, object]:
+def loads(cursor: str | None) -> dict[str, Any]:
     """A cursor's contents."""
     found = json.loads(cursor) if cursor else {}
     return found if isinstance(found, dict) else {}

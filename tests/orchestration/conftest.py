@@ -13,12 +13,13 @@ from tests.spark.collections import SMALL
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Dagster warns of its own calls: it passes `owners`, a beta parameter, whenever it copies a sensor."""
+    """Dagster warns of its own calls: of a beta parameter of sensors, and of what it has deprecated itself."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::dagster.BetaWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore::dagster.PreviewWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:dagster"))
 
 
 @pytest.fixture

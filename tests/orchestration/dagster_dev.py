@@ -43,11 +43,20 @@ def dagster_dev(home: Path, workspace: Path, env: Mapping[str, str]) -> Iterator
     home.mkdir(parents=True)
     (home / "dagster.yaml").symlink_to(ROOT / "dagster.yaml")
     port = free_port()
-    command = [Path(sys.executable).with_name("dagster"), "dev", "-w", workspace, "-h", "127.0.0.1", "-p", str(port)]
+    command = [
+        str(Path(sys.executable).with_name("dagster")),
+        "dev",
+        "-w",
+        str(workspace),
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+    ]
     with (home / "log").open("wb") as log:
         server = subprocess.Popen(
             command, env={**os.environ, **env, "DAGSTER_HOME": str(home)}, cwd=ROOT, stdout=log, stderr=log,
-            preexec_fn=restore_interrupts, start_new_session=True,
+            preexec_fn=restore_interrupts, start_new_session=True,  # noqa: PLW1509 - it takes no lock
         )  # fmt: skip
     dev = DagsterDev(f"http://127.0.0.1:{port}")
     try:

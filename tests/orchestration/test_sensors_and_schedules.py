@@ -86,7 +86,7 @@ def test_debts_of_all_shards_are_one_run_and_are_asked_for_once(
     assert first.run_requests is not None
     (request,) = first.run_requests
     assert request.run_config["ops"]["compaction_of_shards"]["config"]["shards"] == ["a", "b"]
-    assert set(json.loads(first.cursor or "")) == {"a", "b"}
+    assert set(json.loads(first.cursor or "")["asked"]) == {"a", "b"}
     with client.open_reader("a"):
         pass  # transitions, but no data
     second = tick(repository, "compaction_debt", instance, given, first.cursor)
