@@ -27,6 +27,8 @@ from persist_lib.location.directories import fsync_directory
 
 APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1
+MAGIC = b"SQLite format 3\0"
+HEADER_BYTES = 100
 CHECKPOINT_PAGES = 1000
 """The log is written back to the database about every 4 MiB (some hundred commits), and then overwritten in place."""
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
@@ -72,20 +74,28 @@ def check_format(path: Path) -> None:
     """Refuse a database that is missing, foreign, or of a newer release; nothing is written, not even beside it.
 
     SUBTLE: never read the file with `open`. Closing any descriptor of a file drops all POSIX locks that the process has
-    on it, also those of its SQLite connections. SQLite's own `immutable` opening knows, takes no lock, makes no file.
+    on it, also those of its SQLite connections; SQLite's own file object knows. And only the header is looked at, which
+    never changes there: the pages behind it are torn while another process writes its log back.
     """
     if not path.exists():
         raise NotFound(f"there is no SQLite database {path}; create the location first", path=str(path))
     try:
-        connection = open_immutable(path)
-        _check_pragmas(connection, path)
-        connection.close()
+        file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0])
+        header = file.xRead(HEADER_BYTES, 0)
+        file.xClose()
     except apsw.Error as error:
         raise read_failed(error, path) from error
+    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+        raise read_failed(apsw.NotADBError("file is not a database"), path)
+    version, application = (int.from_bytes(header[at : at + 4]) for at in (60, 68))
+    _check_ids(application, version, path)
 
 
 def _check_pragmas(connection: apsw.Connection, path: Path) -> None:
-    application, found = connection.pragma("application_id"), connection.pragma("user_version")
+    _check_ids(connection.pragma("application_id"), connection.pragma("user_version"), path)
+
+
+def _check_ids(application: int, found: int, path: Path) -> None:
     if application != APPLICATION_ID:
         raise InvalidUsage(
             f"{path} is an SQLite database, but not one of Persist's; nothing was touched", path=str(path)

@@ -351,3 +351,21 @@ def test_threads_that_come_and_go_share_a_few_connections(consensus: SqliteConse
         with ThreadPoolExecutor(1) as pool:
             pool.submit(consensus.head, "s").result()
     assert len(opened) <= 1
+
+
+def test_opening_while_another_process_writes_its_log_back_sees_no_damage(tmp_path: Path) -> None:
+    """The database in the middle of a checkpoint: its first page is there already, and tells of pages that are not."""
+    path, torn = tmp_path / "consensus.sqlite", tmp_path / "torn.sqlite"
+    consensus = SqliteConsensus(path, create=True)
+    for seqno in range(50):
+        assert consensus.compare_and_set("s", SeqNo(seqno) if seqno else None, bytes(10_000))
+    log = Path(f"{path}-wal").read_bytes()
+    before = path.read_bytes()
+    consensus.close()  # the last one to go writes the log back
+    after = path.read_bytes()
+    assert len(before) < len(after)
+    torn.write_bytes(after[:4096] + before[4096:])
+    Path(f"{torn}-wal").write_bytes(log)
+    opened = SqliteConsensus(torn)
+    assert [row.seqno for row in opened.scan("s", SeqNo(0), 100)] == list(range(1, 51))
+    opened.close()
