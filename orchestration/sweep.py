@@ -15,9 +15,9 @@ from orchestration.duties import Duty, Options, ShardReport, look_after
 from orchestration.reports import Event, events, failure
 from orchestration.resources import Spark
 from persist_lib.client import Client
-from persist_lib.errors import Damage, DiffOverflow, InvalidUsage
+from persist_lib.errors import CompactionRefused, Damage, DiffOverflow, InvalidUsage
 
-PERMANENT = (Damage, DiffOverflow, InvalidUsage)
+PERMANENT = (CompactionRefused, Damage, DiffOverflow, InvalidUsage)
 """What a second attempt does not mend."""
 
 
