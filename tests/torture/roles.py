@@ -1,0 +1,184 @@
+"""The processes of the torture: writers that keep a log of what was acknowledged, maintainers, readers that compare.
+
+python -m tests.torture.roles URL DIRECTORY
+
+Reads lines `role name seed`, forks a process for each (the imports are done once), and answers its pid. A process runs
+until it is killed. What a reader finds wrong goes to the file `failures`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import persist_lib as persist
+from persist_lib.errors import Determinate, LeaseExpired, SinceViolation, UpperMismatch
+from persist_lib.location import open_location
+from persist_lib.testing import ManualClock, contents_of, updates_of
+
+SHARD = "s"
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+LEASE_MS = 60_000
+"""Long enough that no renewing process is started at once: whoever wants leases to end has a clock that is ahead."""
+EAGER = persist.Policy(weight=1e9, advance=0.01)
+
+
+def config(rng: random.Random) -> persist.Config:
+    return persist.Config(
+        lease_ms=LEASE_MS, inline_bytes=rng.choice([0, 600, 16 * 1024]), part_bytes=64 * 1024, task_bytes=64 * 1024,
+        rollup_every=rng.choice([5, 20]), timeout_s=30, poll_s=0.002,
+    )  # fmt: skip
+
+
+def open_ahead(url: str, rng: random.Random, ahead_s: float) -> persist.Client:
+    """A client whose location's clock is ahead."""
+    location = open_location(url, clock=lambda: time.time_ns() + int(ahead_s * 1e9))
+    return persist.open(location, config=config(rng))
+
+
+class Log:
+    """Lines that survive a kill: on disk when `say` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def say(self, *words: object) -> None:
+        os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
+        os.fsync(self._file)
+
+
+def ids_of(number: int, rows: int) -> list[int]:
+    return [number * 100 + i for i in range(rows)]
+
+
+def write(url: str, directory: Path, name: str, seed: int) -> None:
+    """Append for ever. The log has `try number lower upper rows` before each append, and `ack` or `no` after it."""
+    rng, log = random.Random(f"{name} {seed}"), Log(directory / f"log-{name}")
+    with persist.open(url, config=config(rng)) as client:
+        handle = client.open_writer(SHARD, SCHEMA)
+        for n in count():
+            number = int.from_bytes(name.encode()) % 1000 * 10**9 + seed * 1000 + n
+            lower = handle.fetch_upper().time or 0
+            upper, rows = lower + rng.randrange(1, 4), rng.choice([0, 1, 5, 60])
+            word = rng.choice(["a", "word", "x" * 300])
+            updates = [
+                {"id": i, "word": word, "_time": rng.randrange(lower, upper), "_diff": 1} for i in ids_of(number, rows)
+            ]
+            log.say("try", number, lower, upper, rows)
+            try:
+                handle.compare_and_append(updates, lower, upper)
+                log.say("ack", number)
+            except (UpperMismatch, LeaseExpired, Determinate):
+                log.say("no", number)
+
+
+def maintain(url: str, directory: Path, name: str, seed: int) -> None:
+    """All duties in random order for ever, now and then with a clock by which everybody's lease has ended."""
+    rng = random.Random(f"{name} {seed}")
+    duties: list[Callable[[persist.Client], Any]] = [
+        lambda client: client.maintain(SHARD, policy=EAGER),
+        lambda client: client.maintain(SHARD),
+        lambda client: client.compact(SHARD, policy=EAGER),
+        lambda client: client.roll_up(SHARD, force=True),
+        lambda client: client.collect(SHARD),
+        lambda client: client.audit_orphans(SHARD),
+        lambda client: client.expire(SHARD),
+    ]
+    while True:
+        with open_ahead(url, rng, rng.choice([0, 0, 0, 120])) as client:
+            for _ in range(8):
+                try:
+                    rng.choice(duties)(client)
+                except LeaseExpired:
+                    continue
+                time.sleep(0.01 * rng.random())
+
+
+def read(url: str, directory: Path, name: str, seed: int) -> None:
+    """Read the same times again and again, and listen beside: everybody always gets the same."""
+    rng, known = random.Random(f"{name} {seed}"), {}
+    with persist.open(url, config=config(rng)) as client:
+        while True:
+            try:
+                with client.open_reader(SHARD) as handle:
+                    read_for_a_while(handle, rng, known)
+            except (LeaseExpired, SinceViolation):
+                continue
+
+
+def read_for_a_while(handle: persist.ReadHandle, rng: random.Random, known: dict[int, Any]) -> None:
+    first = handle.since.time or 0
+    heard: dict[Any, int] = {}
+    if handle.fetch_upper().time in {None, 0} or not handle.fetch_upper().has_passed(first):
+        return
+    base, listener = contents_of(handle.snapshot(first).to_arrow()), handle.listen(first)
+    for _ in range(6):
+        before = listener.frontier
+        for event in listener.poll():
+            if isinstance(event, persist.Updates):
+                for row, moment, diff in updates_of(event.table):
+                    assert before.is_before(moment), f"{row} at {moment} came after progress to {before}"
+                    assert (row, moment) not in heard, f"{row} at {moment} came twice"
+                    heard[row, moment] = diff
+            else:
+                before = event.frontier
+        newest = (listener.frontier.time or 0) - 1
+        if newest < first:
+            continue
+        as_of = rng.randint(first, newest)
+        expected = base + Counter({row: diff for (row, moment), diff in heard.items() if moment <= as_of})
+        found = contents_of(handle.snapshot(as_of).to_arrow())
+        assert found == expected, f"as of {as_of} the snapshot is not what was heard"
+        assert known.setdefault(as_of, found) == found, f"as of {as_of} it was something else before"
+        if rng.random() < 0.5:
+            handle.downgrade_since(max(first, newest - 10))
+
+
+def run(role: str, url: str, directory: Path, name: str, seed: int) -> None:
+    """Be one process until killed. Whatever ends it otherwise is a failure."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    logging.disable(logging.WARNING)  # what fails in the background is told there, and is no failure
+    try:
+        {"write": write, "maintain": maintain, "read": read}[role](url, directory, name, seed)
+    except BaseException:  # noqa: BLE001 - told to whoever started us
+        Log(directory / "failures").say(role, name, seed, traceback.format_exc())
+    os._exit(1)
+
+
+def warm_up() -> None:
+    """Have everything imported and looked up that the first calls need, without a thread or a connection to fork."""
+    clock = ManualClock()
+    location = open_location("memory:", create=True, clock=clock)
+    with persist.open(location, config=persist.Config(inline_bytes=0), runtime=clock.runtime()) as client:
+        handle, reader = client.open_shard(SHARD, SCHEMA)
+        for moment in range(3):
+            handle.compare_and_append([{"id": 1, "word": "x"}], moment, moment + 1)
+        contents_of(reader.snapshot(2).to_arrow())
+        reader.listen(0).poll()
+        client.maintain(SHARD, policy=EAGER)
+
+
+def serve(url: str, directory: Path) -> None:
+    """Fork as asked."""
+    warm_up()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        role, name, seed = line.split()
+        pid = os.fork()
+        if pid == 0:
+            run(role, url, directory, name, int(seed))
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Path(sys.argv[2]))
