@@ -268,8 +268,8 @@ def _without_dictionary(table: pa.Table, index: int, name: str) -> pa.Table:
 
 def _shared_prefix(columns: list[pa.ChunkedArray]) -> int:
     """How many bytes all values of a text column start with, each of these pieces of it being sorted."""
-    kind = columns[0].type
-    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)) or any(column.null_count for column in columns):
+    texts = all(pa.types.is_string(column.type) or pa.types.is_binary(column.type) for column in columns)
+    if not texts or any(column.null_count for column in columns):
         return 0
     ends = [column[index].as_buffer().to_pybytes() for column in columns for index in (0, -1)]
     first, last = min(ends), max(ends)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist_lib.errors import DiffOverflow
@@ -16,7 +16,7 @@ from persist_lib.format.order import is_sorted, sort_updates
 from persist_lib.format.parts import PartSource, decode_part, encode_inline, encode_part, open_run
 from persist_lib.merge import merge_contents, merge_runs, merge_to_parts
 from persist_lib.schema import Schema
-from tests.properties.kernel_updates import build, in_order, read, schemas, totals, updates_of
+from tests.properties.kernel_updates import TYPES, build, in_order, read, schemas, totals, updates_of
 
 HUGE = st.sampled_from([1, -1, 2**63 - 1, -(2**63), 2**62])
 
@@ -90,6 +90,28 @@ def test_sums_beyond_64_bits_are_exact_or_an_error_and_never_wrap(data):
     else:
         with pytest.raises(DiffOverflow):
             list(contents)
+
+
+def both(kind: str) -> Schema:
+    """Keys and values of one type."""
+    return Schema({"k": kind}, {"v": kind})
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+@settings(max_examples=30)
+@given(st.data())
+def test_each_type_is_ordered_and_merged_by_its_bits(kind, data):
+    schema = both(kind)
+    updates = data.draw(updates_of(schema))
+    ordered = in_order(schema, updates)
+    result = read(schema, sort_updates(schema, build(schema, updates)))
+    assert [update[:2] for update in result] == [update[:2] for update in ordered]
+    runs = [streamed(data, run) for run in dealt(data, schema, updates)]
+    found = [
+        update for window in merge_runs(runs, schema, advance_to=2, window_rows=3) for update in read(schema, window)
+    ]
+    expected = totals(updates, advance_to=2)
+    assert found == in_order(schema, [(row, time, diff) for (row, time), diff in expected.items()])
 
 
 @given(st.data())

@@ -35,12 +35,19 @@ def test_nothing_merges_to_nothing():
     assert list(merge_to_parts([iter([updates([1])]), iter([updates([1], diffs=-1)])], SCHEMA, 0)) == []
 
 
-def test_a_run_that_cancels_what_a_window_carried_leaves_nothing_behind():
-    # The last row of a window waits for the next; there it adds up to zero, and must not come back.
-    one = iter([updates([1, 2]), updates([3])])
-    two = iter([updates([2], diffs=-1), updates([4])])
-    windows = list(merge_runs([one, two], SCHEMA, window_rows=1))
-    assert [key for window in windows for key in window.column("k").to_pylist()] == [1, 3, 4]
+def one_at_a_time(*tables: pa.Table) -> dict[int, int]:
+    """The contents of one run, with a window for each of its tables."""
+    windows = list(merge_contents([iter(tables)], SCHEMA, window_rows=1))
+    return {key: diff for window in windows for key, diff in zip(*window.to_pydict().values(), strict=True)}
+
+
+def test_what_a_window_carried_and_the_next_cancels_leaves_nothing_behind():
+    retracted = [updates([2], times=0), updates([2], times=1, diffs=-1), updates([3], times=0)]
+    assert one_at_a_time(*retracted) == {3: 1}
+
+
+def test_what_a_window_carried_is_added_to_the_next_ones_of_its_run():
+    assert one_at_a_time(updates([1, 2]), updates([2, 3], times=1), updates([3, 3], times=[2, 3])) == {1: 1, 2: 2, 3: 3}
 
 
 def test_advancing_times_adds_up_what_they_kept_apart():
@@ -83,12 +90,11 @@ def test_a_sum_beyond_64_bits_names_its_data_or_stays_as_few_updates_that_amount
 
 
 def test_an_overflow_on_the_way_to_a_sum_that_fits_is_no_overflow():
-    one = iter([updates([1, 2], diffs=[1, I64_MAX]), updates([3])])
-    two = iter([updates([2], diffs=I64_MAX), updates([5])])
-    three = iter([updates([0]), updates([2], diffs=-I64_MAX), updates([7])])
-    windows = list(merge_contents([one, two, three], SCHEMA, window_rows=1))
-    found = {key: diff for window in windows for key, diff in zip(*window.to_pydict().values(), strict=True)}
-    assert found == {0: 1, 1: 1, 2: I64_MAX, 3: 1, 5: 1, 7: 1}
+    there = [updates([2], times=0, diffs=I64_MAX), updates([2], times=1, diffs=I64_MAX)]
+    back = [updates([2], times=2, diffs=-I64_MAX), updates([3])]
+    assert one_at_a_time(*there, *back) == {2: I64_MAX, 3: 1}
+    with pytest.raises(DiffOverflow, match="'k': 2"):
+        one_at_a_time(*there, updates([3]))
 
 
 def test_a_poisoned_run_survives_being_merged_again():
