@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -93,7 +94,8 @@ class Client:
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._lock = threading.Lock()
         self._machines: dict[ShardId, Machine] = {}
-        self._handles: weakref.WeakSet[WriteHandle | ReadHandle] = weakref.WeakSet()
+        self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
+        self._opened = itertools.count()
 
     @property
     def url(self) -> str:
@@ -133,7 +135,7 @@ class Client:
             if isinstance(answer, c.Exists):
                 machine.fetch()  # somebody else created it at the same moment
         handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema))
-        self._handles.add(handle)
+        self._handles[next(self._opened)] = handle
         return handle
 
     def open_reader(self, name: str, schema: Schema | None = None, *, purpose: str = "") -> ReadHandle:
@@ -146,7 +148,7 @@ class Client:
             machine, self.leases, schema or schemas[-1], (self.url, self.consensus_url),
             read_only=self.read_only, purpose=purpose,
         )  # fmt: skip
-        self._handles.add(handle)
+        self._handles[next(self._opened)] = handle
         return handle
 
     def worker(self, name: str) -> Worker:
@@ -274,7 +276,7 @@ class Client:
         with ExitStack() as closing:
             closing.callback(self.location.close)
             closing.callback(self.leases.close)
-            for handle in list(self._handles):
+            for handle in list(self._handles.values()):
                 closing.callback(handle.close)
             self._handles.clear()
 

@@ -62,7 +62,7 @@ class ReadHandle:
         self._active: Counter[SeqNo] = Counter()
         self._since = self._wanted = machine.state.since
         self.id: ReaderId | None = None
-        self._listeners: weakref.WeakSet[ReadHandle] = weakref.WeakSet()
+        self._listeners: weakref.WeakValueDictionary[str, ReadHandle] = weakref.WeakValueDictionary()
         if not read_only:
             self._register(purpose)
 
@@ -129,7 +129,7 @@ class ReadHandle:
         handle = self
         if not self.read_only:
             handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
-            self._listeners.add(handle)
+            self._listeners[handle.id or ""] = handle
             handle.downgrade_since(as_of)
         return Listen(handle, as_of, parse_frontier(until, "until"), timeout)
 
@@ -164,7 +164,7 @@ class ReadHandle:
 
     def close(self) -> None:
         """Retire this reader and its listeners. since stays where it is until another reader or hold moves."""
-        for listener in list(self._listeners):
+        for listener in list(self._listeners.values()):
             listener.close()
         with self._lock:
             if self.id is None:

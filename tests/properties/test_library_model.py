@@ -1,11 +1,14 @@
-"""The whole library against the reference model: random calls by several clients, faults included, checked after each."""
+"""The whole library against the reference model: random calls by several clients, faults included, all checked."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
@@ -119,11 +122,12 @@ class LibraryMachine(RuleBasedStateMachine):
                     self.faults.stop()
                 try:
                     call(token)
-                    return
                 except Indeterminate as error:
                     token = error.fields.get("token")
                 except (LeaseExpired, persist.Determinate):
                     continue
+                else:
+                    return
             raise AssertionError("did not succeed without faults")
         finally:
             self.faults.stop()
@@ -192,22 +196,14 @@ class LibraryMachine(RuleBasedStateMachine):
     def contents(self, as_of: int, width: int) -> Counter[Row]:
         return summed((_widened(data, width), n) for data, n in self.model.contents(as_of).items())
 
-    def living(self, read: persist.ReadHandle) -> Any:
+    @contextmanager
+    def living(self, read: persist.ReadHandle) -> Iterator[None]:
         """A block in which LeaseExpired is the right answer if the reader was retired, and only then."""
-        machine = self
-
-        class Living:
-            def __enter__(self) -> None:
-                pass
-
-            def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-                if isinstance(error, LeaseExpired):
-                    assert read.id not in machine.checker.inspect("s").state.readers, "it was live"
-                    machine.readers = [(r, s) for r, s in machine.readers if r is not read]
-                    return True
-                return False
-
-        return Living()
+        try:
+            yield
+        except LeaseExpired:
+            assert read.id not in self.checker.inspect("s").state.readers, "it was live"
+            self.readers = [(r, s) for r, s in self.readers if r is not read]
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
@@ -393,8 +389,6 @@ class LibraryMachine(RuleBasedStateMachine):
 
 
 def _plain(value: Any) -> Any:
-    import struct  # noqa: PLC0415
-
     return struct.unpack("<d", value[1])[0] if isinstance(value, tuple) else value
 
 
@@ -418,7 +412,7 @@ class FileMachine(LibraryMachine):
             shutil.rmtree(self.directory)
 
 
-EXAMPLES = int(os.environ.get("PERSIST_MODEL_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("PERSIST_MODEL_EXAMPLES", "25"))
 TestInMemory = LibraryMachine.TestCase
 TestInMemory.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
 TestOnFiles = FileMachine.TestCase

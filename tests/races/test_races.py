@@ -72,12 +72,13 @@ class Side:
 
 
 NAMES = [
-    "compare_and_append", "append", "advance_upper", "close writer", "open reader", "listen", "downgrade", "close reader",
-    "heartbeat", "set hold", "retention", "retain", "expire", "compact", "roll up", "collect", "audit", "maintain",
-    "evolve", "finish",
+    "compare_and_append", "append", "advance_upper", "close writer", "open reader", "listen", "downgrade",
+    "close reader", "heartbeat", "set hold", "retention", "retain", "expire", "compact", "roll up", "collect", "audit",
+    "maintain", "evolve", "finish",
 ]  # fmt: skip
 REASONS = (
-    UpperMismatch, LeaseExpired, HoldConflict, SinceViolation, StillRead, ShardFinished, SchemaMismatch, CompactionRefused,
+    UpperMismatch, LeaseExpired, HoldConflict, SinceViolation, StillRead, ShardFinished, SchemaMismatch,
+    CompactionRefused,
 )  # fmt: skip
 ALLOWED: dict[str, tuple[type[Exception], ...]] = {
     "compare_and_append": (UpperMismatch,),

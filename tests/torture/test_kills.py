@@ -119,7 +119,7 @@ def attempts(directory: Path) -> dict[int, Attempt]:
 
 
 def judge(url: str, tried: dict[int, Attempt], rng: random.Random) -> None:
-    """What is there is what was acknowledged, and of what nobody knows all or nothing; then everything else is swept."""
+    """What is there is what was acknowledged, and of the unknown all or nothing; then everything else is swept."""
     with open_ahead(url, rng, 0) as client:
         check_world(client, SHARD)
         upper = client.inspect(SHARD).state.upper.time or 0

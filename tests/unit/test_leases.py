@@ -1,4 +1,4 @@
-"""Leases with real clocks and processes: kept up however busy the owner is, over when it is gone, and never more than that."""
+"""Leases with real clocks and processes: kept up however busy the owner is, and over when it is gone."""
 
 from __future__ import annotations
 

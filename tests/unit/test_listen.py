@@ -1,4 +1,4 @@
-"""Listening: each update once, at its exact time, and never progress before data, whatever maintenance does in between."""
+"""Listening: each update once, at its exact time, never progress before data, whatever maintenance does meanwhile."""
 
 from __future__ import annotations
 

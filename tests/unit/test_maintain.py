@@ -9,7 +9,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.core.compaction import MergeTask, TaskResult
 from persist_lib.errors import Determinate, Indeterminate
-from persist_lib.maintain import compact, local_engine
+from persist_lib.maintain import local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.unit.test_read import TINY, filled
@@ -270,15 +270,14 @@ def test_an_unknown_compaction_never_loses_what_it_may_have_linked(world: World)
     model = filled(client, 12)
     storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan", first=Outcome.HAPPENED_UNKNOWN)
     faulty = world.client(TINY.model_copy(update={"timeout_s": 0.2}), plan=storm)
-    with pytest.raises(Indeterminate), faulty.worker("s") as worker:
-        assert worker.id
-        engine = local_engine(worker.machine)
+    engine = local_engine(faulty.machine("s"))
 
-        def run(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
-            yield from engine(tasks)
-            storm.blows = True
+    def run(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
+        yield from engine(tasks)
+        storm.blows = True
 
-        compact(worker.machine, worker, policy=EAGER, engine=run)
+    with pytest.raises(Indeterminate):
+        faulty.compact("s", policy=EAGER, engine=run)
     storm.blows = False
     check_world(client, "s")
     world.clock.advance(10_000)

@@ -1,4 +1,4 @@
-"""The read handle: the same contents for everyone at every later moment, or a typed error; never something in between."""
+"""The read handle: the same contents for everyone at every later moment, or a typed error; nothing in between."""
 
 from __future__ import annotations
 
