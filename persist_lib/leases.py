@@ -33,7 +33,7 @@ RENEW_BELOW = 0.6
 RESCUE_BELOW = 0.45
 
 FAREWELL_S = 5.0
-"""How long retiring an id without an owner may take; its lease ends in any case."""
+"""How long retiring an id without an owner, and the end of the thread, may take; a lease ends in any case."""
 
 
 class Leases:
@@ -109,24 +109,25 @@ class Leases:
             self._ticks.clear()
             process, self._process = self._process, None
         self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(FAREWELL_S)  # or it would meet a location that is closed
         if process is not None:
             _end(process)
         for machine, id_ in kept:
             _retire(machine, id_)
 
     def _renew(self) -> None:
-        period_s = self._config.lease_ms / 4000
         waited_s = 0.0
-        while not self._closed:
-            step_s = min(period_s, PATIENCE_S) if self._process is None else period_s
-            self._wake.wait(step_s)
-            if self._closed:
-                return
+        while not self._wake.wait(step_s := self._step_s()):
             waited_s += step_s
             with self._lock:
-                if waited_s >= min(PATIENCE_S, period_s):
+                if waited_s >= min(PATIENCE_S, self._config.lease_ms / 4000):
                     self._start_process()
             self.tick()
+
+    def _step_s(self) -> float:
+        period_s = self._config.lease_ms / 4000
+        return min(period_s, PATIENCE_S) if self._process is None else period_s
 
     def _start_process(self) -> None:
         if self._urls is None or self._closed or not sys.executable:

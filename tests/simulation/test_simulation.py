@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -88,7 +88,7 @@ class Story:
             except Indeterminate as error:
                 if "token" not in error.fields:
                     return "unknown"  # it was its registration, or an upload, that got no answer
-                token = error.fields["token"]
+                token = cast("bytes", error.fields["token"])
             except (UpperMismatch, LeaseExpired, Determinate):
                 if token is not None:
                     return "unknown"  # under a new id nobody remembers

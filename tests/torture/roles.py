@@ -106,7 +106,8 @@ def maintain(url: str, directory: Path, name: str, seed: int) -> None:
 
 def read(url: str, directory: Path, name: str, seed: int) -> None:
     """Read the same times again and again, and listen beside: everybody always gets the same."""
-    rng, known = random.Random(f"{name} {seed}"), {}
+    rng = random.Random(f"{name} {seed}")
+    known: dict[int, Any] = {}
     with persist.open(url, config=config(rng)) as client:
         while True:
             try:

@@ -112,7 +112,8 @@ def attempts(directory: Path) -> dict[int, Attempt]:
             number = int(numbers[0])
             if word == "try":
                 assert number not in found, "a seed came twice"
-                found[number] = Attempt(number, *map(int, numbers[1:4]), "try")
+                lower, upper, rows = map(int, numbers[1:4])
+                found[number] = Attempt(number, lower, upper, rows, "try")
             else:
                 found[number] = found[number]._replace(outcome=word)
     return found

@@ -243,7 +243,8 @@ def test_a_compactor_whose_input_was_rewritten_and_collected_while_it_read_is_ov
         read.downgrade_since(9)
     other, first = world.client(TINY), world.client(TINY)
     machine = first.machine("s")
-    inner, done = machine.blob, []
+    inner = machine.blob
+    done: list[str] = []
 
     class Late:
         def __getattr__(self, name: str) -> object:

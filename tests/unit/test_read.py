@@ -297,7 +297,8 @@ def test_splits_are_a_disjoint_union_of_the_snapshot(world: World, n: int, fille
     client = world.client(TINY)
     filled_by(client)
     read = client.open_reader("s")
-    for keys in ({}, {"key_from": (5,), "key_to": (20_000,)}, {"key": (7,)}):
+    ranges: list[dict[str, Any]] = [{}, {"key_from": (5,), "key_to": (20_000,)}, {"key": (7,)}]
+    for keys in ranges:
         snapshot = read.snapshot(0, **keys)
         splits = snapshot.splits(n)
         assert 1 <= len(splits) <= n
