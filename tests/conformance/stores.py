@@ -14,7 +14,9 @@ from pathlib import Path
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus
 from persist_lib.location.open import open_location
+from persist_lib.location.read_only import ReadOnlyBlob
 from persist_lib.location.retrying import RetryingBlob, RetryingConsensus
+from persist_lib.location.scheme import Opening
 from tests import servers
 
 servers.use_test_credentials()
@@ -27,6 +29,13 @@ def _blob(url: str, read_only: bool = False) -> Blob:
 def _consensus(url: str, read_only: bool = False) -> Consensus:
     blobs = "memory:" if url.startswith("postgres") else url
     return open_location(blobs, url, create=not read_only, read_only=read_only).consensus
+
+
+def _s3_blob(url: str, read_only: bool = False) -> Blob:
+    from persist_lib.location.s3 import S3Blob, enter  # noqa: PLC0415 - not in every process that races
+
+    blob = S3Blob(enter(url, Opening(create=not read_only, read_only=read_only)), page=10)
+    return ReadOnlyBlob(blob) if read_only else blob
 
 
 def _retrying_blob(url: str, read_only: bool = False) -> Blob:
@@ -48,6 +57,11 @@ def _file_url(path: Path) -> str:
 def _postgres_url(_: Path) -> str:
     url = servers.postgres_url()
     return f"{url}{'&' if '?' in url else '?'}persist_schema=t{os.urandom(8).hex()}"
+
+
+def _s3_url(_: Path) -> str:
+    server = servers.s3_server()
+    return f"s3://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={server.url}&path_style=true"
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,7 @@ class ConsensusKind:
 BLOBS = {
     "memory": BlobKind(_memory_url, is_shared=False, more_than_a_page=1100),
     "file": BlobKind(_file_url),
+    "s3": BlobKind(_s3_url, _s3_blob),
     "retrying, metered memory": BlobKind(_memory_url, _retrying_blob, is_shared=False),
 }
 

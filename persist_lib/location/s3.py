@@ -1,0 +1,334 @@
+"""Blobs on S3, or what speaks its protocol: written once by conditional PUT, durable and visible on return."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NewerFormat, NotFound, PersistError
+from persist_lib.location.api import BlobEntry
+from persist_lib.location.deadline import patience_s
+from persist_lib.location.keys import check_key, check_prefix, check_range
+from persist_lib.location.memory import written_before
+from persist_lib.location.s3_client import (
+    Clients,
+    canonical,
+    is_missing,
+    is_taken,
+    parse_url,
+    reading,
+    status_of,
+    writing,
+)
+from persist_lib.location.scheme import Opening
+
+FORMAT = 1
+MARKER = "persist.json"
+BLOBS = "blob"
+MIB = 1024 * 1024
+MULTIPART_ABOVE = 32 * MIB
+"""Larger objects are sent in pieces, several at a time. What appends usually write is one request."""
+PIECE = 16 * MIB
+PIECE_THREADS = 4
+PAGE = 1000
+"""The most keys that S3 lists or deletes in one request."""
+ATTEMPTS = 5
+
+
+class S3Blob:
+    """Objects below `<prefix>/blob/` of a bucket."""
+
+    def __init__(
+        self, clients: Clients, *, multipart_above: int = MULTIPART_ABOVE, piece: int = PIECE, page: int = PAGE
+    ) -> None:
+        self._target = clients.target
+        self._clients = clients
+        self._multipart_above = multipart_above
+        self._piece = piece
+        self._page = page
+
+    def _at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._target.bucket, "Key": self._target.path(BLOBS, check_key(key))}
+
+    def get(self, key: str) -> bytes | None:
+        """See `api.Blob`."""
+        at = self._at(key)
+        with reading(f"read blob {key!r}"):
+            try:
+                return _body(self._clients.get().get_object(**at))
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                raise
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """See `api.Blob`."""
+        check_range(key, start, end)
+        if start == end:
+            return None if self._size(key) is None else b""
+        with reading(f"read blob {key!r}"):
+            try:
+                answer = self._clients.get().get_object(**self._at(key), Range=f"bytes={start}-{end - 1}")
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                if status_of(error) == 416:
+                    return b""  # there is such an object, and it ends before
+                raise
+            data = _body(answer)
+            # Some servers answer the whole object to a range beyond what they can do.
+            is_whole = answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+            return data[start:end] if is_whole else data
+
+    def _size(self, key: str) -> int | None:
+        at = self._at(key)
+        with reading(f"look for blob {key!r}"):
+            try:
+                return int(self._clients.get().head_object(**at)["ContentLength"])
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                raise
+
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """See `api.Blob`. Without a retry of its own."""
+        at = self._at(key)
+        view = memoryview(data).cast("B")
+        for _ in range(ATTEMPTS):
+            with writing(f"store blob {key!r}"):
+                try:
+                    return self._put(at, view if isinstance(data, memoryview) else data, view)
+                except ClientError as error:
+                    if not is_taken(error):
+                        raise
+            # Taken, perhaps by ourselves: an earlier attempt whose answer was lost, or a proxy that sent it twice.
+            found = self.get(key)
+            if found is not None and found != view:
+                raise written_before(key, len(view), len(found))
+            if found is not None:
+                return None
+        raise Determinate(f"blob {key} could not be stored: it was deleted {ATTEMPTS} times meanwhile", key=key)
+
+    def _put(self, at: dict[str, str], data: bytes | memoryview, view: memoryview) -> None:
+        if len(view) > self._multipart_above:
+            self._put_in_pieces(at, view)
+        else:
+            body = data if isinstance(data, bytes) else bytes(view)
+            self._clients.get().put_object(**at, Body=body, IfNoneMatch="*")
+
+    def _put_in_pieces(self, at: dict[str, str], view: memoryview) -> None:
+        """Nothing is visible before the last request. Pieces of one that fails before it are given up at once."""
+        client = self._clients.get()
+        upload = {**at, "UploadId": client.create_multipart_upload(**at)["UploadId"]}
+
+        def put(number: int) -> dict[str, Any]:
+            body = bytes(view[(number - 1) * self._piece : number * self._piece])
+            answer = client.upload_part(**upload, PartNumber=number, Body=body)
+            checksums = {name: value for name, value in answer.items() if name.startswith("Checksum")}
+            return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
+
+        try:
+            with ThreadPoolExecutor(PIECE_THREADS, thread_name_prefix="persist-upload") as pool:
+                pieces = list(pool.map(put, range(1, -(-len(view) // self._piece) + 1)))
+        except BaseException:
+            self._abort(upload)
+            raise
+        try:
+            client.complete_multipart_upload(**upload, MultipartUpload={"Parts": pieces}, IfNoneMatch="*")
+        except ClientError as error:
+            # SUBTLE: only when S3 said no. After an unknown outcome it may be completing just now: left to the sweep.
+            if 400 <= status_of(error) < 500:
+                self._abort(upload)
+            raise
+
+    def _abort(self, upload: dict[str, str]) -> None:
+        with contextlib.suppress(PersistError), writing("give up an upload"):
+            self._clients.get().abort_multipart_upload(**upload)
+
+    def delete(self, key: str) -> bool:
+        """See `api.Blob`. Of two who delete at the same moment both may be told that there was one."""
+        if self._size(key) is None:
+            return False
+        with writing(f"delete blob {key!r}"):
+            self._clients.get().delete_object(**self._at(key))
+        return True
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
+        """See `api.Blob`. One request for a thousand."""
+        names = {self._at(key)["Key"]: key for key in keys}
+        failures: dict[str, Exception] = {}
+        for start in range(0, len(names), PAGE):
+            chunk = list(names)[start : start + PAGE]
+            try:
+                failures |= {names[name]: error for name, error in self._delete_chunk(chunk).items()}
+            except PersistError as error:
+                failures |= dict.fromkeys((names[name] for name in chunk), error)
+        return failures
+
+    def _delete_chunk(self, names: list[str]) -> dict[str, Exception]:
+        """SUBTLE: the answer is a 200 also when some or all could not be deleted, so each key has to be found in it."""
+        objects = {"Objects": [{"Key": name} for name in names]}
+        with writing(f"delete {len(names)} blobs"):
+            answer = self._clients.get().delete_objects(Bucket=self._target.bucket, Delete=objects)
+        errors = {error["Key"]: error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"}
+        unsaid = set(names) - {entry["Key"] for entry in answer.get("Deleted", [])}
+        return {name: _not_deleted(name, errors.get(name)) for name in names if name in errors or name in unsaid}
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        """See `api.Blob`. A page is one request of up to a thousand keys. A page that fails is an error."""
+        check_prefix(prefix)
+        return self._pages(prefix)
+
+    def _pages(self, prefix: str) -> Iterator[BlobEntry]:
+        root = self._target.path(BLOBS, "")
+        token: dict[str, str] = {}
+        while True:
+            with reading(f"list {prefix!r}"):
+                page = self._clients.get().list_objects_v2(Bucket=self._target.bucket, Prefix=root + prefix, **token)
+                # SUBTLE: an answer cut short looks like an empty page; only one that was read to its end says this.
+                token = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
+            yield from (BlobEntry(entry["Key"].removeprefix(root), entry["Size"]) for entry in page.get("Contents", []))
+            if not token:
+                return
+
+    def sweep_uploads(self, prefix: str, is_orphan: Callable[[str], bool]) -> int:
+        """Give up the unfinished multipart uploads below `prefix` whose key `is_orphan`; answers how many.
+
+        They are listed before `is_orphan` is first asked, so it may be answered from a state that is read by then.
+        """
+        check_prefix(prefix)
+        found = [*self._uploads(prefix)]
+        orphans = [upload for key, upload in found if is_orphan(key)]
+        for upload in orphans:
+            self._abort(upload)
+        return len(orphans)
+
+    def _uploads(self, prefix: str) -> Iterator[tuple[str, dict[str, str]]]:
+        root, bucket = self._target.path(BLOBS, ""), self._target.bucket
+        after: dict[str, str] = {}
+        while True:
+            with reading(f"list the uploads of {prefix!r}"):
+                page = self._clients.get().list_multipart_uploads(Bucket=bucket, Prefix=root + prefix, **after)
+                is_last = not page["IsTruncated"]
+            for upload in page.get("Uploads", []):
+                at = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                yield upload["Key"].removeprefix(root), at
+            if is_last:
+                return
+            after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def close(self) -> None:
+        """See `api.Blob`."""
+        self._clients.close()
+
+
+def _body(answer: Any) -> bytes:
+    """The whole body, as long as was announced. A slow drip ends with the caller's deadline."""
+    with contextlib.closing(answer["Body"]) as body:
+        pieces = []
+        while piece := body.read(4 * MIB):
+            pieces.append(piece)
+            if patience_s(1.0) <= 0:
+                raise Determinate("the caller's deadline has passed in the middle of an answer")
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    # SUBTLE: an answer that ends among its headers announces no length, and looks like an empty object.
+    if len(data) != answer["ContentLength"]:
+        raise Determinate(f"{len(data)} of {answer['ContentLength']} bytes came")
+    return data
+
+
+def _not_deleted(name: str, error: dict[str, str] | None) -> Exception:
+    if error is None:
+        return Indeterminate(f"{name} may have been deleted: the answer does not say")
+    return Determinate(
+        f"could not delete {name}: {error.get('Code')} {error.get('Message', '')}", code=error.get("Code")
+    )
+
+
+def enter(url: str, opening: Opening) -> Clients:
+    """Clients for the target of a URL, which is there and of a format that we know, or made."""
+    clients = Clients(parse_url(url))
+    try:
+        if not _check_marker(clients, url):
+            if not opening.create:
+                raise NotFound(
+                    f"there is no location at {url}: {MARKER} is missing. Check the URL, or open it with create=True",
+                    url=url,
+                )
+            _create(clients, url)
+    except BaseException:
+        clients.close()
+        raise
+    return clients
+
+
+def _check_marker(clients: Clients, url: str) -> bool:
+    with reading(f"open the location {url}"):
+        try:
+            data = _body(clients.get().get_object(Bucket=clients.target.bucket, Key=clients.target.path(MARKER)))
+        except ClientError as error:
+            if is_missing(error):
+                return False
+            raise
+    try:
+        found = json.loads(data)["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(
+            f"{url}: {MARKER} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=MARKER,
+            expected={"format": FORMAT}, actual=str(error),
+        ) from error  # fmt: skip
+    if not isinstance(found, int) or found > FORMAT:
+        raise NewerFormat(
+            f"{url} has format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
+            found=found, known=FORMAT,
+        )  # fmt: skip
+    return True
+
+
+def _create(clients: Clients, url: str) -> None:
+    """Write the marker, twice: the second must be refused, or this server does not know conditional writes.
+
+    Such a server overwrites what another writer stored, and acknowledges both.
+    """
+    with reading(f"look into {url}"):
+        folder = f"{clients.target.prefix}/" if clients.target.prefix else ""
+        there = clients.get().list_objects_v2(Bucket=clients.target.bucket, Prefix=folder, MaxKeys=1)
+    if there.get("Contents") and not _check_marker(clients, url):
+        raise InvalidUsage(
+            f"{url} holds other objects ({there['Contents'][0]['Key']}), but no {MARKER}: it is no location. Choose "
+            "another prefix",
+            url=url,
+        )
+    if _put_marker(clients, url) and _put_marker(clients, url):
+        raise InvalidUsage(
+            f"the server of {url} ignores If-None-Match: it would overwrite what others wrote. Use one that has "
+            "conditional writes",
+            url=url,
+        )
+
+
+def _put_marker(clients: Clients, url: str) -> bool:
+    body = json.dumps({"format": FORMAT}).encode() + b"\n"
+    with writing(f"create the location {url}"):
+        try:
+            clients.get().put_object(
+                Bucket=clients.target.bucket, Key=clients.target.path(MARKER), Body=body, IfNoneMatch="*"
+            )
+        except ClientError as error:
+            if is_taken(error):
+                return False
+            raise
+    return True
+
+
+def open_blob(url: str, opening: Opening) -> S3Blob:
+    """The opener of the scheme."""
+    return S3Blob(enter(url, opening))
+
+
+__all__ = ["S3Blob", "canonical", "enter", "open_blob"]

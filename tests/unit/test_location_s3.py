@@ -1,0 +1,437 @@
+"""Blobs on S3: conditional writes and their traps, pieces, pages, per-key errors, and what each failure means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, ConnectionClosedError, EndpointConnectionError, ReadTimeoutError
+
+from persist_lib.config import Runtime
+from persist_lib.errors import (
+    Corrupt,
+    Determinate,
+    Indeterminate,
+    InvalidName,
+    InvalidUsage,
+    NewerFormat,
+    NotFound,
+    PersistError,
+)
+from persist_lib.location import open_location
+from persist_lib.location.deadline import within
+from persist_lib.location.retrying import RetryingBlob
+from persist_lib.location.s3 import S3Blob, enter
+from persist_lib.location.s3_client import Clients, canonical, failed, parse_url
+from persist_lib.location.scheme import Opening
+from tests import servers
+from tests.faults.proxy import Fault, Proxy
+
+servers.use_test_credentials()
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def url() -> str:
+    return f"s3://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={servers.s3_server().url}&path_style=true"
+
+
+@pytest.fixture
+def blob(url: str) -> Iterator[S3Blob]:
+    opened = S3Blob(enter(url, Opening(create=True)), multipart_above=6 * MIB, piece=5 * MIB)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    with Proxy(servers.s3_server().port) as opened:
+        yield opened
+
+
+@pytest.fixture
+def through(url: str, blob: S3Blob, proxy: Proxy) -> Iterator[S3Blob]:
+    """The same blobs, reached through the proxy, with the impatience of a test."""
+    opened = S3Blob(Clients(parse_url(via(url, proxy)), answer_s=1), multipart_above=6 * MIB, piece=5 * MIB)
+    yield opened
+    opened.close()
+
+
+def via(url: str, proxy: Proxy) -> str:
+    return url.replace(f":{servers.s3_server().port}", f":{proxy.port}")
+
+
+def uploads(blob: S3Blob) -> list[str]:
+    return [key for key, _ in blob._uploads("")]
+
+
+class Intercepts:
+    """A client one of whose operations is replaced."""
+
+    def __init__(self, inner: Any, **replaced: Any) -> None:
+        self.inner, self.replaced = inner, replaced
+
+    def __getattr__(self, name: str) -> Any:
+        return self.replaced.get(name) or getattr(self.inner, name)
+
+
+def intercept(monkeypatch: pytest.MonkeyPatch, blob: S3Blob, **replaced: Any) -> None:
+    client = blob._clients.get()
+    monkeypatch.setattr(blob._clients, "get", lambda: Intercepts(client, **replaced))
+
+
+def test_a_put_that_was_done_though_its_answer_was_lost_succeeds_when_tried_again(
+    blob: S3Blob, through: S3Blob, proxy: Proxy
+) -> None:
+    proxy.at(1, Fault.DROP_REPLY)
+    with pytest.raises(Indeterminate):
+        through.set("s/w/key", b"once")
+    assert proxy.struck == 1
+    assert blob.get("s/w/key") == b"once"
+    through.set("s/w/key", b"once")
+    with pytest.raises(Corrupt):
+        through.set("s/w/key", b"other")
+
+
+@pytest.mark.parametrize("fault", [*Fault])
+def test_whatever_breaks_a_retried_put_ends_as_one_whole_object_or_none(
+    blob: S3Blob, through: S3Blob, proxy: Proxy, fault: Fault
+) -> None:
+    proxy.at(1, fault)
+    RetryingBlob(through, timeout_s=10).set("s/w/key", b"whole" * 1000)
+    assert proxy.struck == 1
+    assert blob.get("s/w/key") == b"whole" * 1000
+
+
+@pytest.mark.parametrize("fault", [*Fault])
+@pytest.mark.parametrize("read", ["get", "get_range", "list", "delete"])
+def test_whatever_breaks_a_read_it_is_whole_or_determinate(
+    blob: S3Blob, through: S3Blob, proxy: Proxy, fault: Fault, read: str
+) -> None:
+    blob.set("s/w/key", b"0123456789" * 1000)
+    expected: dict[str, Any] = {
+        "get": (lambda: through.get("s/w/key"), b"0123456789" * 1000),
+        "get_range": (lambda: through.get_range("s/w/key", 3, 6003), (b"0123456789" * 601)[3:6003]),
+        "list": (lambda: [*through.list("s/")], [("s/w/key", 10_000)]),
+        "delete": (lambda: through.delete("s/never"), False),
+    }
+    call, answer = expected[read]
+    proxy.at(1, fault)
+    try:
+        assert call() == answer
+        assert fault in {Fault.DELAY, Fault.DUPLICATE} or (fault is Fault.HALF_REPLY and read == "delete")
+    except Determinate:
+        assert fault is not Fault.DELAY
+    assert proxy.struck == 1
+    proxy.at(0, None)
+    assert call() == answer
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_an_answer_cut_after_any_byte_is_never_taken_for_the_whole(
+    blob: S3Blob, through: S3Blob, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cut among its headers an answer has no length, and looks like an empty object, or an empty page."""
+    caplog.set_level("CRITICAL")
+    blob.set("s/w/key", b"x" * 100)
+    reads = [lambda: through.get("s/w/key"), lambda: through.get_range("s/w/key", 5, 9), lambda: [*through.list("s/")]]
+    for read in reads:
+        proxy.at(1, None)
+        whole = read()
+        length = proxy.replied
+        for kept in range(0, length, 7):
+            proxy.at(1, Fault.HALF_REPLY, keep_bytes=kept)
+            with contextlib.suppress(Determinate):
+                assert read() == whole
+            assert proxy.struck == 1
+
+
+def test_a_deletion_whose_answer_is_cut_short_is_not_taken_for_done(
+    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intercept(monkeypatch, blob, delete_objects=lambda **_: {})
+    assert {key: type(error) for key, error in blob.delete_many(["s/w/a"]).items()} == {"s/w/a": Indeterminate}
+
+
+def test_nothing_hangs_beyond_the_caller_s_deadline(blob: S3Blob, url: str, proxy: Proxy) -> None:
+    patient = S3Blob(Clients(parse_url(via(url, proxy))))
+    patient.get("s/x")
+    started = time.monotonic()
+    proxy.at(1, Fault.BLACK_HOLE)
+    with within(Runtime().deadline(1.5)), pytest.raises(Determinate):
+        patient.get("s/x")
+    assert time.monotonic() - started < 4
+    patient.close()
+
+
+def test_a_large_object_goes_in_pieces_and_is_not_there_before_the_last(
+    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(12 * MIB + 7)
+    client = blob._clients.get()
+    pieces: list[int] = []
+
+    def upload_part(**arguments: Any) -> Any:
+        assert len(pieces) >= 3 or blob.get("s/w/big") is None
+        pieces.append(len(arguments["Body"]))
+        return client.upload_part(**arguments)
+
+    intercept(monkeypatch, blob, upload_part=upload_part)
+    blob.set("s/w/big", memoryview(data))
+    assert sorted(pieces) == [2 * MIB + 7, 5 * MIB, 5 * MIB]
+    monkeypatch.undo()
+    assert blob.get("s/w/big") == data
+    assert blob.get_range("s/w/big", 5 * MIB - 3, 5 * MIB + 3) == data[5 * MIB - 3 : 5 * MIB + 3]
+    blob.set("s/w/big", data)
+    with pytest.raises(Corrupt):
+        blob.set("s/w/big", data[:-1] + b"?")
+    assert uploads(blob) == []
+
+
+def test_pieces_of_what_failed_are_given_up(blob: S3Blob, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = blob._clients.get()
+
+    def upload_part(**arguments: Any) -> Any:
+        if arguments["PartNumber"] == 2:
+            raise ConnectionClosedError(endpoint_url="x")
+        return client.upload_part(**arguments)
+
+    intercept(monkeypatch, blob, upload_part=upload_part)
+    with pytest.raises(Indeterminate):
+        blob.set("s/w/big", bytes(12 * MIB))
+    assert uploads(blob) == []
+    assert blob.get("s/w/big") is None
+
+
+def test_what_a_dead_writer_left_unfinished_is_swept_and_what_a_live_one_is_sending_is_not(
+    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        intercept(patch, blob, complete_multipart_upload=raising(ReadTimeoutError(endpoint_url="x")))
+        for key in ("s/dead/a", "s/dead/b", "s/live/c", "t/dead/d"):
+            with pytest.raises(Indeterminate):
+                blob.set(key, bytes(7 * MIB))
+    assert sorted(uploads(blob)) == ["s/dead/a", "s/dead/b", "s/live/c", "t/dead/d"]
+    assert blob.sweep_uploads("s/", lambda key: key.startswith("s/dead/")) == 2
+    assert sorted(uploads(blob)) == ["s/live/c", "t/dead/d"]
+
+
+def raising(error: Exception) -> Any:
+    def raise_it(**_: Any) -> Any:
+        raise error
+
+    return raise_it
+
+
+def client_error(status: int, code: str) -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": "as planned"}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
+        "PutObject",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "write", "read"),
+    [
+        (client_error(503, "SlowDown"), Determinate, Determinate),
+        (client_error(429, "TooManyRequests"), Determinate, Determinate),
+        (client_error(503, "ServiceUnavailable"), Indeterminate, Determinate),
+        (client_error(500, "InternalError"), Indeterminate, Determinate),
+        (client_error(502, "502"), Indeterminate, Determinate),
+        (client_error(409, "ConditionalRequestConflict"), Determinate, Determinate),
+        (client_error(400, "BadDigest"), Determinate, Determinate),
+        (client_error(400, "RequestTimeout"), Determinate, Determinate),
+        (client_error(403, "RequestTimeTooSkewed"), Determinate, Determinate),
+        (client_error(403, "AccessDenied"), InvalidUsage, InvalidUsage),
+        (client_error(404, "NoSuchBucket"), NotFound, NotFound),
+        (client_error(301, "PermanentRedirect"), InvalidUsage, InvalidUsage),
+        (EndpointConnectionError(endpoint_url="x"), Determinate, Determinate),
+        (ReadTimeoutError(endpoint_url="x"), Indeterminate, Determinate),
+        (ConnectionClosedError(endpoint_url="x"), Indeterminate, Determinate),
+        (OSError("anything else"), Indeterminate, Determinate),
+    ],
+)  # fmt: skip
+def test_each_failure_says_whether_it_happened(
+    error: Exception, write: type[PersistError], read: type[PersistError]
+) -> None:
+    assert type(failed(error, "x", Indeterminate)) is write
+    assert type(failed(error, "x", Determinate)) is read
+
+
+def test_a_key_that_could_not_be_deleted_is_named_though_the_answer_is_a_200(
+    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("s/w/a", "s/w/b"):
+        blob.set(key, b"x")
+    client = blob._clients.get()
+
+    def delete_objects(**arguments: Any) -> Any:
+        refused = [o["Key"] for o in arguments["Delete"]["Objects"] if o["Key"].endswith("/b")]
+        arguments["Delete"]["Objects"] = [o for o in arguments["Delete"]["Objects"] if o["Key"] not in refused]
+        answer = client.delete_objects(**arguments)
+        return {**answer, "Errors": [{"Key": key, "Code": "InternalError", "Message": "planned"} for key in refused]}
+
+    intercept(monkeypatch, blob, delete_objects=delete_objects)
+    assert {key: type(error) for key, error in blob.delete_many(["s/w/a", "s/w/b"]).items()} == {"s/w/b": Determinate}
+    assert [entry.key for entry in blob.list("")] == ["s/w/b"]
+
+
+def test_a_thousand_keys_are_one_request_and_a_failed_request_names_only_its_own(
+    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def delete_objects(**arguments: Any) -> Any:
+        sizes.append(len(arguments["Delete"]["Objects"]))
+        if len(sizes) == 2:
+            raise ReadTimeoutError(endpoint_url="x")
+        return {"Deleted": arguments["Delete"]["Objects"]}
+
+    intercept(monkeypatch, blob, delete_objects=delete_objects)
+    failures = blob.delete_many([f"s/w/{n}" for n in range(2500)])
+    assert sizes == [1000, 1000, 500]
+    assert set(failures) == {f"s/w/{n}" for n in range(1000, 2000)}
+
+
+def test_a_missing_bucket_is_no_empty_one(url: str) -> None:
+    blob = S3Blob(Clients(parse_url(url.replace(f"//{servers.BUCKET}/", "//no-such-bucket/"))))
+    for call in (lambda: blob.get("s/x"), lambda: [*blob.list("")], lambda: blob.set("s/x", b"")):
+        with pytest.raises(NotFound):
+            call()
+    blob.close()
+
+
+def test_a_location_that_is_not_there_is_not_found_and_not_made(url: str) -> None:
+    for read_only in (False, True):
+        with pytest.raises(NotFound, match="create=True"):
+            open_location(url, "memory:", read_only=read_only)
+    with pytest.raises(InvalidUsage, match="consensus="):
+        open_location(url, create=True)
+
+
+def test_objects_of_somebody_else_and_newer_formats_are_left_alone(url: str) -> None:
+    clients = Clients(parse_url(url))
+    at = {"Bucket": servers.BUCKET, "Key": f"{clients.target.prefix}/thesis.tex"}
+    clients.get().put_object(**at, Body=b"x")
+    with pytest.raises(InvalidUsage, match="thesis"):
+        enter(url, Opening(create=True))
+    clients.get().put_object(**{**at, "Key": f"{clients.target.prefix}/persist.json"}, Body=b'{"format": 2}')
+    with pytest.raises(NewerFormat):
+        enter(url, Opening(create=True))
+    clients.get().put_object(**{**at, "Key": f"{clients.target.prefix}/persist.json"}, Body=b"{")
+    with pytest.raises(Corrupt):
+        enter(url, Opening(create=True))
+    clients.close()
+
+
+def test_a_server_that_ignores_conditions_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Clients.get
+
+    def get(self: Clients) -> Any:
+        client = inner(self)
+        return Intercepts(client, put_object=lambda **a: client.put_object(**{**a, "IfNoneMatch": None} and {
+            name: value for name, value in a.items() if name != "IfNoneMatch"}))  # fmt: skip
+
+    monkeypatch.setattr(Clients, "get", get)
+    with pytest.raises(InvalidUsage, match="If-None-Match"):
+        enter(url, Opening(create=True))
+
+
+def test_many_may_create_a_location_at_once(url: str) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        opened = list(pool.map(lambda _: enter(url, Opening(create=True)), range(6)))
+    for clients in opened:
+        clients.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["s3:bucket/x", "s3://", "s3:///x", "s3://b/x?nonsense=1", "s3://b/x?path_style=maybe", "s3://b/" + "x" * 300],
+)
+def test_a_url_that_is_none_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidUsage):
+        canonical(wrong)
+
+
+def test_a_url_means_the_same_however_it_is_written() -> None:
+    for one in ("s3://b/a/c/?region=r&endpoint=http://h:1", "s3://b//a/c?endpoint=http%3A%2F%2Fh%3A1&region=r"):
+        assert canonical(one) == "s3://b/a/c?endpoint=http%3A%2F%2Fh%3A1&region=r"
+    assert canonical(canonical("s3://b/a%20b")) == "s3://b/a%20b"
+    assert parse_url("s3://b").prefix == ""
+    assert parse_url("s3://b").path("blob", "k") == "blob/k"
+
+
+def test_a_key_longer_than_s3_takes_is_refused() -> None:
+    with pytest.raises(InvalidName):
+        parse_url("s3://b/" + "p" * 150).path("blob", "/".join(["x" * 200] * 5)[:1000])
+
+
+def test_settings_of_the_url_reach_the_client(tmp_path: Path) -> None:
+    clients = Clients(parse_url(f"s3://b/x?endpoint=https://h:1&region=eu-west-3&ca={tmp_path}/ca.pem&path_style=true"))
+    client = clients.get()
+    assert client.meta.region_name == "eu-west-3"
+    assert client.meta.endpoint_url == "https://h:1"
+    assert client.meta.config.s3["addressing_style"] == "path"
+    assert client.meta.config.retries["total_max_attempts"] == 1
+    clients.close()
+    with pytest.raises(InvalidUsage, match="closed"):
+        clients.get()
+
+
+def test_a_request_is_sent_once_also_when_the_server_asks_to_slow_down(url: str) -> None:
+    """Retries are decided above: boto3's own would take a conditional PUT's success for somebody else's."""
+    seen: list[str] = []
+
+    class SlowsDown(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            seen.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = b"<Error><Code>SlowDown</Code></Error>"
+            self.send_response(503)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowsDown)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        blob = S3Blob(Clients(parse_url(f"s3://b/x?endpoint=http://127.0.0.1:{server.server_port}&path_style=true")))
+        with pytest.raises(Determinate, match="SlowDown"):
+            blob.set("s/x", b"x")
+        assert seen == ["/b/x/blob/s/x"]
+        blob.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_without_credentials_it_says_so(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(InvalidUsage, match="redentials"):
+        enter(url, Opening())
+
+
+def test_opening_files_imports_neither_boto3_nor_psycopg(tmp_path: Path) -> None:
+    program = (
+        "import sys, persist_lib as p; p.open(sys.argv[1]).close(); "
+        "print([m for m in ('boto3', 'botocore', 'psycopg') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", program, f"file:{tmp_path}/d"], capture_output=True, check=True)
+    assert run.stdout.decode().strip() == "[]"
