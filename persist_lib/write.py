@@ -24,6 +24,7 @@ from persist_lib.errors import Determinate, InvalidUsage, LeaseExpired, PersistE
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import SeqNo, WriterId, format_writer_id
 from persist_lib.leases import Leases
+from persist_lib.location.deadline import within
 from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import write_rollup
@@ -31,6 +32,8 @@ from persist_lib.schema import Schema
 from persist_lib.updates import check_times, iter_updates
 
 log = logging.getLogger("persist.write")
+ROLLUP_S = 5.0
+"""How long an append that is committed may be held up by the rollup that it found due."""
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -54,6 +57,7 @@ class WriteHandle:
         self._lock = threading.RLock()
         self._id: WriterId | None = None
         self._closed = False
+        self._tried_rollup = 0
         self._dropped: weakref.finalize[..., WriteHandle] | None = None
 
     @property
@@ -213,7 +217,12 @@ class WriteHandle:
             return kind(writer, token, placed, now + lease_ms)
 
         while isinstance(answer := self.machine.try_commit(build, timeout, token), c.InlineFull):
-            if not self._flush():
+            try:
+                is_flushed = self._flush()
+            except LeaseExpired:
+                self._forget_id()
+                raise
+            if not is_flushed:
                 built = self._builder().externalised(built)
         if isinstance(answer, Committed):
             self._housekeep(answer)
@@ -246,11 +255,14 @@ class WriteHandle:
 
     def _housekeep(self, committed: Committed) -> None:
         """Roll up when nobody does. What fails here fails after the append was committed, so it is only logged."""
-        behind = committed.seqno - committed.after.newest_rollup
-        if behind < 2 * self.machine.config.rollup_every:
+        every = self.machine.config.rollup_every
+        newest = max(committed.after.newest_rollup, self._tried_rollup - every)
+        if committed.seqno - newest < 2 * every:
             return
+        self._tried_rollup = committed.seqno
         try:
-            write_rollup(self.machine, self.id)
+            with within(self.machine.runtime.deadline(ROLLUP_S)):
+                write_rollup(self.machine, self.id)
         except PersistError as error:
             log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
 

@@ -538,3 +538,39 @@ def test_a_writer_keeps_writing_while_the_schema_evolves(world: World) -> None:
     client.maintain("s")
     assert contents(client, 2) == {(1, "w", None): 2, (1, "w", 5): 1}
     check_world(client, "s")
+
+
+def test_appends_go_on_while_rollups_cannot_be_written(world: World) -> None:
+    storm = Storm(Outcome.REFUSED, "set")
+    client = world.client(persist.Config(rollup_every=10), plan=storm)
+    write = client.open_writer("s", SCHEMA)
+    storm.blows = True
+    start = world.clock.monotonic()
+    for time in range(60):
+        write.compare_and_append([row(time, "x", time)], time, time + 1)
+    assert world.clock.monotonic() - start < 40, "a rollup is tried now and then, and not for long"
+    storm.blows = False
+    for time in range(60, 75):
+        write.compare_and_append([row(time, "x", time)], time, time + 1)
+    assert client.inspect("s").state.newest_rollup > 50
+
+
+def test_a_writer_that_expires_while_it_flushes_is_told_once(world: World) -> None:
+    rival = Rival(world.inner.consensus)
+    config = persist.Config(inline_bytes=256 * 1024, lease_ms=1000)
+    client = world.client(config, rival=rival)
+    write = client.open_writer("s", SCHEMA)
+    for time in range(5):
+        write.compare_and_append([row(time, "x" * 200_000, time)], time, time + 1)
+    other = world.client(config)
+
+    def expire() -> None:
+        world.clock.advance(10)
+        assert other.expire("s").overdue
+
+    rival.before_next(expire)
+    with pytest.raises(LeaseExpired):
+        write.compare_and_append([row(5, "x" * 200_000, 5)], 5, 6)
+    assert not rival.waiting
+    write.compare_and_append([row(5, "x" * 200_000, 5)], 5, 6)
+    check_world(client, "s")
