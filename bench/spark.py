@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
 import persist_lib as persist
@@ -78,6 +78,6 @@ def _fill(client: persist.Client, updates: int, plain: Path) -> int:
 
 def _dataframe_plan(session: SparkSession, source: str, target: str, since: int) -> None:
     data = session.read.parquet(source)
-    columns = [*SCHEMA.names, f.greatest("_time", f.lit(since)).alias("_time"), "_diff"]
+    columns: list[Column | str] = [*SCHEMA.names, f.greatest("_time", f.lit(since)).alias("_time"), "_diff"]
     summed = data.select(*columns).groupBy(*SCHEMA.names, "_time").agg(f.sum("_diff").alias("_diff"))
     summed.where("_diff <> 0").orderBy(*SCHEMA.names, "_time").write.parquet(target)

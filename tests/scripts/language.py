@@ -176,7 +176,7 @@ def _ids(text: str) -> tuple[int, int]:
     return int(lo), int(hi)
 
 
-def _append(kind: type[c.CompareAndAppend] | type[c.Append]) -> Callable[[Words], c.Command]:
+def _append(kind: type[c.CompareAndAppend | c.Append]) -> Callable[[Words], c.Command]:
     def build(words: Words) -> c.Command:
         writer = WriterId(identifier(words.take()))
         return kind(writer, words.get("token").encode(), batch(words), words.number("until"))
