@@ -1,0 +1,166 @@
+"""The client end to end on S3 and PostgreSQL, and on S3 alone: what it answers, and exactly which requests it makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist_lib as persist
+from persist_lib.config import Runtime
+from persist_lib.core.commands import Heartbeat
+from persist_lib.location import open_location
+from persist_lib.testing import check_world, contents_of
+from persist_lib.testing.recording import RecordingLocation
+from tests import servers
+from tests.faults.proxy import Proxy
+
+servers.use_test_credentials()
+ROOT = Path(__file__).parents[2]
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+QUIET = Runtime(background=False)
+"""No renewal of leases in between: requests are counted."""
+
+
+def s3_url(scheme: str = "s3") -> str:
+    return f"{scheme}://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={servers.s3_server().url}&path_style=true"
+
+
+def postgres_url() -> str:
+    url = servers.postgres_url()
+    return f"{url}{'&' if '?' in url else '?'}persist_schema=t{os.urandom(8).hex()}"
+
+
+PLACES: dict[str, Callable[[], tuple[str, str | None]]] = {
+    "s3 and postgresql": lambda: (s3_url(), postgres_url()),
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> tuple[str, str | None]:
+    return PLACES[request.param]()
+
+
+class Counted:
+    """A client whose requests are recorded."""
+
+    def __init__(self, place: tuple[str, str | None], config: persist.Config | None = None) -> None:
+        self.recording = RecordingLocation(open_location(*place, create=True))
+        self.client = persist.open(self.recording.location, config=config, runtime=QUIET)
+
+    def count(self, act: Callable[[], object]) -> dict[str, int]:
+        self.recording.clear()
+        act()
+        kinds = [request.kind for request in self.recording.requests]
+        return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+
+@pytest.fixture
+def counted(place: tuple[str, str | None]) -> Iterator[Counted]:
+    counted = Counted(place)
+    yield counted
+    counted.client.close()
+
+
+def rows(*ids: int, word: str = "w") -> list[dict[str, Any]]:
+    return [{"id": id_, "word": word} for id_ in ids]
+
+
+def large(n: int) -> pa.Table:
+    return pa.table({"id": pa.array(range(n), pa.int64()), "word": pa.array([os.urandom(16).hex() for _ in range(n)])})
+
+
+def test_what_is_appended_is_read_compacted_collected_and_read_the_same(place: tuple[str, str | None]) -> None:
+    config = persist.Config(inline_bytes=0, rollup_every=8)
+    with persist.open(*place, config=config) as client:
+        write, read = client.open_shard("orders", SCHEMA)
+        expected: dict[tuple[int, str], int] = {}
+        for n in range(20):
+            write.compare_and_append(rows(n, n % 3), n, n + 1)
+            for id_ in (n, n % 3):
+                expected[id_, "w"] = expected.get((id_, "w"), 0) + 1
+        assert contents_of(read.snapshot(19).to_arrow()) == expected
+        read.downgrade_since(19)
+        read.close()
+        before = len([*client.blob.list("orders/")])
+        for _ in range(3):
+            client.maintain("orders")
+        assert len([*client.blob.list("orders/")]) < before
+        with client.open_reader("orders") as again:
+            assert contents_of(again.snapshot(19).to_arrow()) == expected
+        check_world(client, "orders")
+        with persist.open(*place, read_only=True) as other:
+            assert other.shards() == ["orders"]
+            with other.open_reader("orders") as reader:
+                assert contents_of(reader.snapshot(19).to_arrow()) == expected
+
+
+def test_another_process_reads_what_was_appended_here(place: tuple[str, str | None]) -> None:
+    with persist.open(*place) as client:
+        write = client.open_writer("s", SCHEMA)
+        write.compare_and_append(rows(1, 2), 0, 1)
+        program = (
+            "import sys, persist_lib as p; c = p.open(*sys.argv[1:], create=False); "
+            "print(c.open_reader('s').snapshot(0).to_arrow().num_rows); c.close()"
+        )
+        arguments = [part for part in (client.url, client.consensus_url) if part]
+        run = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program, *arguments], capture_output=True, check=True, cwd=ROOT
+        )
+    assert run.stdout.decode().strip() == "2"
+
+
+def test_an_append_is_one_compare_and_set_and_a_put_for_each_part(counted: Counted) -> None:
+    write = counted.client.open_writer("s", SCHEMA)
+    write.compare_and_append(rows(1), 0, 1)
+    assert counted.count(lambda: write.compare_and_append(rows(2), 1, 2)) == {"compare_and_set": 1}
+    assert counted.count(lambda: write.compare_and_append(large(5000), 2, 3)) == {"compare_and_set": 1, "set": 1}
+    assert counted.count(lambda: write.advance_upper(9)) == {"compare_and_set": 1}
+
+
+def test_heartbeats_and_downgrades_cost_no_blob_operation(counted: Counted) -> None:
+    write, read = counted.client.open_shard("s", SCHEMA)
+    for n in range(3):
+        write.compare_and_append(rows(n), n, n + 1)
+    assert counted.count(lambda: read.downgrade_since(2)) == {"compare_and_set": 1}
+    machine = counted.client.machine("s")
+    made = counted.count(lambda: machine.commit(lambda _s, now: Heartbeat((write.id,), now + 10**9)))
+    assert made == {"compare_and_set": 1}
+
+
+def test_opening_costs_the_same_however_long_the_history(place: tuple[str, str | None]) -> None:
+    made = []
+    for name, appends in (("short", 40), ("long", 400)):
+        with persist.open(*place, config=persist.Config(rollup_every=16), runtime=QUIET) as client:
+            write = client.open_writer(name, SCHEMA)
+            for n in range(appends):
+                write.compare_and_append(rows(n), n, n + 1)
+            client.roll_up(name, force=True)
+            client.collect(name)
+        fresh = Counted(place)
+        made.append(fresh.count(lambda fresh=fresh, name=name: fresh.client.inspect(name)))  # type: ignore[misc]
+        fresh.client.close()
+    assert made[0] == made[1] == {"get": 1, "head": 1, "scan": 1}
+
+
+def test_an_inline_append_is_one_round_trip_on_the_wire_and_a_larger_one_is_one_more() -> None:
+    blobs, log = s3_url(), postgres_url()
+    port = int(log.rpartition(":")[2].partition("/")[0])
+    with Proxy(servers.s3_server().port) as s3, Proxy(port) as sql:
+        blobs = blobs.replace(f":{servers.s3_server().port}", f":{s3.port}")
+        log = log.replace(f":{port}/", f":{sql.port}/")
+        with persist.open(blobs, log, runtime=QUIET) as client:
+            write = client.open_writer("s", SCHEMA)
+            write.compare_and_append(rows(1), 0, 1)
+            for appended, requests in ((rows(2), (0, 1)), (large(5000), (1, 1))):
+                upper = client.inspect("s").state.upper.time
+                s3.at(0, None)
+                sql.at(0, None)
+                write.compare_and_append(appended, upper, (upper or 0) + 1)
+                assert (s3.requests, sql.requests) == requests
