@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +20,7 @@ from persist_lib.batch import Builder, Built
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy, plan_flush
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
-from persist_lib.errors import Determinate, InvalidUsage, LeaseExpired, PersistError, Refused
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, PersistError, Refused
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import SeqNo, WriterId, format_writer_id
 from persist_lib.leases import Leases
@@ -112,7 +112,8 @@ class WriteHandle:
         """
         lower, upper = _bounds(expected_upper, new_upper)
         with self._lock:
-            built = self._build(updates, lower, upper)
+            with self._undoubted():
+                built = self._build(updates, lower, upper)
             return self._commit(built, lambda built, _state: built.batch, c.CompareAndAppend, timeout, token)
 
     def append(
@@ -131,7 +132,8 @@ class WriteHandle:
         """
         low, upper = _bounds(lower, new_upper)
         with self._lock:
-            built = self._build(updates, low, upper, by_time=True)
+            with self._undoubted():
+                built = self._build(updates, low, upper, by_time=True)
 
             def rest(built: Built, state: State) -> Batch:
                 is_overlap = low < state.upper and state.upper < upper
@@ -206,7 +208,8 @@ class WriteHandle:
         timeout: float | None,
         token: bytes | None,
     ) -> Appended:
-        writer, lease_ms = self.id, self.machine.config.lease_ms
+        with self._undoubted():
+            writer, lease_ms = self.id, self.machine.config.lease_ms
         entropy = self.machine.runtime.entropy
         token = token or entropy().to_bytes(8, "big") + entropy().to_bytes(8, "big")
         placed = built.batch
@@ -217,13 +220,8 @@ class WriteHandle:
             return kind(writer, token, placed, now + lease_ms)
 
         while isinstance(answer := self.machine.try_commit(build, timeout, token), c.InlineFull):
-            try:
-                is_flushed = self._flush()
-            except LeaseExpired:
-                self._forget_id()
-                raise
-            if not is_flushed:
-                built = self._builder().externalised(built)
+            with self._undoubted():
+                built = self._made_room(built)
         if isinstance(answer, Committed):
             self._housekeep(answer)
             return Appended(answer.seqno, answer.after.upper, placed.count, token, answer.attempts)
@@ -244,6 +242,25 @@ class WriteHandle:
         if forgotten is not None:
             self._leases.drop(self.machine, forgotten)
         return forgotten
+
+    @contextmanager
+    def _undoubted(self) -> Iterator[None]:
+        """What fails in here leaves no doubt about the append: it was not sent yet."""
+        try:
+            yield
+        except Indeterminate as error:
+            raise Determinate(
+                f"shard {self.shard}: nothing was appended, as what comes before failed: {error.message}. Try again",
+                shard=self.shard,
+            ) from error
+
+    def _made_room(self, built: Built) -> Built:
+        """The same, to be tried again: the state has room now, or it became an object."""
+        try:
+            return built if self._flush() else self._builder().externalised(built)
+        except LeaseExpired:
+            self._forget_id()
+            raise
 
     def _flush(self) -> bool:
         """Merge the newest inline batches into a part, so that the state has room again."""

@@ -29,6 +29,9 @@ TIMEOUT_S = 60.0
 ONCE = frozenset({"compare_and_set", "compare_and_set_many"})
 """Operations that are not the same when done twice."""
 
+READS = frozenset({"get", "get_range", "list", "head", "scan", "list_keys"})
+"""Operations that change nothing: when they fail, nothing can have happened."""
+
 
 def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> T:
     """`call` until it succeeds, fails for good, or the deadline has passed: then its last failure.
@@ -59,7 +62,15 @@ class _Retrying:
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
         """Retry as the kind of operation allows."""
-        return retry(call, is_idempotent=operation.kind not in ONCE, deadline=self.deadline())
+        try:
+            return retry(call, is_idempotent=operation.kind not in ONCE, deadline=self.deadline())
+        except Indeterminate as error:
+            if operation.kind not in READS:
+                raise
+            raise Determinate(
+                f"could not read {operation.key!r} ({operation.kind}): {error.message}. Nothing was changed; try again",
+                key=operation.key,
+            ) from error
 
     def deadline(self) -> Deadline:
         """The caller's, or one that starts now."""

@@ -574,3 +574,22 @@ def test_a_writer_that_expires_while_it_flushes_is_told_once(world: World) -> No
     assert not rival.waiting
     write.compare_and_append([row(5, "x" * 200_000, 5)], 5, 6)
     check_world(client, "s")
+
+
+@pytest.mark.parametrize("kind", ["set", "scan", "compare_and_set"])
+def test_only_an_append_that_was_sent_has_an_unknown_outcome(world: World, kind: str) -> None:
+    """What comes before (a look at the log, an upload, the registration) leaves no doubt: nothing was appended."""
+    storm = Storm(Outcome.LOST_UNKNOWN, kind)
+    config = SMALL.model_copy(update={"timeout_s": 0.2})
+    client = world.client(config, plan=storm)
+    write = client.open_writer("s", SCHEMA)
+    storm.blows = True
+    if kind == "scan":
+        with pytest.raises(Determinate):
+            write.fetch_upper()
+        world.client().open_writer("s", SCHEMA).advance_upper(3)  # so that it has to look again
+    with pytest.raises(Determinate):
+        write.compare_and_append([row(1)], 0, 1)
+    storm.blows = False
+    write.append([row(1, time=3)], 3, 4) if kind == "scan" else write.compare_and_append([row(1)], 0, 1)
+    check_world(client, "s")
