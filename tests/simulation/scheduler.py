@@ -57,8 +57,8 @@ class Actor:
         self.baton.acquire()
         try:
             self._run(self)
-        except Crashed:
-            pass
+        except (Crashed, Determinate, Indeterminate):
+            self.has_crashed = True  # gone, or given up with an error of the world: another one comes
         except BaseException as error:  # noqa: BLE001 - told by the scheduler
             self.failure = error
         self.is_done = True

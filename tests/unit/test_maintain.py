@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 
 import persist_lib as persist
 from persist_lib.core.compaction import MergeTask, TaskResult
-from persist_lib.errors import Determinate, Indeterminate
+from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
 from persist_lib.maintain import local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
@@ -309,3 +310,22 @@ def test_a_scrub_names_every_damaged_batch_and_changes_nothing(world: World) -> 
         assert read.snapshot(0).to_arrow().num_rows
         with pytest.raises(persist.Corrupt):
             read.snapshot(1).to_arrow()
+
+
+@pytest.mark.parametrize("lie", ["fingerprint", "diff_sum", "count", "parts"])
+def test_an_engine_that_lies_is_refused_and_the_shard_is_as_it_was(world: World, lie: str) -> None:
+    client = world.client(TINY)
+    model = filled(client, 12)
+    honest = local_engine(client.machine("s"))
+
+    def lying(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
+        for result in honest(tasks):
+            wrong = () if lie == "parts" else getattr(result, lie) + 1
+            yield msgspec.structs.replace(result, **{lie: wrong})
+
+    with pytest.raises(CompactionRefused):
+        client.compact("s", policy=EAGER, engine=lying)
+    with client.open_reader("s") as read:
+        assert contents_of(read.snapshot(11).to_arrow()) == model.contents(11)
+    settle(client)
+    check_swept(client, "s")
