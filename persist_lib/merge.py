@@ -31,6 +31,7 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.schema import DIFF, TIME, TIME_FIELD, Schema
 
 MERGE_BYTES = 256 << 20
+WINDOW_BYTES = 12 << 20  # what is merged at a time: windows that fit in the cache are merged fastest
 COPIES = 8  # read ahead, laid end to end, ordered and taken: how often a window's bytes are in memory at its peak
 PART_BYTES = 128 << 20
 
@@ -117,7 +118,7 @@ class _Merge:
                 source.keep_dictionaries()
         ahead = [_Ahead(run, [*self._schema.names, TIME]) for run in runs]
         while ahead:
-            quota = merge_bytes // COPIES // len(ahead)
+            quota = min(WINDOW_BYTES, merge_bytes // COPIES) // len(ahead)
             rows = quota if window_rows is None else window_rows // len(ahead)
             for run in ahead:
                 run.fill(quota, rows)

@@ -104,9 +104,11 @@ class PartEncoder:
 
 
 def groups_of(table: pa.Table) -> Iterator[pa.Table]:
-    """A table cut into row groups."""
+    """A table cut into row groups of like size."""
     row_bytes = max(1, table.nbytes // table.num_rows)
     rows = max(1, min(GROUP_ROWS, GROUP_BYTES // row_bytes))
+    groups = max(1, round(table.num_rows / rows))
+    rows = -(-table.num_rows // groups)
     for start in range(0, table.num_rows, rows):
         yield table.slice(start, rows)
 

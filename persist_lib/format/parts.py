@@ -28,7 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 14
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

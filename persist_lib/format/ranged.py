@@ -56,12 +56,12 @@ class ChunkedReader(io.RawIOBase):
         self._at = max(0, base + offset)
         return self._at
 
-    def read(self, count: int | None = -1) -> bytes:
-        """At most `count` bytes, all that are left for None or -1; fewer only at the end."""
+    def read(self, count: int | None = -1) -> bytes | memoryview:
+        """At most `count` bytes, all that are left for None or -1; fewer only at the end. Within a chunk, no copy."""
         end = self._size if count is None or count < 0 else min(self._size, self._at + count)
         pieces = [self._piece(index, end) for index in self._between(self._at, end)]
         self._at = max(self._at, end)
-        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def readinto(self, buffer: Any) -> int:
         """As `read`, into a buffer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from persist_lib.schema import Schema
 SCHEMA = Schema({"k": "int64"})
 
 
-def updates(keys: list[int] | np.ndarray, times: object = 0, diffs: object = 1) -> pa.Table:
+def updates(keys: list[int] | np.ndarray, times: Any = 0, diffs: Any = 1) -> pa.Table:
     keys = np.asarray(keys, "i8")
     columns = [keys, np.broadcast_to(times, keys.shape).astype("u8"), np.broadcast_to(diffs, keys.shape).astype("i8")]
     return pa.table([pa.array(column) for column in columns], schema=SCHEMA.updates)
