@@ -5,6 +5,7 @@
     file:/x, file:///x                                       absolute paths
     postgresql://user@host/db?persist_schema=persist         consensus only; any URL of libpq
     s3://bucket/prefix?endpoint=http://host:9000             blobs only; see s3_client for the options
+    s3+cas://bucket/prefix                                   blobs and consensus, without a database
 
 Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
 `Scheme`.
@@ -29,12 +30,14 @@ from persist_lib.location.scheme import Opening, Scheme
 ENTRY_POINTS = "persist.locations"
 _POSTGRES = lazy_scheme("persist_lib.location.postgres", "postgres", has_blob=False, has_consensus=True)
 _S3 = lazy_scheme("persist_lib.location.s3", "s3", has_blob=True, has_consensus=False)
+_S3_ALONE = lazy_scheme("persist_lib.location.s3_cas", "s3", has_blob=True, has_consensus=True)
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": file_location.SCHEME,
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
     "s3": _S3,
+    "s3+cas": _S3_ALONE,
 }
 
 

@@ -60,7 +60,7 @@ class S3Blob:
         at = self._at(key)
         with reading(f"read blob {key!r}"):
             try:
-                return _body(self._clients.get().get_object(**at))
+                return body_of(self._clients.get().get_object(**at))
             except ClientError as error:
                 if is_missing(error):
                     return None
@@ -80,7 +80,7 @@ class S3Blob:
                 if status_of(error) == 416:
                     return b""  # there is such an object, and it ends before
                 raise
-            data = _body(answer)
+            data = body_of(answer)
             # Some servers answer the whole object to a range beyond what they can do.
             is_whole = answer["ResponseMetadata"]["HTTPStatusCode"] == 200
             return data[start:end] if is_whole else data
@@ -161,23 +161,7 @@ class S3Blob:
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
         """See `api.Blob`. One request for a thousand."""
         names = {self._at(key)["Key"]: key for key in keys}
-        failures: dict[str, Exception] = {}
-        for start in range(0, len(names), PAGE):
-            chunk = list(names)[start : start + PAGE]
-            try:
-                failures |= {names[name]: error for name, error in self._delete_chunk(chunk).items()}
-            except PersistError as error:
-                failures |= dict.fromkeys((names[name] for name in chunk), error)
-        return failures
-
-    def _delete_chunk(self, names: list[str]) -> dict[str, Exception]:
-        """SUBTLE: the answer is a 200 also when some or all could not be deleted, so each key has to be found in it."""
-        objects = {"Objects": [{"Key": name} for name in names]}
-        with writing(f"delete {len(names)} blobs"):
-            answer = self._clients.get().delete_objects(Bucket=self._target.bucket, Delete=objects)
-        errors = {error["Key"]: error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"}
-        unsaid = set(names) - {entry["Key"] for entry in answer.get("Deleted", [])}
-        return {name: _not_deleted(name, errors.get(name)) for name in names if name in errors or name in unsaid}
+        return {names[name]: error for name, error in delete_objects(self._clients, list(names)).items()}
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         """See `api.Blob`. A page is one request of up to a thousand keys. A page that fails is an error."""
@@ -227,7 +211,7 @@ class S3Blob:
         self._clients.close()
 
 
-def _body(answer: Any) -> bytes:
+def body_of(answer: Any) -> bytes:
     """The whole body, as long as was announced. A slow drip ends with the caller's deadline."""
     with contextlib.closing(answer["Body"]) as body:
         pieces = []
@@ -240,6 +224,28 @@ def _body(answer: Any) -> bytes:
     if len(data) != answer["ContentLength"]:
         raise Determinate(f"{len(data)} of {answer['ContentLength']} bytes came")
     return data
+
+
+def delete_objects(clients: Clients, names: list[str]) -> dict[str, Exception]:
+    """Delete objects by their full names; answers what could not be deleted, and why. One request for a thousand."""
+    failures: dict[str, Exception] = {}
+    for start in range(0, len(names), PAGE):
+        chunk = names[start : start + PAGE]
+        try:
+            failures |= _delete_chunk(clients, chunk)
+        except PersistError as error:
+            failures |= dict.fromkeys(chunk, error)
+    return failures
+
+
+def _delete_chunk(clients: Clients, names: list[str]) -> dict[str, Exception]:
+    """SUBTLE: the answer is a 200 also when some or all could not be deleted, so each key has to be found in it."""
+    objects = {"Objects": [{"Key": name} for name in names]}
+    with writing(f"delete {len(names)} objects"):
+        answer = clients.get().delete_objects(Bucket=clients.target.bucket, Delete=objects)
+    errors = {error["Key"]: error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"}
+    unsaid = set(names) - {entry["Key"] for entry in answer.get("Deleted", [])}
+    return {name: _not_deleted(name, errors.get(name)) for name in names if name in errors or name in unsaid}
 
 
 def _not_deleted(name: str, error: dict[str, str] | None) -> Exception:
@@ -270,7 +276,7 @@ def enter(url: str, opening: Opening) -> Clients:
 def _check_marker(clients: Clients, url: str) -> bool:
     with reading(f"open the location {url}"):
         try:
-            data = _body(clients.get().get_object(Bucket=clients.target.bucket, Key=clients.target.path(MARKER)))
+            data = body_of(clients.get().get_object(Bucket=clients.target.bucket, Key=clients.target.path(MARKER)))
         except ClientError as error:
             if is_missing(error):
                 return False
@@ -331,4 +337,4 @@ def open_blob(url: str, opening: Opening) -> S3Blob:
     return S3Blob(enter(url, opening))
 
 
-__all__ = ["S3Blob", "canonical", "enter", "open_blob"]
+__all__ = ["S3Blob", "body_of", "canonical", "delete_objects", "enter", "open_blob"]

@@ -59,9 +59,13 @@ def _postgres_url(_: Path) -> str:
     return f"{url}{'&' if '?' in url else '?'}persist_schema=t{os.urandom(8).hex()}"
 
 
-def _s3_url(_: Path) -> str:
+def _s3_cas_url(path: Path) -> str:
+    return _s3_url(path, "s3+cas")
+
+
+def _s3_url(_: Path, scheme: str = "s3") -> str:
     server = servers.s3_server()
-    return f"s3://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={server.url}&path_style=true"
+    return f"{scheme}://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={server.url}&path_style=true"
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class ConsensusKind:
     open: Callable[..., Consensus] = _consensus
     is_shared: bool = True
     has_transactions: bool = True
+    rows_to_race_for: int = 150
 
 
 BLOBS = {
@@ -95,5 +100,6 @@ CONSENSUSES = {
     "memory": ConsensusKind(_memory_url, is_shared=False),
     "sqlite": ConsensusKind(_file_url),
     "postgresql": ConsensusKind(_postgres_url),
+    "s3": ConsensusKind(_s3_cas_url, has_transactions=False, rows_to_race_for=40),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
 }

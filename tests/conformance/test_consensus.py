@@ -247,7 +247,7 @@ def test_of_processes_that_create_extend_and_truncate_one_wins_each_row(
 ) -> None:
     if not consensus_kind.is_shared:
         pytest.skip("not shared among processes")
-    until = 150
+    until = consensus_kind.rows_to_race_for
     calls = [(racers.extend_in_process, consensus_name, consensus_url, "s", who, until) for who in range(PROCESSES - 1)]
     calls.append((racers.truncate_in_process, consensus_name, consensus_url, "s", PROCESSES - 1, until))
     claims = [*chain.from_iterable(race(calls))]
@@ -263,7 +263,7 @@ def test_of_processes_that_extend_none_loses_an_acknowledged_row(
 ) -> None:
     if not consensus_kind.is_shared:
         pytest.skip("not shared among processes")
-    until = 150
+    until = consensus_kind.rows_to_race_for
     claims = [
         *chain.from_iterable(
             race(

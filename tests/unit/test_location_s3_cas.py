@@ -1,0 +1,257 @@
+"""Consensus on S3 alone: nobody wins a place that truncation has freed, and no stray is ever read as a row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing
+from persist_lib.ids import SeqNo
+from persist_lib.location import open_location
+from persist_lib.location.api import Row
+from persist_lib.location.s3 import enter
+from persist_lib.location.s3_cas import RECENT_S, S3Consensus
+from persist_lib.location.s3_client import Clients, parse_url
+from persist_lib.location.scheme import Opening
+from persist_lib.testing import ManualClock
+from tests import servers
+from tests.faults.proxy import Fault, Proxy
+
+servers.use_test_credentials()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"s3+cas://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={servers.s3_server().url}&path_style=true"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def opened(url: str, clock: ManualClock) -> Iterator[Callable[[], S3Consensus]]:
+    made: list[S3Consensus] = []
+
+    def make() -> S3Consensus:
+        made.append(S3Consensus(enter(url, Opening(create=True)), runtime=clock.runtime(len(made)), page=4))
+        return made[-1]
+
+    yield make
+    for consensus in made:
+        consensus.close()
+
+
+class Acts:
+    """A client before or after one of whose operations somebody else acts, once."""
+
+    def __init__(self, inner: Any, operation: str, act: Callable[[], object], *, after: bool = False) -> None:
+        self.inner, self.operation, self.act, self.after, self.done = inner, operation, act, after, False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+        if name != self.operation or self.done:
+            return method
+
+        def call(**arguments: Any) -> Any:
+            self.done = True
+            if not self.after:
+                self.act()
+            answer = method(**arguments)
+            if self.after:
+                self.act()
+            return answer
+
+        return call
+
+
+def interpose(
+    consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch, operation: str, act: Callable[[], object], **how: bool
+) -> None:
+    acts = Acts(consensus._clients.get(), operation, act, **how)
+    monkeypatch.setattr(consensus._clients, "get", lambda: acts)
+
+
+def fill(consensus: S3Consensus, first: int, last: int) -> None:
+    for n in range(first, last + 1):
+        assert consensus.compare_and_set("s", SeqNo(n - 1) if n > 1 else None, b"%d" % n)
+
+
+def rows(first: int, last: int) -> list[Row]:
+    return [Row(SeqNo(n), b"%d" % n) for n in range(first, last + 1)]
+
+
+@pytest.mark.parametrize("stale", [None, 1, 3])
+def test_a_stale_client_that_writes_into_a_freed_place_has_not_won_and_is_never_read(
+    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch, stale: int | None
+) -> None:
+    late, busy = opened(), opened()
+    fill(busy, 1, 3) if stale else None
+    assert late.scan("s", SeqNo(0), 99) == (rows(1, 3) if stale else [])
+
+    def advance_and_truncate() -> None:
+        fill(busy, 4 if stale else 1, 7)
+        assert busy.truncate("s", SeqNo(7)) == 6
+
+    interpose(late, monkeypatch, "put_object", advance_and_truncate)
+    with pytest.raises(Indeterminate, match="truncated to v7"):
+        late.compare_and_set("s", stale if stale is None else SeqNo(stale), b"stray")
+    monkeypatch.undo()
+    for reader in (late, busy, opened()):
+        assert reader.head("s") == rows(7, 7)[0]
+        for limit in (1, 2, 99):
+            assert reader.scan("s", SeqNo(0), limit) == rows(7, 7)
+            assert reader.scan("s", SeqNo((stale or 0) + 1), limit) == rows(7, 7)
+    fill(opened(), 8, 8)
+    assert busy.truncate("s", SeqNo(8)) == 2, "the stray is swept with the row"
+
+
+def test_a_stale_client_is_told_that_it_lost_without_writing_anything(
+    opened: Callable[[], S3Consensus], clock: ManualClock
+) -> None:
+    late, busy = opened(), opened()
+    fill(late, 1, 3)
+    fill(busy, 4, 7)
+    busy.truncate("s", SeqNo(7))
+    clock.sleep(RECENT_S + 1)
+    for expected in (None, SeqNo(1), SeqNo(3), SeqNo(5)):
+        assert not late.compare_and_set("s", expected, b"stale")
+    assert [*late._names("s", SeqNo(0))] == [7]
+
+
+def test_a_winner_whose_row_was_truncated_before_it_could_be_sure_is_in_doubt_and_not_wrong(
+    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = opened(), opened()
+    fill(one, 1, 3)
+
+    def go_on() -> None:
+        fill(other, 5, 6)
+        other.truncate("s", SeqNo(6))
+
+    interpose(one, monkeypatch, "put_object", go_on, after=True)
+    with pytest.raises(Indeterminate):
+        one.compare_and_set("s", SeqNo(3), b"4")
+    monkeypatch.undo()
+    assert one.scan("s", SeqNo(0), 9) == rows(6, 6)
+
+
+def test_a_scan_that_meets_a_truncation_and_a_stray_reads_neither_a_gap_nor_the_stray(
+    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, busy = opened(), opened()
+    fill(busy, 1, 6)
+    assert reader.scan("s", SeqNo(0), 1) == rows(1, 1)
+
+    def truncate_and_stray() -> None:
+        busy.truncate("s", SeqNo(6))
+        at = busy._row("s", SeqNo(3))
+        busy._clients.get().put_object(**at, Body=b"stray", IfNoneMatch="*")
+
+    interpose(reader, monkeypatch, "get_object", truncate_and_stray)
+    assert reader.scan("s", SeqNo(2), 99) == rows(6, 6)
+    monkeypatch.undo()
+    assert reader.scan("s", SeqNo(3), 1) == rows(6, 6)
+
+
+def test_truncation_that_died_after_raising_the_floor_is_finished_by_the_next(
+    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying, next_ = opened(), opened()
+    fill(dying, 1, 5)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    interpose(dying, monkeypatch, "delete_objects", die)
+    with pytest.raises(KeyboardInterrupt):
+        dying.truncate("s", SeqNo(4))
+    assert next_.scan("s", SeqNo(0), 99) == rows(4, 5)
+    assert not next_.compare_and_set("s", SeqNo(3), b"!")
+    assert next_.truncate("s", SeqNo(4)) == 3
+    assert next_.truncate("s", SeqNo(4)) == 0
+
+
+def test_of_two_truncations_the_floor_keeps_the_higher(
+    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low, high = opened(), opened()
+    fill(low, 1, 6)
+    interpose(low, monkeypatch, "put_object", lambda: high.truncate("s", SeqNo(6)))
+    assert low.truncate("s", SeqNo(3)) == 0
+    assert high.scan("s", SeqNo(0), 9) == rows(6, 6)
+
+
+def test_a_row_that_is_lost_is_damage_and_no_end_of_the_log(opened: Callable[[], S3Consensus]) -> None:
+    consensus = opened()
+    fill(consensus, 1, 5)
+    consensus._clients.get().delete_object(**consensus._row("s", SeqNo(3)))
+    for reader in (consensus, opened()):
+        with pytest.raises(Missing, match="gap"):
+            reader.scan("s", SeqNo(1), 99)
+    consensus._clients.get().put_object(**consensus._floor_at("s"), Body=b"")
+    with pytest.raises(Corrupt, match="floor"):
+        consensus.scan("s", SeqNo(4), 99)
+
+
+@pytest.mark.parametrize("fault", [*Fault])
+@pytest.mark.parametrize("index", [1, 2, 3])
+def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
+    opened: Callable[[], S3Consensus], url: str, fault: Fault, index: int
+) -> None:
+    consensus = opened()
+    fill(consensus, 1, 2)
+    with Proxy(servers.s3_server().port) as proxy:
+        clients = Clients(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}")), answer_s=1)
+        through = S3Consensus(clients)
+        assert through.scan("s", SeqNo(0), 9) == rows(1, 2)
+        proxy.at(index, fault)
+        won: bool | None
+        try:
+            won = through.compare_and_set("s", SeqNo(2), b"3")
+        except Indeterminate:
+            won = None
+        except Determinate:
+            won = False
+        there = consensus.scan("s", SeqNo(3), 9)
+        assert there in ([], [Row(SeqNo(3), b"3")])
+        assert won is None or won == bool(there)
+        proxy.at(0, None)
+        again = through.compare_and_set("s", SeqNo(2), b"again")
+        assert again is not bool(there)
+        through.close()
+
+
+def test_the_requests_of_each_operation(opened: Callable[[], S3Consensus], url: str) -> None:
+    """What docs/design/0012 says that it costs."""
+    consensus = opened()
+    fill(consensus, 1, 3)
+    with Proxy(servers.s3_server().port) as proxy:
+        through = S3Consensus(Clients(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}"))))
+        for act, requests in (
+            (lambda: through.head("s"), 2),
+            (lambda: through.scan("s", SeqNo(3), 9), 3),
+            (lambda: through.compare_and_set("s", SeqNo(3), b"4"), 2),
+            (lambda: through.compare_and_set("s", SeqNo(4), b"5"), 2),
+            (lambda: through.compare_and_set("s", SeqNo(4), b"!"), 2),
+            (through.now, 0),
+        ):
+            proxy.at(0, None)
+            act()
+            assert proxy.requests == requests
+        through.close()
+
+
+def test_one_url_opens_blobs_and_consensus_and_several_keys_at_once_are_refused(url: str) -> None:
+    with open_location(url, create=True) as location:
+        location.blob.set("s/x", b"x")
+        location.consensus.compare_and_set("s", None, b"x")
+        with pytest.raises(InvalidUsage, match="PostgreSQL"):
+            location.consensus.compare_and_set_many({"s": (SeqNo(1), b"x")})
+        assert [entry.key for entry in location.blob.list("")] == ["s/x"]
+    with open_location(url, read_only=True) as reader:
+        assert reader.consensus.head("s") == Row(SeqNo(1), b"x")
