@@ -26,7 +26,7 @@ from examples.failures import Failed
 from examples.git_log import FILES
 from examples.git_repository import Repository
 from examples.order_book import ORDERS, Book
-from examples.picture import draw_traces
+from examples.picture import draw_moments, fetch_states
 from orchestration.run import RunReport, run_maintenance
 from persist_lib.cli.render import compare_table, plain_table, shards_table
 from persist_lib.cli.units import size
@@ -34,6 +34,7 @@ from persist_lib.maintain import Census
 
 OUTPUT = Path("demo-output")
 SHARDS = ("files", "files_commits", "orders", "orders_book")
+PICTURED = ("files", "orders")
 SMALL_APPENDS = 2_000
 """Histories up to this many commits are ingested one commit at a time."""
 CONFIG = {"spark_above_bytes": 4 << 20, "task_bytes": 8 << 20}
@@ -81,7 +82,7 @@ def demo(repo: Path, updates: int, output: Path) -> None:
         check(url, repository, book)
     before = censuses(url)
     screen.print(shards_table(before))
-    draw_traces(url, ("files", "orders"), output / "trace-before.png", "before maintenance")
+    states = fetch_states(url, PICTURED)
     with clock.phase("Maintaining all of it: Dagster decides, Spark merges, one transition commits"):
         report(run_maintenance(url, config=CONFIG, log_level="WARNING"))
     with clock.phase(f"Reading {CHECKED} past times of each, after maintenance"):
@@ -89,7 +90,8 @@ def demo(repo: Path, updates: int, output: Path) -> None:
     after = censuses(url)
     screen.print(shards_table(after))
     screen.print(compare_table(before, after))
-    draw_traces(url, ("files", "orders"), output / "trace-after.png", "after maintenance")
+    moments = [("before maintenance", states), ("after maintenance", fetch_states(url, PICTURED))]
+    draw_moments(moments, output / "trace.png")
     summary(clock, data, output, commits)
 
 
@@ -158,12 +160,12 @@ def censuses(url: str) -> list[Census]:
 
 def report(run: RunReport) -> None:
     """What the run recorded in Dagster; raises when it failed."""
-    table = plain_table("shard", "duty", "what Dagster recorded")
+    table = plain_table("shard", "duty", "what Dagster recorded", "seconds", right=("seconds",))
     for shard in SHARDS:
         for duty, figures in run.figures.get(shard, {}).items():
-            said = ", ".join(f"{name} {_figure(value)}" for name, value in figures.items() if _is_news(name, value))
-            if said:
-                table.add_row(shard, duty, said)
+            news = [f"{name} {_figure(value)}" for name, value in figures.items() if _is_news(name, value)]
+            if news:
+                table.add_row(shard, duty, ", ".join(news), f"{figures.get('seconds', 0):.1f}")
     screen.print(table)
     good = sum(verdict.passed for verdict in run.verdicts)
     screen.print(f"{good} of {len(run.verdicts)} asset checks passed")
@@ -186,9 +188,7 @@ def summary(clock: Clock, data: Path, output: Path, commits: int) -> None:
         sizes = [path.stat().st_size for path in data.glob(pattern)]
         table.add_row(kind, f"{len(sizes)}", size(sum(sizes)))
     screen.print(table)
-    screen.print(
-        f"{commits:,} commits and the order book are in {data}; pictures: {output}/trace-before.png, trace-after.png"
-    )
+    screen.print(f"{commits:,} commits and the order book are in {data}; the traces: {output}/trace.png")
     screen.print(f"look around: .venv/bin/persist --location file:{data} show orders")
     screen.print(f"the same in Dagster's UI: make dev PERSIST_LOCATION=file:{data.resolve()}")
 
@@ -200,7 +200,7 @@ def _is_news(name: str, value: object) -> bool:
 REPORTED = (
     "expired", "batches_before", "batches_after", "bytes_in", "bytes_out", "updates_in", "updates_out", "tasks",
     "deleted", "blobs_deleted", "bytes_deleted", "rows_truncated", "orphans", "orphans_deleted", "since_before",
-    "since_after", "since", "rollup_bytes", "seconds",
+    "since_after", "written", "bytes",
 )  # fmt: skip
 
 
