@@ -199,7 +199,7 @@ def _is_news(name: str, value: object) -> bool:
 
 REPORTED = (
     "expired", "batches_before", "batches_after", "bytes_in", "bytes_out", "updates_in", "updates_out", "tasks",
-    "deleted", "blobs_deleted", "bytes_deleted", "rows_truncated", "orphans", "orphans_deleted", "since_before",
+    "deleted", "deleted_bytes", "log_rows", "orphans", "orphan_bytes", "since_before",
     "since_after", "written", "bytes",
 )  # fmt: skip
 
