@@ -36,13 +36,11 @@ class Config(BaseModel):
     timeout_s: float = Field(60.0, gt=0)
     """What a call may take unless it says otherwise."""
     poll_s: float = Field(0.01, gt=0)
-    """How often a listener looks for news at first; it backs off to fifty times that when nothing comes."""
+    """How often a listener looks for news at first; it backs off to twice that when nothing comes."""
     merge_bytes: int = Field(256 * MIB, ge=1 * MIB)
     """Memory for buffered windows of a merge."""
     read_threads: int = Field(4, ge=1, le=64)
     """Objects fetched in parallel."""
-    compact_fan_in: int = Field(8, ge=2, le=64)
-    """How many batches of one size class are let stand before they are merged: write against read amplification."""
     spark_above_bytes: int = Field(64 * MIB, ge=0)
     """Compactions that read more than this go to Spark when the engine is `auto`."""
     task_bytes: int = Field(128 * MIB, ge=64 * KIB)

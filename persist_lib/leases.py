@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO
 
 from persist_lib.config import Config, Runtime
@@ -44,6 +45,7 @@ class Leases:
         self._runtime = runtime
         self._urls = urls
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._kept: dict[str, tuple[Machine, set[str]]] = {}
         self._ticks: dict[int, Callable[[], None]] = {}
         self._abandoned: deque[tuple[Machine, str]] = deque()
@@ -64,8 +66,21 @@ class Leases:
             if self._runtime.background and self._config.lease_ms < EAGER_BELOW_MS:
                 self._start_process()
 
+    def is_inherited(self) -> bool:
+        """Whether this is a fork of the process that registered the ids: they, thread and pipe are its parent's."""
+        return os.getpid() != self._owner
+
+    def retire(self, machine: Machine, id_: str) -> None:
+        """Drop an id and give it up at once, unless it is the parent's."""
+        self.drop(machine, id_)
+        if not self.is_inherited():
+            with suppress(Refused):  # expired already, or the shard is finished
+                machine.commit(lambda _state, _now: Retire(id_))
+
     def drop(self, machine: Machine, id_: str) -> None:
         """No longer keep it up."""
+        if self.is_inherited():
+            return
         with self._lock:
             _, ids = self._kept.get(machine.shard, (machine, set()))
             ids.discard(id_)
@@ -101,7 +116,9 @@ class Leases:
             renew(machine, ids, self._config.lease_ms, RENEW_BELOW)
 
     def close(self) -> None:
-        """Stop renewing, and retire what is still kept. Idempotent."""
+        """Stop renewing, and retire what is still kept. Idempotent; in a fork it leaves all that to the parent."""
+        if self.is_inherited():
+            return
         with self._lock:
             self._closed = True
             kept = [(machine, id_) for machine, ids in self._kept.values() for id_ in sorted(ids)]

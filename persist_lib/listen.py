@@ -17,8 +17,8 @@ from persist_lib.schema import Schema
 if TYPE_CHECKING:
     from persist_lib.read import ReadHandle
 
-BACK_OFF = 50
-"""How many times `poll_s` the pauses become, when nothing comes."""
+BACK_OFF = 2
+"""How many times `poll_s` the pauses become, when nothing comes: little, as news should be heard at once."""
 
 
 class Updates(NamedTuple):

@@ -172,9 +172,7 @@ class ReadHandle:
             retired, self.id = self.id, None
         self._dropped.detach()
         self._leases.every_tick(self, None)
-        self._leases.drop(self.machine, retired)
-        with suppress(Refused):  # expired already, or the shard is finished
-            self.machine.commit(lambda _state, _now: c.Retire(retired))
+        self._leases.retire(self.machine, retired)
 
     def __enter__(self) -> Self:
         return self

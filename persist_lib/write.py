@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +20,7 @@ from persist_lib.batch import Builder, Built
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy, plan_flush
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, PersistError, Refused
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, PersistError
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import SeqNo, WriterId, format_writer_id
 from persist_lib.leases import Leases
@@ -165,10 +165,8 @@ class WriteHandle:
         """Retire this writer. What it appended stays."""
         with self._lock:
             self._closed = True
-            if (retired := self._forget_id()) is None:
-                return
-            with suppress(Refused):  # expired already, or the shard is finished
-                self.machine.commit(lambda _state, _now: c.Retire(retired))
+            if (retired := self._forget_id()) is not None:
+                self._leases.retire(self.machine, retired)
 
     def __enter__(self) -> Self:
         return self

@@ -152,6 +152,24 @@ def test_the_lease_of_a_killed_owner_ends_and_its_renewing_process_with_it(url: 
         os.kill(child, signal.SIGKILL)
 
 
+def test_a_fork_that_closes_what_it_inherited_leaves_its_parents_ids_alone(url: str, owners: list[Owner]) -> None:
+    body = """
+    write, read = client.open_shard("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    time.sleep(1.0)                                        # the renewing process starts
+    child = os.fork()
+    if child == 0:
+        client.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    write.compare_and_append([row(1, time=1)], 1, 2)
+    say(contents_of(read.snapshot(1).to_arrow()) == {(1, "w"): 2})
+    """
+    owners.append(Owner(url, body))
+    assert owners[0].hear() == "True"
+    assert renewers(owners[0].process.pid)
+
+
 def children(parent: int) -> list[int]:
     """Forks of a process: its children that are no renewing processes."""
     found = []
