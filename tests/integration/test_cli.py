@@ -47,7 +47,11 @@ class Shell:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.env: dict[str, str | None] = {"PERSIST_LOCATION": f"file:{root}", "PERSIST_CONSENSUS": None}
+        self.env: dict[str, str | None] = {
+            "PERSIST_LOCATION": f"file:{root}",
+            "PERSIST_CONSENSUS": None,
+            "COLUMNS": None,
+        }
 
     def run(self, *words: object, typed: str | None = None) -> Result:
         return CliRunner().invoke(app, list(map(str, words)), env=self.env, input=typed)
