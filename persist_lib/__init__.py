@@ -42,6 +42,7 @@ from persist_lib.listen import Listen, Progress, Updates
 from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
 from persist_lib.snapshot import Snapshot, Split
+from persist_lib.updates import Update, decode_rows
 from persist_lib.write import Appended, WriteHandle
 
 __all__ = [
@@ -80,9 +81,11 @@ __all__ = [
     "Split",
     "StillRead",
     "TimedOut",
+    "Update",
     "Updates",
     "UpperMismatch",
     "WriteHandle",
     "at",
+    "decode_rows",
     "open",
 ]
