@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.format.columns import U64, ByteWords, Flags, Rows, Words, array_of, integers, joined, words_of
+from persist_lib.format.columns import POOL, U64, ByteWords, Flags, Rows, Words, array_of, integers, joined, words_of
 from persist_lib.schema import TIME, Schema
 
 Digit = Callable[[Rows | None], U64]
@@ -83,7 +83,9 @@ def sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flag
 def take(table: pa.Table, rows: Rows) -> pa.Table:
     """The chosen rows of a table."""
     chosen = array_of(rows)
-    return pa.table([joined(column).take(chosen) for column in table.columns], schema=table.schema)
+    return pa.table(
+        [pc.take(joined(column), chosen, memory_pool=POOL) for column in table.columns], schema=table.schema
+    )
 
 
 def digits_of(columns: Sequence[pa.Array], shared: int = 0) -> Iterator[Digit]:

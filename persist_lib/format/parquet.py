@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
-from persist_lib.format.columns import array_of, plain_table
+from persist_lib.format.columns import POOL, array_of, plain_table
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import MASK, Description, EncodedPart, describe, wrap_signed
 from persist_lib.format.keys import slice_sorted
@@ -46,7 +46,7 @@ class PartEncoder:
 
     def __init__(self, schema: Schema, schema_id: int) -> None:
         self._schema, self._schema_id = schema, schema_id
-        self._sink = pa.BufferOutputStream()
+        self._sink = pa.BufferOutputStream(POOL)
         self._writer: pq.ParquetWriter | None = None
         self._groups: list[Description] = []
 

@@ -16,12 +16,12 @@ from persist_lib.format.order import is_sorted, sort_updates
 from persist_lib.format.parts import PartSource, decode_part, encode_inline, encode_part, open_run
 from persist_lib.merge import merge_contents, merge_runs, merge_to_parts
 from persist_lib.schema import Schema
-from tests.properties.kernel_updates import TYPES, build, in_order, read, schemas, totals, updates_of
+from tests.properties.kernel_updates import TYPES, Update, build, in_order, read, schemas, totals, updates_of
 
 HUGE = st.sampled_from([1, -1, 2**63 - 1, -(2**63), 2**62])
 
 
-def dealt(data: st.DataObject, schema: Schema, updates: list) -> list[pa.Table]:
+def dealt(data: st.DataObject, schema: Schema, updates: list[Update]) -> list[pa.Table]:
     """The updates dealt to runs, each consolidated."""
     count = data.draw(st.integers(0, 4)) if not updates else data.draw(st.integers(1, 4))
     owners = [data.draw(st.integers(0, count - 1)) for _ in updates]

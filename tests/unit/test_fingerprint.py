@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -18,7 +19,7 @@ from persist_lib.schema import Schema
 SCHEMA = Schema({"id": "int64", "name": "string"}, {"price": "float64", "note": "string"})
 
 
-def table(rows: list[tuple[object, ...]], schema: Schema = SCHEMA) -> pa.Table:
+def table(rows: Sequence[tuple[object, ...]], schema: Schema = SCHEMA) -> pa.Table:
     updates = [dict(zip(schema.updates.names, row, strict=True)) for row in rows]
     return pa.Table.from_pylist(updates, schema.updates)
 
