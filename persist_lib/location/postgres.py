@@ -101,7 +101,7 @@ class PostgresConsensus:
 
     def _connect(self, deadline: Deadline) -> Session:
         try:
-            return Session(self._connection(deadline))
+            return Session(self._connection(deadline), self._runtime.entropy())
         except psycopg.Error as error:
             raise Determinate(f"could not connect to {self._name}: {str(error).strip()}") from error
 
@@ -110,17 +110,17 @@ class PostgresConsensus:
 
     def head(self, key: str) -> Row | None:
         """See `api.Consensus`. Never stale here."""
-        rows = self._rows(self._read(self._sql.head, [(key, TEXT)]))
+        rows = _rows(self._read(self._sql.head, [(key, TEXT)]))
         return rows[0] if rows else None
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         """See `api.Consensus`."""
         check_limit(limit)
-        return self._rows(self._read(self._sql.scan, [(key, TEXT), (from_seqno, INT8), (limit, INT8)]))
+        return _rows(self._read(self._sql.scan, [(key, TEXT), (from_seqno, INT8), (limit, INT8)]))
 
     def list_keys(self) -> Iterator[str]:
         """See `api.Consensus`. As of the call."""
-        return iter([(key or b"").decode() for (key,) in self._read(self._sql.keys, [])])
+        return iter(sorted((key or b"").decode() for (key,) in self._read(self._sql.keys, [])))
 
     def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
         """See `api.Consensus`."""
@@ -149,42 +149,51 @@ class PostgresConsensus:
 
     def now(self) -> int:
         """See `api.Consensus`: the server's clock, as of its last answer, and the time that has passed since."""
-        return self._clock.now(lambda: decode_int(self._read(self._sql.clock, [])[0][0]))
+        return self._clock.now(self._ask)
+
+    def _ask(self) -> int:
+        deadline = self._deadline()
+        try:
+            with self._sessions.lend(deadline) as session:
+                return session.ask(self._sql.clock, [], deadline).clock
+        except (Dropped, Rejected) as error:
+            raise read_failed(error, self._name) from error
 
     def close(self) -> None:
         """See `api.Consensus`."""
         self._sessions.close()
 
-    def _rows(self, records: Sequence[Record]) -> list[Row]:
-        if records:
-            self._clock.observe(decode_int(records[-1][2]))
-        return [Row(SeqNo(decode_int(seqno)), data or b"") for seqno, data, _ in records]
-
     def _read(self, sql: str, values: Sequence[tuple[Value, int]]) -> list[Record]:
         deadline = self._deadline()
         try:
             with self._sessions.lend(deadline) as session:
-                return session.ask(sql, values, deadline)
+                answer = session.ask(sql, values, deadline)
         except (Dropped, Rejected) as error:
             raise read_failed(error, self._name) from error
+        self._clock.observe(answer.clock)
+        return answer.records
 
     def _write(self, sql: str, values: list[tuple[Value, int]], lock: int | None, doing: str) -> tuple[int | None, ...]:
-        """The numbers that `sql` answers before the clock. `lock` is where the lock timeout goes among the values."""
+        """The numbers that `sql` answers. `lock` is where the lock timeout goes among the values."""
         deadline = self._deadline()
         try:
             with self._sessions.lend(deadline) as session:
                 if lock is not None:
                     lock_ms = max(1, int(deadline.remaining_s() * 1000 * LOCK_SHARE))
                     values = [*values[:lock], (str(lock_ms), TEXT), *values[lock:]]
-                (record,) = session.ask(sql, values, deadline)
+                answer = session.ask(sql, values, deadline)
         except Rejected as error:
             if error.sqlstate == ROLLED_BACK:
                 return (0,)  # lost against somebody who created one of the keys
             raise write_failed(error, doing, self._name) from error
         except Dropped as error:
             raise write_failed(error, doing, self._name) from error
-        self._clock.observe(decode_int(record[-1]))
-        return tuple(None if value is None else decode_int(value) for value in record[:-1])
+        self._clock.observe(answer.clock)
+        return tuple(None if value is None else decode_int(value) for value in answer.records[0])
+
+
+def _rows(records: Sequence[Record]) -> list[Row]:
+    return sorted(Row(SeqNo(decode_int(seqno)), data or b"") for seqno, data in records)
 
 
 def read_failed(error: Dropped | Rejected, name: str) -> PersistError:

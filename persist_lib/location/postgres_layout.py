@@ -38,7 +38,10 @@ SETTINGS = r"""settings AS MATERIALIZED (
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The statements for one schema. Parameters: key $1; see each."""
+    """The statements for one schema. Parameters: the key $1; see each; the last is the request's id.
+
+    Each answers one record that ends with the server's clock and that id; in all others, both are null.
+    """
 
     schema: str
 
@@ -48,68 +51,77 @@ class Statements:
 
     @property
     def head(self) -> str:
-        """Answers seqno, data, clock."""
-        return self._filled("SELECT seqno, data, {clock} FROM {s}.shard_log WHERE key = $1 ORDER BY seqno DESC LIMIT 1")
+        """Answers seqno, data."""
+        return self._filled(
+            "(SELECT seqno, data, NULL::int8, NULL::int8 FROM {s}.shard_log WHERE key = $1 ORDER BY seqno DESC LIMIT 1)"
+            " UNION ALL SELECT NULL, NULL, {clock}, $2"
+        )
 
     @property
     def scan(self) -> str:
-        """From seqno $2, at most $3. Answers seqno, data, clock."""
+        """From seqno $2, at most $3. Answers seqno, data, in no promised order."""
         return self._filled(
-            "SELECT seqno, data, {clock} FROM {s}.shard_log WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3"
+            "(SELECT seqno, data, NULL::int8, NULL::int8 FROM {s}.shard_log WHERE key = $1 AND seqno >= $2"
+            " ORDER BY seqno LIMIT $3) UNION ALL SELECT NULL, NULL, {clock}, $4"
         )
 
     @property
     def keys(self) -> str:
         """Answers key."""
-        return self._filled("SELECT key FROM {s}.shard_head ORDER BY key")
+        return self._filled("SELECT key, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, {clock}, $1")
 
     @property
     def clock(self) -> str:
-        """Answers clock."""
-        return self._filled("SELECT {clock}")
+        """Answers nothing but the clock."""
+        return self._filled("SELECT NULL, {clock}, $1")
 
     @property
     def create(self) -> str:
-        """Data $2, lock timeout $3. Answers how many rows were inserted (0 or 1), clock."""
+        """Data $2, lock timeout $3. Answers how many rows were inserted (0 or 1)."""
         return self._filled(
             """WITH {settings $3}, moved AS (
                 INSERT INTO {s}.shard_head AS head (key, seqno) SELECT $1, 1 FROM settings
                 ON CONFLICT DO NOTHING RETURNING seqno
             ), added AS (
                 INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
-            ) SELECT (SELECT count(*) FROM added), {clock}"""
+            ) SELECT (SELECT count(*) FROM added), {clock}, $4"""
         )
 
     @property
     def append(self) -> str:
-        """Data $2, lock timeout $3, expected $4. Answers how many rows were inserted (0 or 1), clock."""
+        """Data $2, lock timeout $3, expected $4. Answers how many rows were inserted (0 or 1)."""
         return self._filled(
             """WITH {settings $3}, moved AS (
                 UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1 FROM settings
                 WHERE head.key = $1 AND head.seqno = $4 RETURNING head.seqno
             ), added AS (
                 INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
-            ) SELECT (SELECT count(*) FROM added), {clock}"""
+            ) SELECT (SELECT count(*) FROM added), {clock}, $5"""
         )
 
     @property
     def truncate(self) -> str:
-        """Below seqno $2. Answers the newest seqno (null: none), how many were deleted, clock."""
+        """Below seqno $2. Answers the newest seqno (null: none), how many were deleted."""
         return self._filled(
             """WITH newest AS (SELECT max(seqno) AS seqno FROM {s}.shard_head WHERE key = $1), gone AS (
                 DELETE FROM {s}.shard_log WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM newest) RETURNING 1
-            ) SELECT (SELECT seqno FROM newest), (SELECT count(*) FROM gone), {clock}"""
+            ) SELECT (SELECT seqno FROM newest), (SELECT count(*) FROM gone), {clock}, $3"""
         )
 
     def append_many(self, count: int) -> str:
-        """Lock timeout $1, then key, expected (null: create), data for each. Answers whether all were set, clock.
+        """Lock timeout $1, then key, expected (null: create), data for each. Answers whether all were set.
 
         None is changed unless all were as expected. SUBTLE: a key that somebody else creates at this very moment is
         only seen by the conflict, when others have been moved already: dividing by zero (22012) takes them back.
         Locks are taken in the order of the keys, first those of existing ones and then those of new ones.
         """
         wanted = ", ".join(f"(${3 * n + 2}::text, ${3 * n + 3}::int8, ${3 * n + 4}::bytea)" for n in range(count))
-        return self._filled(APPEND_MANY).replace("{wanted}", wanted).replace("{count}", str(count))
+        return (
+            self._filled(APPEND_MANY)
+            .replace("{wanted}", wanted)
+            .replace("{count}", str(count))
+            .replace("{id}", str(3 * count + 2))
+        )
 
 
 APPEND_MANY = """
@@ -133,7 +145,7 @@ WITH {settings $1}, wanted (key, expected, data) AS MATERIALIZED (
     SELECT key, one.seqno, wanted.data FROM (TABLE moved UNION ALL TABLE created) AS one
     JOIN wanted USING (key) RETURNING 1
 ) SELECT CASE WHEN NOT (SELECT is_won FROM verdict) THEN 0
-              ELSE 1 / (((SELECT count(*) FROM added) = {count})::int) END::int8, {clock}
+              ELSE 1 / (((SELECT count(*) FROM added) = {count})::int) END::int8, {clock}, ${id}
 """
 
 # The head's rows are updated in place for ever: room on the page keeps that from touching the index (HOT).

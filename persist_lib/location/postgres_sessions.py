@@ -23,6 +23,7 @@ from persist_lib.errors import Determinate, InvalidUsage
 
 TEXT, INT8, BYTEA = 25, 20, 17
 """The types of values, by PostgreSQL's object ids. All travel as binary: a NUL would cut a text short."""
+MOST_ID = (1 << 62) - 1
 GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 NOT_REPLICATED = ("57014", "57P01")
 """As a warning: a commit stopped waiting for its synchronous standby. It will be acknowledged all the same."""
@@ -48,6 +49,13 @@ class Rejected(Exception):
         self.is_fatal = is_fatal
 
 
+class Answer(NamedTuple):
+    """Records, and the server's clock."""
+
+    records: list[Record]
+    clock: int
+
+
 class _Parameter(NamedTuple):
     data: bytes | None
     type: int
@@ -56,13 +64,15 @@ class _Parameter(NamedTuple):
 class Session:
     """One connection. `ask` sends one statement by itself, in autocommit: it is one transaction and one round trip."""
 
-    def __init__(self, connection: psycopg.Connection) -> None:
+    def __init__(self, connection: psycopg.Connection, first_id: int) -> None:
         self._connection = connection
+        self._id = first_id & MOST_ID
         self._pgconn: PGconn = connection.pgconn
         self._pgconn.nonblocking = 1
         self._pgconn.notice_handler = self._notice
         self._poll = select.poll()
         self._is_unreplicated = False
+        self._is_broken = False
 
     @property
     def is_clean(self) -> bool:
@@ -70,13 +80,35 @@ class Session:
 
         SUBTLE: what is readable now can only be a farewell: sent into that, a write would have an unknown outcome.
         """
-        if self._pgconn.status != ConnStatus.OK or self._pgconn.transaction_status != TransactionStatus.IDLE:
+        if (
+            self._is_broken
+            or self._pgconn.status != ConnStatus.OK
+            or self._pgconn.transaction_status != TransactionStatus.IDLE
+        ):
             return False
         self._poll.register(self._pgconn.socket, select.POLLIN)
         return not self._poll.poll(0)
 
-    def ask(self, sql: str, values: Sequence[tuple[Value, int]], deadline: Deadline) -> list[Record]:
-        """The records that `sql` answers. Raises `Rejected` or `Dropped`; the session is not clean after the latter."""
+    def ask(self, sql: str, values: Sequence[tuple[Value, int]], deadline: Deadline) -> Answer:
+        """What `sql` answers (see `postgres_layout.Statements`). Raises `Rejected`, or `Dropped`: then it is not clean.
+
+        SUBTLE: an answer carries the id of its request. If ever one came twice, by a faulty pooler, each later request
+        of the connection would otherwise be told the answer to the one before it.
+        """
+        self._id = (self._id + 1) & MOST_ID
+        try:
+            records = self._ask(sql, [*values, (self._id, INT8)], deadline)
+        except Rejected as error:
+            self._is_broken = error.is_fatal
+            raise
+        ends = [record for record in records if record[-1] is not None]
+        if len(ends) != 1 or decode_int(ends[0][-1]) != self._id:
+            self._is_broken = True
+            raise Dropped("the answer is to another request", was_sent=True)
+        found = [record[:-2] for record in records if any(value is not None for value in record[:-2])]
+        return Answer(found, decode_int(ends[0][-2]))
+
+    def _ask(self, sql: str, values: Sequence[tuple[Value, int]], deadline: Deadline) -> list[Record]:
         parameters = [_Parameter(_encode(value), type_) for value, type_ in values]
         self._is_unreplicated = False
         try:

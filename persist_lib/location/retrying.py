@@ -17,7 +17,7 @@ from persist_lib.config import Config, Deadline, Runtime
 from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
-from persist_lib.location.deadline import deadline_or
+from persist_lib.location.deadline import deadline_or, within
 from persist_lib.location.open import Location
 
 T = TypeVar("T")
@@ -61,9 +61,11 @@ class _Retrying:
     timeout_s: float
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Retry as the kind of operation allows."""
+        """Retry as the kind of operation allows. The store knows the deadline too, and waits no longer than that."""
+        deadline = self.deadline()
         try:
-            return retry(call, is_idempotent=operation.kind not in ONCE, deadline=self.deadline())
+            with within(deadline):
+                return retry(call, is_idempotent=operation.kind not in ONCE, deadline=deadline)
         except Indeterminate as error:
             if operation.kind not in READS:
                 raise
@@ -86,7 +88,12 @@ class RetryingBlob(_Retrying, AroundBlob):
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
         """See `api.Blob`. Only what could not be deleted is tried again."""
-        deadline, pause = self.deadline(), FIRST_PAUSE_S
+        deadline = self.deadline()
+        with within(deadline):
+            return self._delete_many(keys, deadline)
+
+    def _delete_many(self, keys: Sequence[str], deadline: Deadline) -> dict[str, Exception]:
+        pause = FIRST_PAUSE_S
         failures = retry(lambda: self.inner.delete_many(keys), is_idempotent=True, deadline=deadline)
         while failures and deadline.remaining_s() > pause / 2 and any(map(_is_of_the_world, failures.values())):
             deadline.pause(pause)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -83,7 +84,8 @@ class Transaction:
         return self.run(self.sql.truncate, ["s", seqno])
 
     def run(self, text: str, values: list[object]) -> Any:
-        return self.pool.submit(lambda: self.connection.execute(text.encode(), values).fetchone())
+        """`values` without the request's id."""
+        return self.pool.submit(lambda: self.connection.execute(text.encode(), [*values, 7]).fetchone())
 
     def end(self, how: str) -> None:
         self.pool.submit(lambda: self.connection.execute(how.encode())).result(10)
@@ -228,10 +230,10 @@ def test_the_checks_above_see_that_the_naive_form_has_two_winners(consensus: Pos
     fill(consensus, 2)
     naive = (
         f"INSERT INTO {schema}.shard_log SELECT 's', 3, $1::bytea "
-        f"WHERE (SELECT max(seqno) FROM {schema}.shard_log WHERE key = 's') = 2 RETURNING 1"
+        f"WHERE (SELECT max(seqno) FROM {schema}.shard_log WHERE key = 's') = 2 AND $2::int8 = 7 RETURNING 1"
     )
     late = Transaction(schema, "REPEATABLE READ")
-    late.run(f"SELECT count(*) FROM {schema}.shard_log", []).result(10)
+    late.run(f"SELECT count(*) FROM {schema}.shard_log WHERE $1::int8 = 7", []).result(10)
     winner = Transaction(schema)
     assert winner.run(naive, [b"winner"]).result(10) == (1,)
     winner.end("COMMIT")
@@ -421,6 +423,24 @@ def test_an_answer_cut_after_any_byte_never_acknowledges_a_write(consensus: Post
             with pytest.raises(Indeterminate):
                 through.compare_and_set("s", newest.seqno, b"x")
             assert proxy.struck == 1
+        through.close()
+
+
+def test_an_answer_that_comes_twice_is_never_taken_for_the_next_one_s(url: str) -> None:
+    """A pooler that mixes up answers would otherwise acknowledge what was never done."""
+    with Proxy(port_of(url)) as proxy:
+        through = PostgresConsensus(through_proxy(url, proxy))
+        assert through.compare_and_set("s", None, b"x")
+        for _ in range(30):
+            head = through.head("s")
+            assert head is not None
+            proxy.at(1, Fault.DUPLICATE)
+            assert through.compare_and_set("s", head.seqno, b"x")
+            proxy.at(0, None)
+            with suppress(Determinate):
+                assert through.scan("s", SeqNo(head.seqno + 2), 9) == []
+            with suppress(Determinate, Indeterminate):
+                assert not through.compare_and_set("s", head.seqno, b"lost")
         through.close()
 
 

@@ -1,0 +1,165 @@
+"""Every request of an append, of maintenance and of a read broken in every way: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.config import Runtime
+from persist_lib.errors import Determinate, Indeterminate
+from persist_lib.testing import check_world, contents_of
+from tests import servers
+from tests.faults.proxy import Fault, Proxy
+
+pytestmark = pytest.mark.slow
+servers.use_test_credentials()
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+TIMEOUT_S = 1.5
+SLACK_S = 4.0
+"""Beyond the caller's timeout: making a connection has a shortest timeout of its own, and this machine is busy."""
+CONFIG = persist.Config(inline_bytes=0, timeout_s=TIMEOUT_S, rollup_every=4)
+
+
+BLACK_HOLES = (Fault.BLACK_HOLE, Fault.BLACK_HOLE_REPLY)
+
+
+class Place(NamedTuple):
+    """A location, directly and through the proxies of its two servers."""
+
+    direct: tuple[str, str]
+    through: tuple[str, str]
+    proxies: dict[str, Proxy]
+
+
+@pytest.fixture(scope="module")
+def proxies() -> Iterator[dict[str, Proxy]]:
+    port = int(servers.postgres_url().rpartition(":")[2].partition("/")[0])
+    with Proxy(servers.s3_server().port) as s3, Proxy(port) as postgres:
+        yield {"s3": s3, "postgresql": postgres}
+
+
+@pytest.fixture
+def place(proxies: dict[str, Proxy]) -> Iterator[Place]:
+    name = os.urandom(8).hex()
+    s3, postgres = servers.s3_server().url, servers.postgres_url()
+    port = postgres.rpartition(":")[2].partition("/")[0]
+
+    def urls(s3_url: str, postgres_url: str) -> tuple[str, str]:
+        blobs = f"s3://{servers.BUCKET}/{name}?endpoint={s3_url}&path_style=true"
+        return blobs, f"{postgres_url}{'&' if '?' in postgres_url else '?'}persist_schema=t{name}"
+
+    through = urls(
+        f"http://127.0.0.1:{proxies['s3'].port}", postgres.replace(f":{port}/", f":{proxies['postgresql'].port}/")
+    )
+    for proxy in proxies.values():
+        proxy.at(0, None)
+    yield Place(urls(s3, postgres), through, proxies)
+    for proxy in proxies.values():
+        proxy.at(0, None)
+
+
+def open_quietly(urls: tuple[str, str]) -> persist.Client:
+    return persist.open(*urls, config=CONFIG, runtime=Runtime(background=False))
+
+
+def rows(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": id_, "word": "w"} for id_ in ids]
+
+
+def contents(client: persist.Client, as_of: int) -> dict[Any, int]:
+    with client.open_reader("s") as read:
+        return dict(contents_of(read.snapshot(as_of).to_arrow()))
+
+
+@pytest.mark.parametrize("fault", [*Fault])
+@pytest.mark.parametrize("server", ["s3", "postgresql"])
+def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
+    place: Place, server: str, fault: Fault
+) -> None:
+    proxy = place.proxies[server]
+    with open_quietly(place.direct) as witness, open_quietly(place.through) as client:
+        write = client.open_writer("s", SCHEMA)
+        write.compare_and_append(rows(0), 0, 1)
+        upper, index, acknowledged = 1, 1, 1
+        while True:
+            proxy.at(index, fault)
+            token, started = os.urandom(16), time.monotonic()
+            try:
+                write.compare_and_append(rows(upper), upper, upper + 1, timeout=TIMEOUT_S, token=token)
+                outcome = "acknowledged"
+            except Indeterminate:
+                outcome = "unknown"
+            except Determinate:
+                outcome = "did not happen"
+            assert time.monotonic() - started < TIMEOUT_S * 2 + SLACK_S
+            struck = proxy.struck
+            proxy.at(0, None)
+            there = witness.machine("s").fetch().state.upper.time == upper + 1
+            assert outcome == "unknown" or there == (outcome == "acknowledged")
+            # Repeated with its token it is decided, whatever it was.
+            write.compare_and_append(rows(upper), upper, upper + 1, token=token)
+            acknowledged += 1
+            upper += 1
+            assert contents(witness, upper - 1) == {(n, "w"): 1 for n in range(acknowledged)}
+            if not struck:
+                break
+            index += 1
+        assert index > 1
+        check_world(witness, "s")
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP_REQUEST, Fault.DROP_REPLY, Fault.HALF_REPLY, Fault.DUPLICATE])
+@pytest.mark.parametrize("server", ["s3", "postgresql"])
+def test_maintenance_broken_at_any_request_deletes_nothing_that_is_alive(
+    place: Place, server: str, fault: Fault
+) -> None:
+    proxy = place.proxies[server]
+    with open_quietly(place.direct) as witness, open_quietly(place.through) as client:
+        write = witness.open_writer("s", SCHEMA)
+        upper, index = 0, 1
+        while True:
+            for _ in range(8):
+                write.compare_and_append(rows(upper), upper, upper + 1)
+                upper += 1
+            proxy.at(index, fault)
+            with suppress(Determinate, Indeterminate):
+                client.maintain("s")
+            struck = proxy.struck
+            proxy.at(0, None)
+            assert contents(witness, upper - 1) == {(n, "w"): 1 for n in range(upper)}
+            if not struck:
+                break
+            index += 1 if index < 12 else 5
+        for _ in range(3):
+            witness.maintain("s")
+        assert contents(witness, upper - 1) == {(n, "w"): 1 for n in range(upper)}
+        check_world(witness, "s")
+
+
+@pytest.mark.parametrize("fault", [*Fault])
+@pytest.mark.parametrize("server", ["s3", "postgresql"])
+def test_a_snapshot_broken_at_any_request_is_whole_or_an_error(place: Place, server: str, fault: Fault) -> None:
+    proxy = place.proxies[server]
+    with open_quietly(place.direct) as witness:
+        write = witness.open_writer("s", SCHEMA)
+        for n in range(4):
+            write.compare_and_append(rows(n), n, n + 1)
+    index = 1
+    while True:
+        with open_quietly(place.through) as client:
+            proxy.at(index, fault)
+            with suppress(Determinate, Indeterminate):
+                assert contents(client, 3) == {(n, "w"): 1 for n in range(4)}
+            struck = proxy.struck
+            proxy.at(0, None)
+            assert contents(client, 3) == {(n, "w"): 1 for n in range(4)}
+        if not struck:
+            return
+        # Each black hole takes the whole timeout: a few of them do.
+        index += 1 if fault not in BLACK_HOLES else 9
