@@ -95,6 +95,7 @@ def merge_folder(source: Path, target: Path, since: int) -> dict[str, int]:
         with (target / f"{index}.parquet").open("wb") as file:
             file.write(part.data)
         rows, written = rows + part.rows, written + part.size
+        del part  # or it would be in memory while the next one grows
     return {"rows": rows, "bytes": written}
 
 

@@ -24,7 +24,7 @@ class ChunkedReader(io.RawIOBase):
     """A read-only, seekable file over `fetch`. At most `keep` chunks are in memory, plus what was prefetched."""
 
     def __init__(
-        self, key: str, size: int, digests: bytes, fetch: Fetch, *, keep: int = 2, parallel: Map = map
+        self, key: str, size: int, digests: bytes, fetch: Fetch, *, keep: int = 1, parallel: Map = map
     ) -> None:
         super().__init__()
         if len(digests) != WIDTH * chunk_count(size):
