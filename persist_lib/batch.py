@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,8 @@ from persist_lib.ids import PartKey, ShardId, WriterId
 from persist_lib.location.api import Blob
 from persist_lib.schema import TIME, Schema
 
+FEW = 16
+"""Rows that are encoded without asking first how many bytes they are."""
 UPLOADS = 2
 """Objects under way at once: one uploads while the next is encoded."""
 
@@ -124,7 +127,7 @@ class Builder:
         second = next(chunks, None)
         if second is None and not first.num_rows:
             return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
-        if second is None and first.nbytes <= inline_bytes:
+        if second is None and (first.num_rows <= FEW or first.nbytes <= inline_bytes):
             inline = encode_inline(self._schema, self._schema_id, first)
             if inline.size <= inline_bytes:
                 stored = Stored(as_part(inline, None, self._schema_id), inline.diff_sum, inline.fingerprint)
@@ -151,7 +154,7 @@ class Builder:
                     continue
                 if by_time:
                     times.append(_by_time(self._schema, table))
-                encoded = encode_part(self._schema, self._schema_id, table)
+                encoded = encode_part(self._schema, self._schema_id, table, pool.map)
                 if len(uploads) >= UPLOADS:
                     uploads[-UPLOADS].result()
                 uploads.append(pool.submit(self._put, self._fresh_key(), encoded))
@@ -194,6 +197,11 @@ def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
 
 def _chunks(tables: Iterator[pa.Table], chunk_bytes: int) -> Iterator[pa.Table]:
     """The same updates in tables of about `chunk_bytes` in memory."""
+    first, second = next(tables, None), next(tables, None)
+    if second is None and first is not None and first.num_rows <= FEW:
+        yield first  # a small append: nothing to measure
+        return
+    tables = chain([table for table in (first, second) if table is not None], tables)
     held: list[pa.Table] = []
     size = 0
     for table in tables:

@@ -61,6 +61,10 @@ class Runtime:
         """64 random bits."""
         return self.random.getrandbits(64)
 
+    def token(self) -> bytes:
+        """128 random bits, by which a transition is recognised in the log."""
+        return self.random.getrandbits(128).to_bytes(16, "big")
+
     def pool(self, threads: int, name: str) -> Executor:
         """Threads for what may happen at the same time; without background work, whoever submits does it at once."""
         return ThreadPoolExecutor(threads, thread_name_prefix=name) if self.background else _AtOnce()

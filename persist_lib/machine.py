@@ -117,7 +117,7 @@ class Machine:
     ) -> Committed | c.Refusal:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
-        token = token or self.runtime.entropy().to_bytes(8, "big") + self.runtime.entropy().to_bytes(8, "big")
+        token = token or self.runtime.token()
         with self._lock, within(deadline):
             return self._commit(build, deadline, token)
 

@@ -208,8 +208,7 @@ class WriteHandle:
     ) -> Appended:
         with self._undoubted():
             writer, lease_ms = self.id, self.machine.config.lease_ms
-        entropy = self.machine.runtime.entropy
-        token = token or entropy().to_bytes(8, "big") + entropy().to_bytes(8, "big")
+        token = token or self.machine.runtime.token()
         placed = built.batch
 
         def build(state: State, now: int) -> c.Command:

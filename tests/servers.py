@@ -77,7 +77,8 @@ class PostgresServer:
             try:
                 psycopg.connect(self.url, connect_timeout=2).close()
             except psycopg.OperationalError:
-                assert time.monotonic() < deadline, (self.root / "log").read_text()
+                assert time.monotonic() < deadline, (self.root / "log").read_text()[-3000:]
+                assert self.process.poll() is None, (self.root / "log").read_text()[-3000:]
                 time.sleep(0.02)
             else:
                 return
@@ -87,6 +88,7 @@ class PostgresServer:
         if self.process is None or self.process.poll() is not None:
             return
         if mode == signal.SIGKILL:
+            self.process.send_signal(signal.SIGSTOP)  # or it starts more children meanwhile
             for child in children(self.process.pid):
                 os.kill(child, signal.SIGKILL)
         self.process.send_signal(mode)

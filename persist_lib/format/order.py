@@ -71,13 +71,29 @@ def sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flag
     All values of the first column start with the same `shared` bytes, which are then not looked at.
     """
     digits = list(digits_of(columns, shared))
-    codes, used = _pack(digits, None, 64)
-    order = np.argsort(codes, kind="stable")
-    ordered = codes.take(order)
+    places = max(1, (len(columns[0]) - 1).bit_length()) if columns else 1
+    codes, used = _pack(digits, None, 64 - places)
+    if used:
+        order, ordered = _sort_beside_places(codes, places)
+    else:
+        codes, used = _pack(digits, None, 64)
+        order = np.argsort(codes, kind="stable")
+        ordered = codes.take(order)
     ties = ordered[1:] == ordered[:-1]
     while used < len(digits) and ties.any():
         used = _refine(digits, used, order, ties)
     return order, ties
+
+
+def _sort_beside_places(codes: U64, places: int) -> tuple[Rows, U64]:
+    """The order of codes that leave the top `places` bits free, and the codes in it.
+
+    Each code takes its row's place along in the low bits, so that plain integers are sorted, which is several times as
+    fast as sorting places by codes, and as stable.
+    """
+    shift = np.uint64(places)
+    both = np.sort((codes << shift) | np.arange(len(codes), dtype=np.uint64))
+    return (both & np.uint64((1 << places) - 1)).view(np.int64), both >> shift
 
 
 def take(table: pa.Table, rows: Rows) -> pa.Table:

@@ -12,8 +12,9 @@ for the rest; no statistics, as key bounds in our own encoding serve every type.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -41,6 +42,10 @@ _REPEATS = 0.25  # a column gets a dictionary when at most this share of a sampl
 Bounds = tuple[bytes, bytes]
 
 
+Describing = Callable[[Callable[[pa.Table], Description], Iterable[pa.Table]], Iterable[Description]]
+"""Like `map`; an executor's map describes row groups while others are written."""
+
+
 class PartEncoder:
     """Encodes a part from tables that follow each other in canonical order. `size` grows as row groups are written."""
 
@@ -60,15 +65,17 @@ class PartEncoder:
         """Rows written so far."""
         return sum(group.rows for group in self._groups)
 
-    def write(self, table: pa.Table) -> None:
-        """Append rows, a row group for every GROUP_ROWS or GROUP_BYTES of them."""
+    def write(self, table: pa.Table, parallel: Describing = map) -> None:
+        """Append rows, a row group for every GROUP_ROWS or GROUP_BYTES of them. `parallel` describes them meanwhile."""
         if table.num_rows == 0:
             return
         if self._writer is None:
             self._writer = self._open(table)
-        for group in groups_of(table):
-            self._groups.append(describe(self._schema, group))
+        groups = list(groups_of(table))
+        described = parallel(partial(describe, self._schema), groups)
+        for group in groups:
             self._writer.write_table(plain_table(group), row_group_size=group.num_rows)
+        self._groups += described
 
     def finish(self) -> EncodedPart:
         """Close the object and describe it. InvalidUsage when nothing was written."""

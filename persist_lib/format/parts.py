@@ -18,7 +18,7 @@ from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.encoded import EncodedPart, describe
 from persist_lib.format.inline import decode_inline, pack_inline
 from persist_lib.format.order import is_sorted, sort_updates
-from persist_lib.format.parquet import PartEncoder, PartFile
+from persist_lib.format.parquet import Describing, PartEncoder, PartFile
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.schema import TIME, Schema
 
@@ -49,10 +49,10 @@ class PartSource:
     inline: bool = False
 
 
-def encode_part(schema: Schema, schema_id: int, table: pa.Table) -> EncodedPart:
-    """One object of all of a table that is in canonical order and not empty."""
+def encode_part(schema: Schema, schema_id: int, table: pa.Table, parallel: Describing = map) -> EncodedPart:
+    """One object of a table in canonical order that is not empty. An executor's map makes use of one core more."""
     encoder = PartEncoder(schema, schema_id)
-    encoder.write(table)
+    encoder.write(table, parallel)
     return encoder.finish()
 
 
