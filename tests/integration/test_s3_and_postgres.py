@@ -21,6 +21,7 @@ from persist_lib.testing.recording import RecordingLocation
 from tests import servers
 from tests.faults.proxy import Proxy
 
+pytestmark = pytest.mark.slow
 servers.use_test_credentials()
 ROOT = Path(__file__).parents[2]
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
