@@ -20,7 +20,7 @@ BENCHMARKS = {
     "spark": "bench.spark:spark",
     "policy": "bench.policy:policy",
 }
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 def main(

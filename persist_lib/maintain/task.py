@@ -33,6 +33,7 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskRes
         parts.append(as_part(encoded, key, task.schema))
         diff_sum += encoded.diff_sum
         fingerprint_ += encoded.fingerprint
+        del encoded  # or it stays in memory while the next one grows
     return TaskResult(
         tuple(parts), sum(part.rows for part in parts), (diff_sum + 2**63) % 2**64 - 2**63, fingerprint_ % 2**64
     )
