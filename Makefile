@@ -39,7 +39,7 @@ check: $(PROJECT) ## format, lint, types, import contract, fast tests (under a m
 	.venv/bin/ruff check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	$(PYTEST) -q -m "not slow and not ($(ALONE))"
+	$(PYTEST) -q -n 2 -m "not slow and not ($(ALONE))" tests/unit tests/scripts
 
 format: $(PROJECT) ## rewrite the code as `check` wants it
 	.venv/bin/ruff check --fix --exit-zero

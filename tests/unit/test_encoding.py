@@ -95,6 +95,7 @@ def test_the_rollup_of_format_1_still_decodes_to_what_was_written():
     assert encode_state(decode_state(data, "golden")) == data
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same_bytes_whatever_its_hash_seed_zone_and_locale():
     program = (
         "import sys; sys.path.insert(0, '.'); from tests.unit import test_encoding as t;"

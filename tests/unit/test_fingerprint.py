@@ -68,6 +68,7 @@ GOLDEN_TYPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_another_process_with_another_hash_seed_agrees(seed):
     code = """

@@ -98,6 +98,7 @@ def renewers(parent: int | None = None, url: str = "") -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_who_holds_the_interpreter_for_several_leases_keeps_them(url: str, owners: list[Owner]) -> None:
     body = """
     write, read = client.open_shard("s", SCHEMA)
@@ -123,6 +124,7 @@ def test_who_holds_the_interpreter_for_several_leases_keeps_them(url: str, owner
     assert renewers(owners[0].process.pid)
 
 
+@pytest.mark.slow
 def test_the_lease_of_a_killed_owner_ends_and_its_renewing_process_with_it(url: str, owners: list[Owner]) -> None:
     body = """
     write, read = client.open_shard("s", SCHEMA)
@@ -152,6 +154,7 @@ def test_the_lease_of_a_killed_owner_ends_and_its_renewing_process_with_it(url: 
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_fork_that_closes_what_it_inherited_leaves_its_parents_ids_alone(url: str, owners: list[Owner]) -> None:
     body = """
     write, read = client.open_shard("s", SCHEMA)
@@ -207,6 +210,7 @@ def test_a_renewing_process_that_died_is_replaced(url: str) -> None:
         assert {write.id, read.id} == {*state.writers, *state.readers}
 
 
+@pytest.mark.slow
 def test_a_reader_that_was_stopped_and_expired_gets_lease_expired_and_never_wrong_data(
     url: str, owners: list[Owner]
 ) -> None:

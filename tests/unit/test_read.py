@@ -323,6 +323,7 @@ pickle.dump((contents_of(split.to_arrow()), split.to_arrow().schema.names), sys.
 """
 
 
+@pytest.mark.slow
 def test_a_split_is_read_in_another_process_that_is_given_nothing_else(tmp_path: Path) -> None:
     with persist.open(f"file:{tmp_path}/data", config=TINY) as client:
         large(client, 8_000)
