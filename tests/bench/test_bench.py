@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", [small_append, bulk_append, snapshot, kernel])
-def test_every_benchmark_measures_both_sides(measure) -> None:  # type: ignore[no-untyped-def]
+def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
     figures = measure(True)
     assert figures
     assert all(figure.ours > 0 and figure.peer > 0 for figure in figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -38,3 +39,21 @@ def test_a_dictionary_ranks_its_values_by_bytes_and_equal_ones_alike():
     assert words.word(0).tolist() == [1, 0, 1, 0, 0]
     assert words.valid is not None
     assert words.valid.tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("length", range(7, 26))
+@pytest.mark.parametrize("shared", [0, 1, 5])
+def test_values_of_one_length_have_the_words_that_they_have_among_others(length: int, shared: int) -> None:
+    rng = np.random.default_rng(length)
+    values = [b"p" * shared + rng.bytes(length) for _ in range(40)]
+    even, mixed = pa.array(values, pa.binary()), pa.array([*values, b"p" * (shared + 1)], pa.binary())
+    before = even.to_pylist()
+    for slice_ in (slice(0, 40), slice(3, 29), slice(39, 40), slice(0, 0)):
+        ours = words_of(even[slice_.start : slice_.stop])
+        theirs = words_of(mixed)
+        assert isinstance(ours, ByteWords) and isinstance(theirs, ByteWords)  # noqa: PT018
+        ours, theirs = ours.without(shared), theirs.without(shared)
+        rows = np.arange(slice_.start, slice_.stop)
+        for index in range(ours.width):
+            assert ours.word(index).tolist() == theirs.word(index, rows).tolist()
+    assert even.to_pylist() == before
