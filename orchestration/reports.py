@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import dagster as dg
 
-from orchestration.duties import Done, Duty, Finding, ShardReport
+from orchestration.duties import Done, Finding, ShardReport
 from persist_lib.core.trace import Level
 
 DATA_VERSION = "dagster/data_version"
@@ -76,8 +76,3 @@ def failure(problems: Mapping[str, list[str]], *, is_permanent: bool) -> dg.Fail
         metadata={"failed_shards": len(problems), "problems": dg.MetadataValue.md(lines)},
         allow_retries=not is_permanent,
     )
-
-
-def duties_of(checks: Collection[str], checked: Mapping[str, Duty]) -> set[Duty]:
-    """The duties that these checks belong to."""
-    return {checked[name] for name in checks}

@@ -13,15 +13,17 @@ import os
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO
+from types import TracebackType
+from typing import IO, Self
 
 from persist_lib.config import Config, Runtime
 from persist_lib.core.commands import Heartbeat, Retire
 from persist_lib.core.state import State
-from persist_lib.errors import PersistError, Refused
+from persist_lib.errors import Determinate, PersistError, Refused
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.machine import Machine
 
@@ -173,6 +175,26 @@ class Leases:
             pipe.flush()
         except (OSError, ValueError):
             log.warning("the renewing process ended; the thread alone keeps leases up")
+
+
+class Leased(ABC):
+    """A handle with an id of its own, for a `with` block that ends with giving it up."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the id up. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Determinate:
+            if error is None:
+                raise  # otherwise what went wrong first matters more; the lease ends by itself
 
 
 def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -> None:

@@ -12,16 +12,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
-from persist_lib.errors import Determinate, InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
+from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
-from persist_lib.leases import Leases
+from persist_lib.leases import Leased, Leases
 from persist_lib.listen import Listen
 from persist_lib.machine import Machine
 from persist_lib.schema import Schema
@@ -40,7 +38,7 @@ class Reading:
         self._finalizer()
 
 
-class ReadHandle:
+class ReadHandle(Leased):
     """Reads one shard. Safe to use from several threads."""
 
     def __init__(
@@ -173,18 +171,6 @@ class ReadHandle:
         self._dropped.detach()
         self._leases.every_tick(self, None)
         self._leases.retire(self.machine, retired)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Determinate:
-            if error is None:
-                raise
 
     def _register(self, purpose: str) -> None:
         fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms

@@ -11,8 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -23,7 +21,7 @@ from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, PersistError
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import SeqNo, WriterId, format_writer_id
-from persist_lib.leases import Leases
+from persist_lib.leases import Leased, Leases
 from persist_lib.location.deadline import within
 from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
@@ -46,7 +44,7 @@ class Appended(msgspec.Struct, frozen=True):
     attempts: int
 
 
-class WriteHandle:
+class WriteHandle(Leased):
     """Appends to one shard. Safe to use from several threads; appends of one handle are ordered."""
 
     def __init__(self, machine: Machine, leases: Leases, schema: Schema, schema_id: int) -> None:
@@ -167,18 +165,6 @@ class WriteHandle:
             self._closed = True
             if (retired := self._forget_id()) is not None:
                 self._leases.retire(self.machine, retired)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Determinate:
-            if error is None:
-                raise
 
     def _builder(self) -> Builder:
         machine = self.machine

@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self
 
-from persist_lib.core.commands import RegisterWriter, Retire
-from persist_lib.errors import Refused
+from persist_lib.core.commands import RegisterWriter
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.leases import Leases
 from persist_lib.machine import Machine
@@ -49,11 +48,8 @@ class Worker:
         if self._id is None:
             return
         retired, self._id = self._id, None
-        self._leases.drop(self.machine, retired)
         try:
-            self.machine.commit(lambda _state, _now: Retire(retired))
-        except Refused:
-            pass  # retired already, or the shard is finished
+            self._leases.retire(self.machine, retired)
         except Exception:
             if error is None:
                 raise  # otherwise what went wrong first matters more; the lease ends by itself
