@@ -45,7 +45,7 @@ def numbers(audited: Audited) -> dict[str, float]:
     """What an audit found, in figures."""
     return {
         "orphans": len(audited.orphans), "bytes": audited.size, "referred": audited.live, "pending": audited.pending,
-        "swept": len(audited.swept), "failed": len(audited.failed),
+        "swept": len(audited.swept), "failed": len(audited.failed), "uploads": audited.uploads,
     }  # fmt: skip
 
 

@@ -214,6 +214,7 @@ def _audited(client: Client, shard: str, options: Options) -> Done:
     figures = {
         "orphans": len(audited.orphans), "orphan_bytes": audited.size, "referred": audited.live,
         "pending": audited.pending, "swept": len(audited.swept), "failed": len(audited.failed),
+        "unfinished_uploads": audited.uploads,
     }  # fmt: skip
     lines = [f"orphan: {key}" for key in audited.orphans[:100]]
     return Done("orphan_audit", figures, (finding,), _seqno(client, shard), None, tuple(lines))

@@ -132,6 +132,8 @@ def audited(done: Audited, dry_run: bool) -> Outcome:
     verb = "would delete" if dry_run else "deleted"
     text = f"{verb} {of(len(done.orphans), 'orphan')}, {size(done.size)}"
     text += f"; {number(done.live)} in use, {number(done.pending)} pending"
+    if done.uploads:
+        text += f"; {of(done.uploads, 'unfinished upload')} {'would be ' if dry_run else ''}given up"
     if done.swept:
         text += f"; {of(len(done.swept), 'retired id')} {'could be forgotten' if dry_run else 'forgotten'}"
     return Outcome(text, jsonable(done), [*_keys(done.orphans), *_failures(done.failed)], bool(done.failed))

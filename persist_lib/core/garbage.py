@@ -71,12 +71,15 @@ class Orphans(msgspec.Struct, frozen=True):
     swept: tuple[str, ...]
     live: int
     pending: int
+    uploads: frozenset[PartKey] = frozenset()
+    """The keys whose unfinished uploads nobody can ever finish and link."""
 
 
-def plan_orphans(state: State, listed: Iterable[tuple[PartKey, int]]) -> Orphans:
-    """Judge a listing that was complete *before* `state` was read (linearizably).
+def plan_orphans(state: State, listed: Iterable[tuple[PartKey, int]], uploads: Iterable[PartKey] = ()) -> Orphans:
+    """Judge a listing, and one of unfinished uploads, that were complete *before* `state` was read (linearizably).
 
-    SUBTLE: the other order would delete what was linked in between.
+    SUBTLE: the other order would delete what was linked in between. And an unfinished upload may be of a key that is
+    referred to: its sender tried again and then got through. What is given up is the attempt, not the object.
     """
     referred = {key for batch in state.trace for key in batch.keys} | {r.key for r in state.rollups.values()}
     orphans: dict[PartKey, int] = {}
@@ -90,7 +93,10 @@ def plan_orphans(state: State, listed: Iterable[tuple[PartKey, int]]) -> Orphans
             pending += 1
         else:
             orphans[key] = size
-    return Orphans(orphans, tuple(sorted(state.retired.keys() - uploaders)), live, pending)
+    unfinished = frozenset(uploads)
+    uploaders |= {uploader_of(key) for key in unfinished}
+    abandoned = frozenset(key for key in unfinished if _can_never_be_linked(key, state))
+    return Orphans(orphans, tuple(sorted(state.retired.keys() - uploaders)), live, pending, abandoned)
 
 
 def _can_never_be_linked(key: PartKey, state: State) -> bool:

@@ -20,6 +20,13 @@ class BlobEntry(NamedTuple):
     size: int
 
 
+class Upload(NamedTuple):
+    """An object that is being sent in pieces, or was when its sender died: its key, and the store's name for it."""
+
+    key: str
+    id: str
+
+
 class Row(NamedTuple):
     """One version of one key of Consensus."""
 
@@ -57,6 +64,19 @@ class Blob(Protocol):
 
     def close(self) -> None:
         """Release connections and files. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class SendsInPieces(Protocol):
+    """What a Blob has beside when it sends large objects in pieces, which stay when their sender dies."""
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """Those below `prefix` that are neither finished nor given up."""
+        ...
+
+    def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
+        """Give them up; answers what could not be given up, and why. One that is finished by now is left alone."""
         ...
 
 

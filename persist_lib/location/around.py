@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Blob, BlobEntry, Consensus, Row
+from persist_lib.location.api import Blob, BlobEntry, Consensus, Row, SendsInPieces, Upload
 
 T = TypeVar("T")
 
@@ -58,9 +58,29 @@ class AroundBlob(Around):
         """See `api.Blob`."""
         return iter(self.around(Operation("list", prefix), lambda: [*self.inner.list(prefix)]))
 
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See `api.SendsInPieces`; none where the inner one does not."""
+        if (inner := sends_in_pieces(self.inner)) is None:
+            return iter(())
+        return iter(self.around(Operation("uploads", prefix), lambda: [*inner.uploads(prefix)]))
+
+    def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
+        """See `api.SendsInPieces`."""
+        if (inner := sends_in_pieces(self.inner)) is None or not uploads:
+            return {}
+        return self.around(Operation("abort_uploads", uploads[0].key), lambda: inner.abort_uploads(uploads))
+
     def close(self) -> None:
         """See `api.Blob`."""
         self.inner.close()
+
+
+def sends_in_pieces(blob: Blob) -> SendsInPieces | None:
+    """`blob`, if what is inside of all wrappers sends in pieces: others are not even asked, let alone counted."""
+    inside = blob
+    while isinstance(inside, AroundBlob):
+        inside = inside.inner
+    return blob if isinstance(inside, SendsInPieces) and isinstance(blob, SendsInPieces) else None
 
 
 class AroundConsensus(Around):

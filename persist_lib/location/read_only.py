@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Blob, BlobEntry, Consensus, Row
+from persist_lib.location.api import Blob, BlobEntry, Consensus, Row, SendsInPieces, Upload
 
 
 def read_only(doing: str) -> InvalidUsage:
@@ -43,6 +43,14 @@ class ReadOnlyBlob:
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         """See `api.Blob`."""
         return self._inner.list(prefix)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See `api.SendsInPieces`; none where the inner one does not."""
+        return self._inner.uploads(prefix) if isinstance(self._inner, SendsInPieces) else iter(())
+
+    def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
+        """Refused."""
+        raise read_only(f"give up {len(uploads)} uploads")
 
     def close(self) -> None:
         """See `api.Blob`."""

@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 ONCE = frozenset({"compare_and_set", "compare_and_set_many"})
 """Operations that are not the same when done twice."""
 
-READS = frozenset({"get", "get_range", "list", "head", "scan", "list_keys"})
+READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys"})
 """Operations that change nothing: when they fail, nothing can have happened."""
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NewerFormat, NotFound, PersistError
-from persist_lib.location.api import BlobEntry
+from persist_lib.location.api import BlobEntry, Upload
 from persist_lib.location.deadline import patience_s
 from persist_lib.location.keys import check_key, check_prefix, check_range
 from persist_lib.location.memory import written_before
 from persist_lib.location.s3_client import (
     Clients,
     canonical,
+    code_of,
     is_missing,
     is_taken,
     parse_url,
@@ -102,7 +103,7 @@ class S3Blob:
         for _ in range(ATTEMPTS):
             with writing(f"store blob {key!r}"):
                 try:
-                    return self._put(at, view if isinstance(data, memoryview) else data, view)
+                    return self._put(key, at, view if isinstance(data, memoryview) else data, view)
                 except ClientError as error:
                     if not is_taken(error):
                         raise
@@ -114,17 +115,18 @@ class S3Blob:
                 return None
         raise Determinate(f"blob {key} could not be stored: it was deleted {ATTEMPTS} times meanwhile", key=key)
 
-    def _put(self, at: dict[str, str], data: bytes | memoryview, view: memoryview) -> None:
+    def _put(self, key: str, at: dict[str, str], data: bytes | memoryview, view: memoryview) -> None:
         if len(view) > self._multipart_above:
-            self._put_in_pieces(at, view)
+            self._put_in_pieces(key, at, view)
         else:
             body = data if isinstance(data, bytes) else bytes(view)
             self._clients.get().put_object(**at, Body=body, IfNoneMatch="*")
 
-    def _put_in_pieces(self, at: dict[str, str], view: memoryview) -> None:
+    def _put_in_pieces(self, key: str, at: dict[str, str], view: memoryview) -> None:
         """Nothing is visible before the last request. Pieces of one that fails before it are given up at once."""
         client = self._clients.get()
-        upload = {**at, "UploadId": client.create_multipart_upload(**at)["UploadId"]}
+        started = Upload(key, client.create_multipart_upload(**at)["UploadId"])
+        upload = {**at, "UploadId": started.id}
 
         def put(number: int) -> dict[str, Any]:
             body = bytes(view[(number - 1) * self._piece : number * self._piece])
@@ -136,19 +138,15 @@ class S3Blob:
             with ThreadPoolExecutor(PIECE_THREADS, thread_name_prefix="persist-upload") as pool:
                 pieces = list(pool.map(put, range(1, -(-len(view) // self._piece) + 1)))
         except BaseException:
-            self._abort(upload)
+            self.abort_uploads([started])
             raise
         try:
             client.complete_multipart_upload(**upload, MultipartUpload={"Parts": pieces}, IfNoneMatch="*")
         except ClientError as error:
             # SUBTLE: only when S3 said no. After an unknown outcome it may be completing just now: left to the sweep.
             if 400 <= status_of(error) < 500:
-                self._abort(upload)
+                self.abort_uploads([started])
             raise
-
-    def _abort(self, upload: dict[str, str]) -> None:
-        with contextlib.suppress(PersistError), writing("give up an upload"):
-            self._clients.get().abort_multipart_upload(**upload)
 
     def delete(self, key: str) -> bool:
         """See `api.Blob`. Of two who delete at the same moment both may be told that there was one."""
@@ -180,31 +178,40 @@ class S3Blob:
             if not token:
                 return
 
-    def sweep_uploads(self, prefix: str, is_orphan: Callable[[str], bool]) -> int:
-        """Give up the unfinished multipart uploads below `prefix` whose key `is_orphan`; answers how many.
-
-        They are listed before `is_orphan` is first asked, so it may be answered from a state that is read by then.
-        """
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See `api.SendsInPieces`. Pages of a thousand."""
         check_prefix(prefix)
-        found = [*self._uploads(prefix)]
-        orphans = [upload for key, upload in found if is_orphan(key)]
-        for upload in orphans:
-            self._abort(upload)
-        return len(orphans)
-
-    def _uploads(self, prefix: str) -> Iterator[tuple[str, dict[str, str]]]:
         root, bucket = self._target.path(BLOBS, ""), self._target.bucket
         after: dict[str, str] = {}
         while True:
             with reading(f"list the uploads of {prefix!r}"):
                 page = self._clients.get().list_multipart_uploads(Bucket=bucket, Prefix=root + prefix, **after)
-                is_last = not page["IsTruncated"]
-            for upload in page.get("Uploads", []):
-                at = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-                yield upload["Key"].removeprefix(root), at
-            if is_last:
+                after = (
+                    {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+                    if page["IsTruncated"]
+                    else {}
+                )
+            yield from (Upload(found["Key"].removeprefix(root), found["UploadId"]) for found in page.get("Uploads", []))
+            if not after:
                 return
-            after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
+        """See `api.SendsInPieces`. A request for each."""
+        failed: dict[Upload, Exception] = {}
+        for upload in uploads:
+            try:
+                with writing(f"give up the upload of {upload.key!r}"):
+                    self._abort(upload)
+            except PersistError as error:
+                failed[upload] = error
+        return failed
+
+    def _abort(self, upload: Upload) -> None:
+        try:
+            self._clients.get().abort_multipart_upload(**self._at(upload.key), UploadId=upload.id)
+        except ClientError as error:
+            if code_of(error) != "NoSuchUpload":  # finished, or given up by somebody else
+                raise
 
     def close(self) -> None:
         """See `api.Blob`."""

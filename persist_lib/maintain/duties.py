@@ -56,5 +56,9 @@ def maintain(
 def _together(first: Audited, second: Audited) -> Audited:
     """What two audits in a row found."""
     return msgspec.structs.replace(
-        second, orphans=first.orphans + second.orphans, size=first.size + second.size, swept=first.swept + second.swept
+        second,
+        orphans=first.orphans + second.orphans,
+        size=first.size + second.size,
+        swept=first.swept + second.swept,
+        uploads=first.uploads + second.uploads,
     )

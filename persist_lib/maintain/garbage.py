@@ -13,8 +13,11 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core.garbage import Collection, Held, Orphans, plan_collection, plan_orphans
 from persist_lib.core.state import State
+from persist_lib.errors import PersistError
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
+from persist_lib.location.api import Upload
+from persist_lib.location.around import sends_in_pieces
 from persist_lib.machine import Machine
 
 Progress = Callable[[int, int], None]
@@ -43,6 +46,8 @@ class Audited(msgspec.Struct, frozen=True):
     failed: dict[str, str]
     loose_rollups: int = 0
     """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next one decides."""
+    uploads: int = 0
+    """Unfinished uploads of writers that are gone, given up. Their pieces are stored, and paid for, and not listed."""
 
 
 def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
@@ -65,15 +70,37 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
         (PartKey(entry.key.removeprefix(prefix(machine.shard))), entry.size)
         for entry in machine.blob.list(prefix(machine.shard))
     ]
-    plan = plan_orphans(machine.fetch().state, listed)
-    failed = {} if dry_run else _delete(machine, tuple(plan.keys), progress)
-    gone = tuple(key for key in plan.keys if key not in failed)
+    uploads, failed = _unfinished(machine)
+    plan = plan_orphans(machine.fetch().state, listed, uploads)
+    abandoned = [upload for key in sorted(plan.uploads) for upload in uploads[key]]
     if not dry_run:
+        failed |= _delete(machine, tuple(plan.keys), progress) | _abort(machine, abandoned)
         _forget_retired(machine, plan)
+    gone = tuple(key for key in plan.keys if key not in failed)
     size = sum(plan.keys[key] for key in gone)
     newest = machine.state.newest_rollup
     loose = sum(1 for key, _ in listed if (parse_rollup_key(key) or 0) > newest)
-    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose)
+    aborted = sum(1 for upload in abandoned if upload.id not in failed)
+    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, aborted)
+
+
+def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str, str]]:
+    """Unfinished uploads by key, and what hindered listing them: then orphans are still looked after."""
+    found: dict[PartKey, list[Upload]] = {}
+    if (blob := sends_in_pieces(machine.blob)) is not None:
+        try:
+            for upload in blob.uploads(prefix(machine.shard)):
+                found.setdefault(PartKey(upload.key.removeprefix(prefix(machine.shard))), []).append(upload)
+        except PersistError as error:
+            return {}, {"unfinished uploads": str(error)}
+    return found, {}
+
+
+def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
+    """SUBTLE: what could not be given up is named by its upload, not its key, which may be an orphan's that is gone."""
+    if not uploads or (blob := sends_in_pieces(machine.blob)) is None:
+        return {}
+    return {upload.id: f"{upload.key}: {error}" for upload, error in blob.abort_uploads(uploads).items()}
 
 
 def _forget_retired(machine: Machine, plan: Orphans) -> None:

@@ -72,7 +72,7 @@ def via(url: str, proxy: Proxy) -> str:
 
 
 def uploads(blob: S3Blob) -> list[str]:
-    return [key for key, _ in blob._uploads("")]
+    return [upload.key for upload in blob.uploads("")]
 
 
 class Intercepts:
@@ -222,8 +222,12 @@ def test_what_a_dead_writer_left_unfinished_is_swept_and_what_a_live_one_is_send
             with pytest.raises(Indeterminate):
                 blob.set(key, bytes(7 * MIB))
     assert sorted(uploads(blob)) == ["s/dead/a", "s/dead/b", "s/live/c", "t/dead/d"]
-    assert blob.sweep_uploads("s/", lambda key: key.startswith("s/dead/")) == 2
+    found = [*blob.uploads("s/")]
+    assert sorted(upload.key for upload in found) == ["s/dead/a", "s/dead/b", "s/live/c"]
+    dead = [upload for upload in found if upload.key.startswith("s/dead/")]
+    assert blob.abort_uploads(dead) == {}
     assert sorted(uploads(blob)) == ["s/live/c", "t/dead/d"]
+    assert blob.abort_uploads(dead) == {}, "what is given up already is no failure"
 
 
 def raising(error: Exception) -> Any:

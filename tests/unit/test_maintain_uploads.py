@@ -1,0 +1,164 @@
+"""The audit gives up uploads in pieces whose writer is gone for ever, no others, and goes on where it sees none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.errors import Determinate
+from persist_lib.format.paths import blob_key
+from persist_lib.ids import PartKey, ShardId
+from persist_lib.location import open_location
+from persist_lib.location.api import BlobEntry
+from persist_lib.location.s3 import S3Blob
+from persist_lib.testing import ManualClock, check_world, contents_of
+from tests import servers
+from tests.worlds import SCHEMA, row
+
+servers.use_test_credentials()
+CONFIG = persist.Config(lease_ms=1000, inline_bytes=0)
+
+
+class Uploading:
+    """Clients of one location on S3, whose clock a test moves, and uploads that nobody finishes."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        server = servers.s3_server()
+        self.url = f"s3://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={server.url}&path_style=true"
+        self.log = f"memory:{os.urandom(8).hex()}"
+        self.location = open_location(self.url, self.log, create=True, clock=self.clock)
+        self.client = self.open()
+
+    def open(self, **changed: Any) -> persist.Client:
+        location = replace(self.location, **changed)
+        return persist.open(location, config=CONFIG, runtime=self.clock.runtime())
+
+    @property
+    def blob(self) -> S3Blob:
+        assert isinstance(self.location.blob, S3Blob)
+        return self.location.blob
+
+    def begin(self, key: str) -> None:
+        """Send one piece, and die."""
+        at = self.blob._at(blob_key(ShardId("s"), PartKey(key)))
+        client = self.blob._clients.get()
+        upload = client.create_multipart_upload(**at)["UploadId"]
+        client.upload_part(**at, UploadId=upload, PartNumber=1, Body=b"piece")
+
+    def unfinished(self) -> list[str]:
+        return sorted(upload.key.removeprefix("s/") for upload in self.blob.uploads("s/"))
+
+
+@pytest.fixture
+def place() -> Iterator[Uploading]:
+    place = Uploading()
+    yield place
+    place.location.close()
+
+
+def test_an_upload_is_given_up_once_its_writer_is_retired_and_not_before(place: Uploading) -> None:
+    write = place.client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    place.begin(f"{write.id}/half.parquet")
+    assert place.client.audit_orphans("s").uploads == 0
+    assert place.unfinished() == [f"{write.id}/half.parquet"]
+    place.clock.advance(10)
+    place.client.expire("s")
+    assert place.client.audit_orphans("s", dry_run=True).uploads == 1
+    assert place.unfinished() == [f"{write.id}/half.parquet"], "a dry run changes nothing"
+    with place.open().open_writer("s", SCHEMA) as other:
+        place.begin(f"{other.id}/sending.parquet")
+        assert place.client.maintain("s").audited.uploads == 1
+        assert place.unfinished() == [f"{other.id}/sending.parquet"]
+    check_world(place.client, "s")
+
+
+def test_the_first_attempt_at_an_object_that_is_there_is_given_up_and_the_object_stays(place: Uploading) -> None:
+    write = place.client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    (key,) = place.client.inspect("s").state.trace[-1].keys
+    place.begin(key)
+    place.begin(key)
+    place.clock.advance(10)
+    place.client.expire("s")
+    audited = place.client.audit_orphans("s")
+    assert (audited.uploads, audited.orphans, audited.live) == (2, (), 1)
+    assert place.unfinished() == []
+    with place.client.open_reader("s") as read:
+        assert contents_of(read.snapshot(0).to_arrow()) == {(1, "w"): 1}
+
+
+def test_an_id_is_remembered_while_something_of_it_is_unfinished(place: Uploading) -> None:
+    write = place.client.open_writer("s", SCHEMA)
+    place.begin(f"{write.id}/half.parquet")
+    write.close()
+    assert place.client.audit_orphans("s").swept == ()
+    assert len(place.client.audit_orphans("s").swept) == 1
+
+
+class Blind:
+    """A server that does not tell its uploads, or will not give one up."""
+
+    def __init__(self, inner: S3Blob, *, tells: bool) -> None:
+        self._inner, self._tells = inner, tells
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        return self._inner.list(prefix)
+
+    def uploads(self, prefix: str) -> Any:
+        if not self._tells:
+            raise Determinate("not implemented", code="NotImplemented")
+        return self._inner.uploads(prefix)
+
+    def abort_uploads(self, uploads: Any) -> Any:
+        return {upload: Determinate("no") for upload in uploads}
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_orphans_go_though_the_server_says_no_to_what_concerns_uploads(place: Uploading, tells: bool) -> None:
+    write = place.client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    place.location.blob.set(f"s/{write.id}/orphan.parquet", b"x")
+    place.begin(f"{write.id}/half.parquet")
+    place.clock.advance(10)
+    place.client.expire("s")
+    other = persist.open(
+        replace(place.location, blob=Blind(place.blob, tells=tells)),
+        config=CONFIG.model_copy(update={"timeout_s": 0.2}), runtime=place.clock.runtime(),
+    )  # fmt: skip
+    audited = other.audit_orphans("s")
+    assert len(audited.orphans) == 1
+    assert audited.uploads == 0
+    assert len(audited.failed) == 1
+    assert place.client.audit_orphans("s").uploads == 1
+
+
+def test_a_read_only_client_counts_uploads_and_gives_none_up(place: Uploading) -> None:
+    write = place.client.open_writer("s", SCHEMA)
+    place.begin(f"{write.id}/half.parquet")
+    write.close()
+    with persist.open(open_location(place.url, place.log, read_only=True)) as client:
+        assert client.audit_orphans("s", dry_run=True).uploads == 1
+        with pytest.raises(persist.InvalidUsage):
+            client.audit_orphans("s")
+    assert len(place.unfinished()) == 1
+
+
+def test_a_location_that_sends_nothing_in_pieces_is_not_asked_for_uploads() -> None:
+    from tests.worlds import World  # noqa: PLC0415
+
+    world = World()
+    client = world.client()
+    client.open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
+    assert client.audit_orphans("s").uploads == 0
+    assert world.count("uploads", "abort_uploads") == 0
+    world.close()
