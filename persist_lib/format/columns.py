@@ -39,6 +39,14 @@ def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks, POOL) if column.num_chunks else pa.array([], column.type)
 
 
+def one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    """The rows as one record batch, without a copy where they are in one piece."""
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    batches = rows.to_batches()
+    return batches[0] if len(batches) == 1 else pa.record_batch(list(map(joined, rows.columns)), schema=rows.schema)
+
+
 def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The column as one array without dictionary encoding."""
     array = joined(column)

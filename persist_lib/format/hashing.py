@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from operator import add
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -33,26 +35,35 @@ def seed_of(name: str, role: str) -> int:
 def hash_few(schema: Schema, batch: pa.RecordBatch | pa.Table) -> list[int]:
     """H of every row."""
     totals = [EMPTY] * batch.num_rows
-    present = set(batch.schema.names)
+    present = batch.schema.names
     for role, columns in (("key", schema.key), ("value", schema.value)):
         for column in columns:
             if column.name in present:
-                hashes = _column(plain(batch.column(column.name)), seed_of(column.name, role))
-                totals = [total + hashed for total, hashed in zip(totals, hashes, strict=True)]
+                array = plain(batch.column(column.name))
+                hashes = _hashing(array.type)(array, seed_of(column.name, role))
+                totals = list(map(add, totals, hashes))
     return [finish(total & MASK) for total in totals]
 
 
-def _column(array: pa.Array, seed: int) -> Iterable[int]:
-    kind = array.type
+Hashing = Callable[[pa.Array, int], Iterable[int]]
+
+
+@lru_cache(maxsize=1024)
+def _hashing(kind: pa.DataType) -> Hashing:
+    """How the values of a type are hashed: looked up once, as asking Arrow costs more than hashing a value."""
     if pa.types.is_string(kind):
-        return (0 if value is None else hash_bytes(value.encode(), seed) for value in array.to_pylist())
+        return _each(lambda value, seed: hash_bytes(value.encode(), seed))
     if pa.types.is_binary(kind) or (pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)):
-        return (0 if value is None else hash_bytes(value, seed) for value in array.to_pylist())
+        return _each(hash_bytes)
     if pa.types.is_signed_integer(kind):
-        return (0 if value is None else finish((value + TOP) ^ seed) for value in array.to_pylist())
+        return _each(lambda value, seed: finish((value + TOP) ^ seed))
     if pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind):
-        return (0 if value is None else finish(value ^ seed) for value in array.to_pylist())
-    return _words(array, seed)
+        return _each(lambda value, seed: finish(value ^ seed))
+    return _words
+
+
+def _each(hashed: Callable[[Any, int], int]) -> Hashing:
+    return lambda array, seed: [0 if value is None else hashed(value, seed) for value in array.to_pylist()]
 
 
 def _words(array: pa.Array, seed: int) -> Iterable[int]:

@@ -14,7 +14,6 @@ from typing import Final
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.format.columns import joined
 from persist_lib.format.keys import slice_sorted
 from persist_lib.format.parquet import conform, undamaged
 from persist_lib.schema import Schema
@@ -24,10 +23,8 @@ _HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32 of the rest; 8 bytes,
 _MAGIC = b"PIB"
 
 
-def pack_inline(batch: pa.RecordBatch | pa.Table) -> bytes:
+def pack_inline(batch: pa.RecordBatch) -> bytes:
     """Sorted updates, in columns of `schema.updates`, as bytes."""
-    if isinstance(batch, pa.Table):
-        batch = pa.record_batch([joined(column) for column in batch.columns], schema=batch.schema)
     body = batch.serialize().to_pybytes()
     return _HEADER.pack(_MAGIC, VERSION, zlib.crc32(body)) + body
 

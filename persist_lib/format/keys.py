@@ -63,6 +63,13 @@ def encode_cell(column: pa.Array | pa.ChunkedArray, index: int) -> bytes:
     return _encode(scalar, column.type)
 
 
+def bounds(schema: Schema, rows: Rows) -> tuple[bytes, bytes]:
+    """`lower_bound` and `upper_bound` of sorted rows."""
+    if rows.num_rows == 1 and len(key := encode_row(schema, rows, 0)) <= LIMIT:
+        return key, key
+    return lower_bound(schema, rows), upper_bound(schema, rows)
+
+
 def lower_bound(schema: Schema, rows: Rows, limit: int = LIMIT) -> bytes:
     """At most `limit` bytes (or a little more for fixed-width keys) that are at or below the first row's key."""
     cells = [encode_cell(rows.column(column.name), 0) for column in schema.key]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt
-from persist_lib.format.columns import integers, mask_of
+from persist_lib.format.columns import integers, mask_of, one_batch
 from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.encoded import EncodedPart, describe
 from persist_lib.format.inline import decode_inline, pack_inline
@@ -58,8 +58,8 @@ def encode_part(schema: Schema, schema_id: int, table: pa.Table, parallel: Descr
 
 def encode_inline(schema: Schema, schema_id: int, table: pa.Table | pa.RecordBatch) -> EncodedPart:
     """The same as inline bytes."""
-    data = pack_inline(table)
-    said = describe(schema, table)
+    batch = one_batch(table)
+    data, said = pack_inline(batch), describe(schema, batch)
     return EncodedPart(
         data, said.rows, schema_id, digest(data), said.key_lower, said.key_upper, said.time_lower, said.time_upper,
         said.diff_sum, said.fingerprint, said.earliest,

@@ -44,7 +44,8 @@ class Connections:
             _everywhere.add(self)
 
     def _reset(self) -> None:
-        self._gate = threading.Condition(threading.Lock())
+        self._mutex = threading.Lock()
+        self._gate = threading.Condition(self._mutex)
         self._idle: list[Session] = []
         self._lent = 0
         self._forking = False
@@ -62,14 +63,19 @@ class Connections:
     @contextmanager
     def lend(self) -> Iterator[Session]:
         """A session for the caller alone. It must come back without an open transaction."""
-        session = self._take()
+        session = self.take()
         try:
             yield session
         finally:
-            # A transaction left open means that even rolling back failed: SQLite is not to be trusted with it any more.
-            self._leave(None if session.connection.in_transaction else session)
+            self.give_back(session)
 
-    def _take(self) -> Session:
+    def give_back(self, session: Session) -> None:
+        """End what `take` began."""
+        # A transaction left open means that even rolling back failed: SQLite is not to be trusted with it any more.
+        self._leave(None if session.connection.in_transaction else session)
+
+    def take(self) -> Session:
+        """A session that must be given back; `lend` does both, and costs more."""
         session = self._enter()
         if session is not None:
             return session
@@ -90,7 +96,7 @@ class Connections:
             )
 
     def _enter(self) -> Session | None:
-        with self._gate:
+        with self._mutex:
             while self._forking:
                 self._gate.wait()
             self._check()
@@ -98,12 +104,13 @@ class Connections:
             return self._idle.pop() if self._idle else None
 
     def _leave(self, session: Session | None) -> None:
-        with self._gate:
+        with self._mutex:
             self._lent -= 1
             is_kept = session is not None and not self._closed
             if session is not None and is_kept:
                 self._idle.append(session)
-            self._gate.notify_all()
+            if self._forking:
+                self._gate.notify_all()
         if session is not None and not is_kept:
             session.connection.close()
 
@@ -137,7 +144,8 @@ class Connections:
         if self._lent == 0:
             self._reset()
         else:
-            self._gate, self._forking = threading.Condition(threading.Lock()), False
+            self._mutex, self._forking = threading.Lock(), False
+            self._gate = threading.Condition(self._mutex)
 
 
 _everywhere: weakref.WeakSet[Connections] = weakref.WeakSet()

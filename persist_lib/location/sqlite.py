@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import apsw
@@ -69,22 +70,22 @@ class SqliteConsensus:
         runtime: Runtime | None = None,
         busy_s: float = BUSY_S,
     ) -> None:
-        self._path = Path(path).absolute()
+        self.path = Path(path).absolute()
         self._clock = clock
         self._runtime = runtime or Runtime()
-        self._busy_s = busy_s
-        self._connections = Connections(self._connect, f"the SQLite database {self._path}")
-        with self._connections.under_way():
+        self.busy_s = busy_s
+        self.connections = Connections(self._connect, f"the SQLite database {self.path}")
+        with self.connections.under_way():
             if create:
-                sqlite_file.create(self._path)
-            sqlite_file.check_format(self._path)
-        self._turn = _Turn()
+                sqlite_file.create(self.path)
+            sqlite_file.check_format(self.path)
+        self.turn = threading.Lock()
 
     def _connect(self) -> apsw.Connection:
         try:
-            return sqlite_file.connect(self._path, _Patience(self._runtime, self._busy_s))
+            return sqlite_file.connect(self.path, _Patience(self._runtime, self.busy_s))
         except apsw.Error as error:
-            raise sqlite_file.read_failed(error, self._path) from error
+            raise sqlite_file.read_failed(error, self.path) from error
 
     def head(self, key: str) -> Row | None:
         """See `api.Consensus`. Never stale here."""
@@ -101,20 +102,20 @@ class SqliteConsensus:
         return iter([key for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        with self._connections.lend() as session:
+        with self.connections.lend() as session:
             try:
                 return session.cursor.execute(sql, values).fetchall()
             except apsw.Error as error:
-                raise sqlite_file.read_failed(error, self._path) from error
+                raise sqlite_file.read_failed(error, self.path) from error
 
     def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
         """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
-        with self._writing() as session:
+        with _Writing(self) as session:
             return _append(session, key, expected, data)
 
     def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
         """See `api.Consensus`."""
-        with self._writing() as session, _transaction(session) as transaction:
+        with _Writing(self) as session, _transaction(session) as transaction:
             if all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
                 transaction.commit()
                 return True
@@ -122,7 +123,7 @@ class SqliteConsensus:
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         """See `api.Consensus`."""
-        with self._writing() as session, _transaction(session) as transaction:
+        with _Writing(self) as session, _transaction(session) as transaction:
             newest: SeqNo | None = session.cursor.execute(NEWEST_SEQNO, (key,)).get
             if newest is None or seqno > newest:
                 raise passes_newest(key, seqno, newest)
@@ -131,22 +132,13 @@ class SqliteConsensus:
             transaction.commit()
             return dropped
 
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        """A session whose owner is the only one of this process that writes: the rest queue here, not in SQLite."""
-        with self._connections.lend() as session, self._turn.taken(patience_s(self._busy_s), self._path):
-            try:
-                yield session
-            except apsw.Error as error:
-                raise sqlite_file.write_failed(error, self._path) from error
-
     def now(self) -> int:
         """See `api.Consensus`: this machine's clock."""
         return now_ms(self._clock)
 
     def close(self) -> None:
         """See `api.Consensus`."""
-        self._connections.close()
+        self.connections.close()
 
 
 def _append(session: Session, key: str, expected: SeqNo | None, data: bytes) -> bool:
@@ -157,20 +149,41 @@ def _append(session: Session, key: str, expected: SeqNo | None, data: bytes) -> 
     return bool(session.connection.changes())
 
 
-class _Turn:
-    """A lock with a bounded wait. It is only held while a session is lent, so no fork ever finds it taken."""
+class _Writing:
+    """A session whose owner is the only one of this process that writes: the rest queue here, not in SQLite.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    A class and not a generator, which costs a tenth of a small append. The turn is only held while a session is lent,
+    so no fork ever finds it taken.
+    """
 
-    @contextmanager
-    def taken(self, seconds: float, path: Path) -> Iterator[None]:
-        if not self._lock.acquire(timeout=seconds):
-            raise Determinate(f"waited {seconds:g} s for this process's other writers of {path}; nothing was written")
+    __slots__ = ("_consensus", "_session")
+
+    def __init__(self, consensus: SqliteConsensus) -> None:
+        self._consensus = consensus
+
+    def __enter__(self) -> Session:
+        consensus = self._consensus
+        self._session = session = consensus.connections.take()
         try:
-            yield
+            seconds = patience_s(consensus.busy_s)
+            if not consensus.turn.acquire(timeout=seconds):
+                raise Determinate(
+                    f"waited {seconds:g} s for this process's other writers of {consensus.path}; nothing was written"
+                )
+        except BaseException:
+            consensus.connections.give_back(session)
+            raise
+        return session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._consensus.turn.release()
         finally:
-            self._lock.release()
+            self._consensus.connections.give_back(self._session)
+        if isinstance(error, apsw.Error):
+            raise sqlite_file.write_failed(error, self._consensus.path) from error
 
 
 class _Patience:

@@ -345,8 +345,8 @@ def test_a_process_forked_behind_our_back_is_refused_and_not_served_wrongly(path
 
 def test_threads_that_come_and_go_share_a_few_connections(consensus: SqliteConsensus) -> None:
     opened = []
-    connect_one = consensus._connections._connect
-    consensus._connections._connect = lambda: opened.append(1) or connect_one()  # type: ignore[func-returns-value]
+    connect_one = consensus.connections._connect
+    consensus.connections._connect = lambda: opened.append(1) or connect_one()  # type: ignore[func-returns-value]
     for _ in range(20):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(consensus.head, "s").result()
