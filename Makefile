@@ -18,10 +18,10 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture sim demo dev bench lock clean
+.PHONY: help setup check format test torture sim demo demo-s3 dev bench lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(PROJECT) ## the virtual environment, pinned packages, a Java if none is found
 	@$(WITH_JAVA) echo "ready: $$($(PYTHON_IN_VENV) --version), Java in $$JAVA_HOME"
@@ -57,6 +57,9 @@ sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
 
 demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))
+
+demo-s3: $(PROJECT) ## the same on PostgreSQL and an S3 server, started and stopped by itself
+	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo --servers $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))
 
 dev: export DAGSTER_HOME := $(CURDIR)/.dagster
 dev: export PERSIST_LOCATION ?= file:$(CURDIR)/data

@@ -1,4 +1,4 @@
-"""A process that dies in the middle, as processes do: `python -m examples.crash file:./data orders`.
+"""A process that dies in the middle, as processes do: `python -m examples.crash orders file:./data [CONSENSUS]`.
 
 It reads, it has uploaded a part, and it is killed at the very moment at which it would have committed. What it leaves
 behind is a reader whose lease runs out, a writer likewise, and an object that nobody refers to. Nothing else.
@@ -19,9 +19,9 @@ from persist_lib.testing import Rival
 LEASE_MS = 1_000
 
 
-def main(url: str, shard: str) -> None:
+def main(shard: str, url: str, consensus: str | None = None) -> None:
     """Never returns."""
-    with persist.open(url, config=persist.Config(lease_ms=LEASE_MS, inline_bytes=0)) as client:
+    with persist.open(url, consensus, config=persist.Config(lease_ms=LEASE_MS, inline_bytes=0)) as client:
         write, _read = client.open_shard(shard, ORDERS)
         upper = write.upper.time or 0
         _, _, orders = next(iter(generate(Book(seed=1), 1_000, updates_per_append=1_000)))

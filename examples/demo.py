@@ -1,4 +1,4 @@
-"""The whole product on real input, in one command: `make demo [REPO=…] [ORDERS=…]`.
+"""The whole product on real input, in one command: `make demo [REPO=…] [ORDERS=…]`, or `make demo-s3` on servers.
 
 A git history is ingested commit by commit, and a book of a million order updates beside it. A process is killed in the
 middle of an append. Then Dagster runs the whole maintenance with Spark. Before and after, snapshots are compared with
@@ -8,7 +8,6 @@ an independent source: the files with `git ls-tree`, the orders with the generat
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,14 +18,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-import persist_lib as persist
-from examples import console, git_history, orders
+from examples import console, git_history, orders, places
 from examples.crash import LEASE_MS
 from examples.failures import Failed
 from examples.git_log import FILES
 from examples.git_repository import Repository
 from examples.order_book import ORDERS, Book
 from examples.picture import draw_moments, fetch_states
+from examples.places import Place
 from orchestration.run import RunReport, run_maintenance
 from persist_lib.cli.render import compare_table, plain_table, shards_table
 from persist_lib.cli.units import size
@@ -61,43 +60,53 @@ class Clock:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code (see `console`)."""
     options = _parser().parse_args(arguments)
-    return console.run(lambda: demo(options.repo, options.orders, options.output))
+    signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: servers and leases are ended on the way out
+    return console.run(lambda: _program(options))
 
 
-def demo(repo: Path, updates: int, output: Path) -> None:
+def _program(options: argparse.Namespace) -> None:
+    options.output.mkdir(parents=True, exist_ok=True)
+    entered = (places.servers if options.servers else places.folder)(options.output)
+    with entered as place:
+        demo(options.repo, options.orders, options.output, place)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def demo(repo: Path, updates: int, output: Path, place: Place) -> None:
     """Ingest, read, break, maintain, read again. Raises when anything differs from its source."""
     repository, book, clock = Repository(repo), Book(seed=7), Clock()
-    data = output / "data"
-    if data.exists():
-        shutil.rmtree(data)  # the demo's own, from the last time
-    output.mkdir(parents=True, exist_ok=True)
-    url = f"file:{data.resolve()}"
     with clock.phase(f"Ingesting the git history of {repo.resolve().name}, a small append per commit"):
-        commits = ingest_files(url, repository)
+        commits = ingest_files(place, repository)
     with clock.phase(f"Ingesting {updates:,} updates of an order book"):
-        ingest_orders(url, book, updates)
+        ingest_orders(place, book, updates)
     with clock.phase("Killing a process in the middle of an append"):
-        crash(url)
+        crash(place)
     with clock.phase(f"Reading {CHECKED} past times of each, before maintenance"):
-        check(url, repository, book)
-    before = censuses(url)
+        check(place, repository, book)
+    before = censuses(place)
     screen.print(shards_table(before))
-    states = fetch_states(url, PICTURED)
+    states = fetch_states(place.url, PICTURED, place.consensus)
     with clock.phase("Maintaining all of it: Dagster decides, Spark merges, one transition commits"):
-        report(run_maintenance(url, config=CONFIG, log_level="WARNING"))
+        report(run_maintenance(place.url, place.consensus, config=CONFIG, log_level="WARNING"))
     with clock.phase(f"Reading {CHECKED} past times of each, after maintenance"):
-        check(url, repository, book)
-    after = censuses(url)
+        check(place, repository, book)
+    after = censuses(place)
     screen.print(shards_table(after))
     screen.print(compare_table(before, after))
-    moments = [("before maintenance", states), ("after maintenance", fetch_states(url, PICTURED))]
+    moments = [
+        ("before maintenance", states),
+        ("after maintenance", fetch_states(place.url, PICTURED, place.consensus)),
+    ]
     draw_moments(moments, output / "trace.png")
-    summary(clock, data, output, commits)
+    summary(clock, place, output, commits)
 
 
-def ingest_files(url: str, repository: Repository) -> int:
+def ingest_files(place: Place, repository: Repository) -> int:
     """The repository's tree at every commit of its first-parent history; returns how many commits."""
-    with persist.open(url) as client:
+    with place.open() as client:
         total = git_history.pending(client, repository, "files")
         if total == 0:
             raise Failed("the repository has no commits; name another one with REPO=")
@@ -111,9 +120,9 @@ def ingest_files(url: str, repository: Repository) -> int:
     return done.upper
 
 
-def ingest_orders(url: str, book: Book, updates: int) -> None:
+def ingest_orders(place: Place, book: Book, updates: int) -> None:
     """The order book, of whose history the last tenth is kept."""
-    with persist.open(url) as client:
+    with place.open() as client:
         with console.progress("updates", updates) as advance:
             done = orders.ingest(client, book, updates, "orders", on_append=lambda table: advance(len(table)))
         client.set_retention("orders", max(1, done.upper // 10))
@@ -122,21 +131,21 @@ def ingest_orders(url: str, book: Book, updates: int) -> None:
     )
 
 
-def crash(url: str) -> None:
+def crash(place: Place) -> None:
     """A process that has uploaded a part is killed before it commits; its leases run out."""
-    killed = subprocess.run([sys.executable, "-m", "examples.crash", url, "orders"], check=False)
+    killed = subprocess.run([sys.executable, "-m", "examples.crash", "orders", *place.urls], check=False)
     if killed.returncode != -signal.SIGKILL:
         raise Failed(f"the process that should have been killed ended with {killed.returncode}")
     time.sleep(2 * LEASE_MS / 1000)
-    with persist.open(url, read_only=True) as client:
+    with place.open(read_only=True) as client:
         census, found = client.census("orders"), client.audit_orphans("orders", dry_run=True)
     screen.print(f"it left {census.overdue} overdue leases, and an object that will never be linked", end="")
     screen.print(f" ({len(found.orphans)} orphans while its writer still counts as live)")
 
 
-def check(url: str, repository: Repository, book: Book) -> None:
+def check(place: Place, repository: Repository, book: Book) -> None:
     """Compare snapshots with git and with the generator."""
-    with persist.open(url, read_only=True) as client:
+    with place.open(read_only=True) as client:
         files, book_read = client.open_reader("files", FILES), client.open_reader("orders", ORDERS)
         positions = git_history.spread(CHECKED, files.since.time or 0, files.upper.time or 0)
         with console.progress("snapshots beside git ls-tree", len(positions)) as advance:
@@ -152,9 +161,9 @@ def check(url: str, repository: Repository, book: Book) -> None:
     )
 
 
-def censuses(url: str) -> list[Census]:
+def censuses(place: Place) -> list[Census]:
     """One census a shard."""
-    with persist.open(url, read_only=True) as client:
+    with place.open(read_only=True) as client:
         return [client.census(name) for name in SHARDS]
 
 
@@ -175,7 +184,7 @@ def report(run: RunReport) -> None:
         raise Failed(f"maintenance failed: {run.failure}")
 
 
-def summary(clock: Clock, data: Path, output: Path, commits: int) -> None:
+def summary(clock: Clock, place: Place, output: Path, commits: int) -> None:
     """Where the time and the bytes went."""
     table = plain_table("where the time went", "seconds", right=("seconds",))
     for name, seconds in clock.phases:
@@ -183,14 +192,14 @@ def summary(clock: Clock, data: Path, output: Path, commits: int) -> None:
     table.add_row("[bold]all[/bold]", f"[bold]{sum(seconds for _, seconds in clock.phases):.1f}[/bold]")
     screen.print(table)
     table = plain_table("where the bytes went", "objects", "bytes", right=("objects", "bytes"))
-    kinds = {"parts": "blob/*/w*/*.parquet", "rollups": "blob/*/rollup/*", "consensus": "consensus.sqlite*"}
-    for kind, pattern in kinds.items():
-        sizes = [path.stat().st_size for path in data.glob(pattern)]
-        table.add_row(kind, f"{len(sizes)}", size(sum(sizes)))
+    with place.open(read_only=True) as client:
+        for kind, found in places.sizes(client, SHARDS).items():
+            table.add_row(kind, f"{len(found)}", size(sum(found)))
+    table.add_row("consensus", "", size(place.consensus_bytes()))
     screen.print(table)
-    screen.print(f"{commits:,} commits and the order book are in {data}; the traces: {output}/trace.png")
-    screen.print(f"look around: .venv/bin/persist --location file:{data} show orders")
-    screen.print(f"the same in Dagster's UI: make dev PERSIST_LOCATION=file:{data.resolve()}")
+    screen.print(f"{commits:,} commits and the order book were at {place.url}; the traces: {output}/trace.png")
+    for sentence in place.farewell:
+        screen.print(sentence)
 
 
 def _is_news(name: str, value: object) -> bool:
@@ -213,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     own = Path(__file__).resolve().parent.parent
     parser.add_argument("--repo", type=Path, default=own, help="a git repository (default: this one)")
     parser.add_argument("--orders", type=console.positive, default=1_000_000, help="order updates (default: a million)")
+    parser.add_argument("--servers", action="store_true", help="on PostgreSQL and S3, started and stopped for it")
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"where data and pictures go (default: {OUTPUT})")
     return parser
 

