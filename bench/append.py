@@ -91,7 +91,7 @@ def _bare_transactions(path: Path) -> Callable[[], None]:
     connection = apsw.Connection(str(path))
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         list(connection.execute(f"PRAGMA {pragma}"))
-    connection.execute("CREATE TABLE log (key TEXT, seqno INTEGER, data BLOB, PRIMARY KEY (key, seqno)) WITHOUT ROWID")
+    connection.execute("CREATE TABLE log (key TEXT, seqno INTEGER, data BLOB, PRIMARY KEY (key, seqno))")
     numbers = iter(range(10**9))
 
     def insert() -> None:

@@ -75,14 +75,17 @@ def _apply_trace(state: State, edit: TraceEdit) -> dict[str, object]:
         raise InvariantViolated(f"the diff removes batches {edit.removed} which the trace does not have")
     end = start + len(edit.removed)
     gone, came = state.trace[start:end], edit.added
+    inline_size, fingerprint, count, size = state.inline_size, state.fingerprint, state.count, state.size
+    for sign, batches in ((1, came), (-1, gone)):
+        for batch in batches:
+            inline_size += sign * batch.inline_size
+            fingerprint += sign * batch.fingerprint
+            count += sign * batch.count
+            size += sign * batch.size
+    trace = state.trace[:start] + came + state.trace[end:]
     return {
-        "trace": state.trace[:start] + came + state.trace[end:],
-        "inline_size": state.inline_size + sum(b.inline_size for b in came) - sum(b.inline_size for b in gone),
-        "fingerprint": (state.fingerprint + sum(b.fingerprint for b in came) - sum(b.fingerprint for b in gone))
-        % MODULUS,
-        "count": state.count + sum(b.count for b in came) - sum(b.count for b in gone),
-        "size": state.size + sum(b.size for b in came) - sum(b.size for b in gone),
-    }
+        "trace": trace, "inline_size": inline_size, "fingerprint": fingerprint % MODULUS, "count": count, "size": size,
+    }  # fmt: skip
 
 
 K = TypeVar("K")

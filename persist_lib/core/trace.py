@@ -57,7 +57,7 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
     found = []
     if not batch.lower < batch.upper:
         found.append(f"bounds [{batch.lower}, {batch.upper}) are empty")
-    if not all(is_encodable(frontier) for frontier in (batch.lower, batch.upper, batch.since)):
+    if not (is_encodable(batch.lower) and is_encodable(batch.upper) and is_encodable(batch.since)):
         found.append(f"bounds [{batch.lower}, {batch.upper}) or since {batch.since} are no times")
     if batch.count < 0 or (batch.count == 0) != (not batch.parts):
         found.append(f"{batch.count} updates in {len(batch.parts)} parts")

@@ -34,11 +34,12 @@ CHECKPOINT_PAGES = 1000
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
 """A log that grew because somebody read for long is cut back to this."""
 
-# Rows of one key are neighbours. `exists` on the primary key is what makes compare-and-set one statement.
+# `exists` on the primary key is what makes compare-and-set one statement. Not WITHOUT ROWID: that keeps at most 1,000
+# bytes of a row in its page, and the rest of each row in a page of its own, which every commit would have to sync.
 SCHEMA = """
 CREATE TABLE consensus (
     key TEXT NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (key, seqno)
-) WITHOUT ROWID
+)
 """
 
 NEVER_BEGAN = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from persist_lib.format import encoded
 from persist_lib.format.columns import plain_table
 from persist_lib.format.fingerprint import fingerprint, hash_rows
 from persist_lib.format.hashing import hash_few
@@ -70,17 +72,29 @@ def test_parts_and_inline_bytes_give_back_what_was_stored(data):
     updates = data.draw(updates_of(schema))
     assume(updates)
     table = sort_updates(schema, build(schema, updates))
-    for encoded, decoded in (
+    for stored, decoded in (
         ((part := encode_part(schema, 3, table)), decode_part("k", part.data, part.digests, schema)),
         ((inline := encode_inline(schema, 3, table)), decode_inline("k", bytes(inline.data), schema)),
     ):
         assert decoded.schema.equals(schema.updates)
         assert read(schema, decoded) == read(schema, table)
-        assert (encoded.rows, encoded.schema_id) == (len(updates), 3)
-        assert encoded.time_lower == min(time for _, time, _ in updates)
-        assert encoded.time_upper == max(time for _, time, _ in updates)
-        assert encoded.diff_sum == sum(diff for _, _, diff in updates)
-        assert encoded.fingerprint == fingerprint(schema, table)
+        assert (stored.rows, stored.schema_id) == (len(updates), 3)
+        assert stored.time_lower == min(time for _, time, _ in updates)
+        assert stored.time_upper == max(time for _, time, _ in updates)
+        assert stored.diff_sum == sum(diff for _, _, diff in updates)
+        assert stored.fingerprint == fingerprint(schema, table)
+
+
+@given(st.data())
+def test_a_few_updates_are_described_as_many_are(data):
+    schema = data.draw(schemas())
+    updates = data.draw(updates_of(schema, max_size=encoded.FEW))
+    assume(updates)
+    table = sort_updates(schema, build(schema, updates))
+    few = encoded.describe(schema, table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoded, "FEW", 0)
+        assert encoded.describe(schema, table) == few
 
 
 @given(st.data())
