@@ -19,10 +19,11 @@ from persist_lib.format.encoding import (
     decode_state,
     encode_state,
     row_digest,
+    row_start,
 )
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, SeqNo, ShardId
-from persist_lib.location.api import Blob, Consensus, Row
+from persist_lib.location.api import Blob, Consensus, Newest, Row
 
 SCAN_ROWS = 1024
 """Rows of one scan. More than a rollup lags behind by, so that one scan is enough."""
@@ -95,6 +96,11 @@ def next_row(version: Version, diff: StateDiff, state: State, token: bytes, comm
     newest = state.newest_rollup
     rollup = (newest, state.rollups[newest]) if newest else None
     return LogRow(SeqNo(version.seqno + 1), token, command, now, version.digest, rollup, diff)
+
+
+def row_to_follow(version: Version) -> Newest | None:
+    """How a compare-and-set names the row that led to `version`, so that it follows that one and no other."""
+    return Newest(version.seqno, row_start(version.digest)) if version.seqno else None
 
 
 def after(row: LogRow, data: bytes, state: State) -> Version:

@@ -35,7 +35,7 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.format.encoding import encode_row
-from persist_lib.history import after, fetch_newer, fetch_newest, next_row
+from persist_lib.history import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.deadline import within
@@ -164,7 +164,7 @@ class Machine:
         SUBTLE: after an indeterminate answer the row may still arrive later, so that "not there" decides nothing. The
         same bytes are sent again until some row is there: ours, or another's, which keeps ours out for ever.
         """
-        expected, seqno = version.seqno or None, SeqNo(version.seqno + 1)
+        expected, seqno = row_to_follow(version), SeqNo(version.seqno + 1)
         doubt: PersistError | None = None
         while True:
             try:

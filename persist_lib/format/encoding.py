@@ -83,6 +83,11 @@ def row_digest(data: bytes) -> bytes:
     return data[5:HEADER_BYTES]
 
 
+def row_start(digest: bytes) -> bytes:
+    """What a row with this digest starts with. SUBTLE: a next format has to say which rows have which version."""
+    return ROW_MAGIC + bytes((FORMAT_VERSION,)) + digest
+
+
 def _frame(magic: bytes, body: bytes) -> bytes:
     versioned = bytes((FORMAT_VERSION,)) + body
     return magic + versioned[:1] + xxh3_128_digest(versioned) + body

@@ -27,11 +27,35 @@ class Upload(NamedTuple):
     id: str
 
 
+START_BYTES = 32
+"""How much of a row's beginning a Consensus compares, at most."""
+
+
+class Newest(NamedTuple):
+    """The row that is to be the newest one: its seqno, and what its data starts with (at most `START_BYTES`).
+
+    SUBTLE: a seqno alone names no row. After an older copy was restored, the log comes back to the same seqno with
+    other rows. `start` must hold what tells them apart, say a checksum; empty, it fits any.
+    """
+
+    seqno: SeqNo
+    start: bytes = b""
+
+
 class Row(NamedTuple):
     """One version of one key of Consensus."""
 
     seqno: SeqNo
     data: bytes
+
+    @property
+    def newest(self) -> Newest:
+        """How a compare-and-set names this row as the one it follows."""
+        return Newest(self.seqno, self.data[:START_BYTES])
+
+
+Change = tuple[Newest | None, bytes]
+"""One of several rows to append at once: what it follows, and its data."""
 
 
 @runtime_checkable
@@ -92,15 +116,18 @@ class Consensus(Protocol):
         """At most `limit` rows with seqno >= from_seqno, ascending. Linearizable."""
         ...
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
-        """Append `data` at expected + 1 if `expected` is the newest seqno (None: never set, and then at 1).
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        """Append `data` at expected + 1 if `expected` is the newest row (None: never set, and then at 1).
 
         False means that another row is there: the caller lost, and nothing changed.
         """
         ...
 
-    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
-        """All of them or none, atomically. Raises InvalidUsage where the store has no transactions."""
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        """All of them or none, atomically. Raises InvalidUsage where the store has no transactions.
+
+        Nothing at all is True, or that InvalidUsage, without a request: so one can ask beforehand.
+        """
         ...
 
     def truncate(self, key: str, seqno: SeqNo) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Blob, BlobEntry, Consensus, Row, SendsInPieces, Upload
+from persist_lib.location.api import Blob, BlobEntry, Change, Consensus, Newest, Row, SendsInPieces, Upload
 
 T = TypeVar("T")
 
@@ -97,13 +97,15 @@ class AroundConsensus(Around):
         """See `api.Consensus`."""
         return self.around(Operation("scan", key), lambda: self.inner.scan(key, from_seqno, limit))
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`."""
         operation = Operation("compare_and_set", key, len(data))
         return self.around(operation, lambda: self.inner.compare_and_set(key, expected, data))
 
-    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
+        if not changes:
+            return self.inner.compare_and_set_many(changes)
         size = sum(len(data) for _, data in changes.values())
         operation = Operation("compare_and_set_many", next(iter(changes), ""), size)
         return self.around(operation, lambda: self.inner.compare_and_set_many(changes))

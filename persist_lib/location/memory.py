@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from persist_lib.errors import Corrupt, InvalidUsage
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import BlobEntry, Row
+from persist_lib.location.api import BlobEntry, Change, Newest, Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.keys import check_key, check_prefix, check_range
 
@@ -81,29 +81,25 @@ class MemoryConsensus:
             first = max(0, from_seqno - rows[0].seqno)
             return rows[first : first + limit]
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`."""
         return self.compare_and_set_many({key: (expected, data)})
 
-    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
         with self._lock:
-            if any(self._newest(key) != expected for key, (expected, _) in changes.items()):
+            if not all(is_newest(expected, self.head(key)) for key, (expected, _) in changes.items()):
                 return False
             for key, (expected, data) in changes.items():
-                self._logs.setdefault(key, []).append(Row(SeqNo((expected or 0) + 1), bytes(data)))
+                self._logs.setdefault(key, []).append(Row(next_seqno(expected), bytes(data)))
             return True
-
-    def _newest(self, key: str) -> SeqNo | None:
-        rows = self._logs.get(key)
-        return rows[-1].seqno if rows else None
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         """See `api.Consensus`."""
         with self._lock:
-            newest = self._newest(key)
-            if newest is None or seqno > newest:
-                raise passes_newest(key, seqno, newest)
+            head = self.head(key)
+            if head is None or seqno > head.seqno:
+                raise passes_newest(key, seqno, head and head.seqno)
             rows = self._logs[key]
             dropped = max(0, seqno - rows[0].seqno)
             # A new list: a head being read meanwhile keeps seeing the old one whole.
@@ -140,6 +136,18 @@ def passes_newest(key: str, seqno: SeqNo, newest: SeqNo | None) -> InvalidUsage:
         "was deleted",
         key=key, seqno=seqno, newest=newest,
     )  # fmt: skip
+
+
+def next_seqno(expected: Newest | None) -> SeqNo:
+    """Where a row goes that follows `expected`."""
+    return SeqNo(expected.seqno + 1 if expected else 1)
+
+
+def is_newest(expected: Newest | None, head: Row | None) -> bool:
+    """Whether the newest row there is, is the one expected."""
+    if expected is None or head is None:
+        return expected is None and head is None
+    return head.seqno == expected.seqno and head.data.startswith(expected.start)
 
 
 def check_limit(limit: int) -> None:

@@ -15,10 +15,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from persist_lib.config import Deadline, Runtime
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Row
+from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
 from persist_lib.location.deadline import patience_s
-from persist_lib.location.memory import check_limit, passes_newest
+from persist_lib.location.memory import check_limit, next_seqno, passes_newest
 from persist_lib.location.postgres_layout import (
     NAME,
     Statements,
@@ -122,22 +122,22 @@ class PostgresConsensus:
         """See `api.Consensus`. As of the call."""
         return iter(sorted((key or b"").decode() for (key,) in self._read(self._sql.keys, [])))
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`."""
         sql = self._sql.create if expected is None else self._sql.append
         values: list[tuple[Value, int]] = [(key, TEXT), (bytes(data), BYTEA)]
         lock = 2
         if expected is not None:
-            values.append((expected, INT8))
-        return bool(self._write(sql, values, lock, f"set {key!r} to v{(expected or 0) + 1}")[0])
+            values += _expected(expected)
+        return bool(self._write(sql, values, lock, f"set {key!r} to v{next_seqno(expected)}")[0])
 
-    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
         if not changes:
             return True
         values: list[tuple[Value, int]] = []
         for key, (expected, data) in sorted(changes.items()):
-            values += [(key, TEXT), (expected, INT8), (bytes(data), BYTEA)]
+            values += [(key, TEXT), *_expected(expected), (bytes(data), BYTEA)]
         return bool(self._write(self._sql.append_many(len(changes)), values, 0, f"set {len(changes)} keys")[0])
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
@@ -190,6 +190,10 @@ class PostgresConsensus:
             raise write_failed(error, doing, self._name) from error
         self._clock.observe(answer.clock)
         return tuple(None if value is None else decode_int(value) for value in answer.records[0])
+
+
+def _expected(newest: Newest | None) -> list[tuple[Value, int]]:
+    return [(None, INT8), (None, BYTEA)] if newest is None else [(newest.seqno, INT8), (newest.start, BYTEA)]
 
 
 def _rows(records: Sequence[Record]) -> list[Row]:

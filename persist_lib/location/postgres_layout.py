@@ -1,7 +1,7 @@
 """What Persist keeps in PostgreSQL: three tables in a schema of their own, and the statements over them.
 
     layout      the version of all this
-    shard_head  key, seqno of its newest row; never deleted, so a key once created can never be created again
+    shard_head  key, seqno of its newest row, how that starts; never deleted: a key once created is never created again
     shard_log   key, seqno, data; rows up to and including the newest, from wherever they were truncated
 
 Whoever moves `shard_head` from n to n + 1 inserts row n + 1; see docs/design/0010-consensus-on-postgresql.md.
@@ -19,6 +19,7 @@ import psycopg
 from psycopg import sql
 
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound
+from persist_lib.location.api import START_BYTES
 
 LAYOUT = 1
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
@@ -35,6 +36,9 @@ SETTINGS = r"""settings AS MATERIALIZED (
                 ELSE pg_catalog.set_config('synchronous_commit', 'on', true) END
 )"""
 
+START = rf"substring(\1 FROM 1 FOR {START_BYTES})"
+STARTS = r"substring(\1.start FROM 1 FOR pg_catalog.octet_length(\2)) = \2"
+
 
 @dataclass(frozen=True, slots=True)
 class Statements:
@@ -47,6 +51,8 @@ class Statements:
 
     def _filled(self, text: str) -> str:
         text = re.sub(r"\{settings (\$\d)\}", SETTINGS, text)
+        text = re.sub(r"\{start (\S+)\}", START, text)
+        text = re.sub(r"\{starts (\w+) with (\S+)\}", STARTS, text)
         return text.replace("{s}", f'"{self.schema}"').replace("{clock}", CLOCK)
 
     @property
@@ -80,7 +86,7 @@ class Statements:
         """Data $2, lock timeout $3. Answers how many rows were inserted (0 or 1)."""
         return self._filled(
             """WITH {settings $3}, moved AS (
-                INSERT INTO {s}.shard_head AS head (key, seqno) SELECT $1, 1 FROM settings
+                INSERT INTO {s}.shard_head AS head (key, seqno, start) SELECT $1, 1, {start $2} FROM settings
                 ON CONFLICT DO NOTHING RETURNING seqno
             ), added AS (
                 INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
@@ -89,14 +95,14 @@ class Statements:
 
     @property
     def append(self) -> str:
-        """Data $2, lock timeout $3, expected $4. Answers how many rows were inserted (0 or 1)."""
+        """Data $2, lock timeout $3, expected $4, its start $5. Answers how many rows were inserted (0 or 1)."""
         return self._filled(
             """WITH {settings $3}, moved AS (
-                UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1 FROM settings
-                WHERE head.key = $1 AND head.seqno = $4 RETURNING head.seqno
+                UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1, start = {start $2} FROM settings
+                WHERE head.key = $1 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING head.seqno
             ), added AS (
                 INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
-            ) SELECT (SELECT count(*) FROM added), {clock}, $5"""
+            ) SELECT (SELECT count(*) FROM added), {clock}, $6"""
         )
 
     @property
@@ -109,36 +115,38 @@ class Statements:
         )
 
     def append_many(self, count: int) -> str:
-        """Lock timeout $1, then key, expected (null: create), data for each. Answers whether all were set.
+        """Lock timeout $1, then key, expected (null: create), its start, data for each. Answers whether all were set.
 
         None is changed unless all were as expected. SUBTLE: a key that somebody else creates at this very moment is
         only seen by the conflict, when others have been moved already: dividing by zero (22012) takes them back.
         Locks are taken in the order of the keys, first those of existing ones and then those of new ones.
         """
-        wanted = ", ".join(f"(${3 * n + 2}::text, ${3 * n + 3}::int8, ${3 * n + 4}::bytea)" for n in range(count))
+        row = "(${}::text, ${}::int8, ${}::bytea, ${}::bytea)"
+        wanted = ", ".join(row.format(*range(4 * n + 2, 4 * n + 6)) for n in range(count))
         return (
             self._filled(APPEND_MANY)
             .replace("{wanted}", wanted)
             .replace("{count}", str(count))
-            .replace("{id}", str(3 * count + 2))
+            .replace("{id}", str(4 * count + 2))
         )
 
 
 APPEND_MANY = """
-WITH {settings $1}, wanted (key, expected, data) AS MATERIALIZED (
+WITH {settings $1}, wanted (key, expected, start, data) AS MATERIALIZED (
     VALUES {wanted}
 ), locked AS MATERIALIZED (
-    SELECT head.key, head.seqno FROM {s}.shard_head AS head, settings
+    SELECT head.key, head.seqno, head.start FROM {s}.shard_head AS head, settings
     WHERE head.key IN (SELECT key FROM wanted) ORDER BY head.key FOR UPDATE OF head
 ), verdict AS MATERIALIZED (
-    SELECT count(*) FILTER (WHERE locked.seqno IS DISTINCT FROM wanted.expected) = 0 AS is_won
+    SELECT count(*) FILTER (WHERE locked.seqno IS DISTINCT FROM wanted.expected
+                            OR NOT {starts locked with wanted.start}) = 0 AS is_won
     FROM wanted LEFT JOIN locked USING (key)
 ), moved AS (
-    UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1 FROM locked, verdict
-    WHERE head.key = locked.key AND verdict.is_won RETURNING head.key, head.seqno
+    UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1, start = {start wanted.data} FROM wanted, locked, verdict
+    WHERE head.key = locked.key AND head.key = wanted.key AND verdict.is_won RETURNING head.key, head.seqno
 ), created AS (
-    INSERT INTO {s}.shard_head AS head (key, seqno)
-    SELECT key, 1 FROM wanted, verdict WHERE expected IS NULL AND verdict.is_won ORDER BY key
+    INSERT INTO {s}.shard_head AS head (key, seqno, start)
+    SELECT key, 1, {start data} FROM wanted, verdict WHERE expected IS NULL AND verdict.is_won ORDER BY key
     ON CONFLICT DO NOTHING RETURNING head.key, head.seqno
 ), added AS (
     INSERT INTO {s}.shard_log (key, seqno, data)
@@ -152,7 +160,7 @@ WITH {settings $1}, wanted (key, expected, data) AS MATERIALIZED (
 # Data is stored as it comes: what is large is compressed already.
 TABLES = """
 CREATE TABLE {s}.shard_head (
-    key text COLLATE "C" PRIMARY KEY, seqno int8 NOT NULL CHECK (seqno > 0)
+    key text COLLATE "C" PRIMARY KEY, seqno int8 NOT NULL CHECK (seqno > 0), start bytea NOT NULL
 ) WITH (fillfactor = 40);
 CREATE TABLE {s}.shard_log (
     key text COLLATE "C" NOT NULL, seqno int8 NOT NULL, data bytea NOT NULL, PRIMARY KEY (key, seqno)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Blob, BlobEntry, Consensus, Row, SendsInPieces, Upload
+from persist_lib.location.api import Blob, BlobEntry, Change, Consensus, Newest, Row, SendsInPieces, Upload
 
 
 def read_only(doing: str) -> InvalidUsage:
@@ -60,11 +60,11 @@ class ReadOnlyBlob:
 class RefusesWrites:
     """The half of a Consensus that a read-only one refuses."""
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:  # noqa: ARG002
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:  # noqa: ARG002
         """Refused."""
         raise read_only(f"write to {key!r}")
 
-    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """Refused."""
         raise read_only(f"write to {list(changes)}")
 

@@ -21,11 +21,11 @@ from botocore.exceptions import ClientError
 from persist_lib.config import Runtime
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Row
+from persist_lib.location.api import START_BYTES, Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
-from persist_lib.location.memory import check_limit, passes_newest
+from persist_lib.location.memory import check_limit, next_seqno, passes_newest
 from persist_lib.location.s3 import MARKER, PAGE, S3Blob, body_of, delete_objects, enter
-from persist_lib.location.s3_client import Clients, canonical, is_missing, is_taken, reading, writing
+from persist_lib.location.s3_client import Clients, canonical, is_missing, is_taken, reading, status_of, writing
 from persist_lib.location.scheme import Opening
 
 ATTEMPT = "persist-attempt"
@@ -35,6 +35,8 @@ LARGEST = 10**20 - 1
 READ_THREADS = 8
 RACES = 20
 RECENT_S = 5.0
+"""How long what was read is relied upon without looking again, where that spares a request."""
+EMPTY_HAS_NO_RANGE = 416
 
 
 class _Floor(NamedTuple):
@@ -42,6 +44,14 @@ class _Floor(NamedTuple):
 
     seqno: SeqNo
     etag: str | None
+    read_at: float
+
+
+class _Seen(NamedTuple):
+    """The highest seqno at which there was a row for certain, what that starts with if it was looked at, and when."""
+
+    seqno: SeqNo
+    start: bytes | None
     read_at: float
 
 
@@ -54,8 +64,8 @@ class S3Consensus:
         self._runtime = runtime or Runtime()
         self._clock = RemoteClock(self._runtime)
         self._page = page
-        self._seen: dict[str, SeqNo] = {}
-        """For each key a seqno whose row was there once. The newest is at least that, for ever."""
+        self._seen: dict[str, _Seen] = {}
+        """For each key a row that was there once. The newest is that or a later one, for ever."""
         self._floors: dict[str, _Floor] = {}
 
     def _row(self, key: str, seqno: SeqNo) -> dict[str, str]:
@@ -67,8 +77,12 @@ class S3Consensus:
     def _floor_at(self, key: str) -> dict[str, str]:
         return {"Bucket": self._target.bucket, "Key": self._target.path("floor", _quoted(key))}
 
-    def _see(self, key: str, seqno: SeqNo) -> None:
-        self._seen[key] = max(seqno, self._seen.get(key, SeqNo(0)))
+    def _see(self, key: str, seqno: SeqNo, data: bytes | None) -> None:
+        if seqno > self._last_seen(key) or (data is not None and seqno == self._last_seen(key)):
+            self._seen[key] = _Seen(seqno, data if data is None else data[:START_BYTES], self._runtime.monotonic())
+
+    def _last_seen(self, key: str) -> SeqNo:
+        return self._seen[key].seqno if key in self._seen else SeqNo(0)
 
     def _observe(self, answer: Any) -> Any:
         if (date := _date_of(answer)) is not None:
@@ -113,9 +127,9 @@ class S3Consensus:
                 raise
             return str(answer["Metadata"].get(ATTEMPT, ""))
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`."""
-        seqno = SeqNo((expected or 0) + 1)
+        seqno = next_seqno(expected)
         if seqno < self._recent_floor(key) or (expected is not None and not self._was_there(key, expected)):
             return False
         attempt = f"{self._runtime.entropy():016x}"
@@ -130,23 +144,45 @@ class S3Consensus:
                     raise
                 if self._winner(key, seqno) != attempt:
                     return False
-        return self._counts(key, seqno)
+        return self._counts(key, seqno, data)
 
-    def _was_there(self, key: str, expected: SeqNo) -> bool:
-        """Whether there has ever been a row at `expected`: then all before it have been there as well."""
-        if not FIRST <= expected < LARGEST:
+    def _was_there(self, key: str, expected: Newest) -> bool:
+        """Whether the row `expected` was there a moment ago, and may be the newest: all before it were there as well.
+
+        SUBTLE: a PUT cannot be made to depend on another object. That the row is still the same, and not another of
+        its seqno after an older copy was restored, is looked at when that was not done within `RECENT_S`.
+        """
+        if not max(FIRST, self._last_seen(key)) <= expected.seqno < LARGEST:
             return False
-        if expected <= self._seen.get(key, SeqNo(0)):
-            return True
-        if not self._is_there(key, expected):
+        seen = self._seen.get(key)
+        if seen is not None and seen.seqno == expected.seqno and seen.start is not None and self._is_recent(seen):
+            return seen.start.startswith(expected.start)
+        start = self._start_of(key, expected.seqno)
+        if start is None:
             return False  # never, or truncated: then there are newer ones
-        self._see(key, expected)
-        return True
+        self._see(key, expected.seqno, start)
+        return start.startswith(expected.start)
+
+    def _is_recent(self, known: _Seen | _Floor) -> bool:
+        return self._runtime.monotonic() - known.read_at <= RECENT_S
+
+    def _start_of(self, key: str, seqno: SeqNo) -> bytes | None:
+        """What a row starts with; None when there is none."""
+        with reading(f"look at v{seqno} of {key!r}"):
+            try:
+                asked = f"bytes=0-{START_BYTES - 1}"
+                return body_of(self._observe(self._clients.get().get_object(**self._row(key, seqno), Range=asked)))
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                if status_of(error) == EMPTY_HAS_NO_RANGE:
+                    return b""
+                raise
 
     def _recent_floor(self, key: str) -> SeqNo:
         """A floor that was true a few seconds ago. It only spares the stale an answer that leaves them in doubt."""
         known = self._floors.get(key)
-        if known is None or self._runtime.monotonic() - known.read_at > RECENT_S:
+        if known is None or not self._is_recent(known):
             known = self._floor(key)
         return known.seqno
 
@@ -160,7 +196,7 @@ class S3Consensus:
             raise Indeterminate(f"v{seqno} of {key!r} was there, may have been this one, and is truncated by now")
         return found
 
-    def _counts(self, key: str, seqno: SeqNo) -> bool:
+    def _counts(self, key: str, seqno: SeqNo, data: bytes) -> bool:
         """Whether the row that was just made is one, or fell into a place that truncation had freed.
 
         SUBTLE: read after the PUT. Truncation raises the floor before it frees a place; so a place that was free
@@ -172,31 +208,31 @@ class S3Consensus:
         except Determinate as error:
             raise Indeterminate(f"v{seqno} of {key!r} was written, but not confirmed: {error.message}") from error
         if seqno >= floor.seqno:
-            self._see(key, seqno)
+            self._see(key, seqno, data)
             return True
-        self._see(key, floor.seqno)
+        self._see(key, floor.seqno, None)
         raise Indeterminate(
             f"v{seqno} of {key!r} was written, but the log is truncated to v{floor.seqno} by now: whether it was "
             "in time is told by what the newer rows say"
         )
 
-    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """Refused: S3 changes one object at a time."""
         raise InvalidUsage(
-            f"cannot set {list(changes)} at once: S3 alone has no transactions over several shards. Use consensus= "
-            "with PostgreSQL, or append to one shard at a time"
+            f"cannot set {list(changes) or 'several keys'} at once: S3 alone has no transactions over several shards. "
+            "Use consensus= with PostgreSQL, or append to one shard at a time"
         )
 
     def head(self, key: str) -> Row | None:
         """See `api.Consensus`. Whatever is below the floor, the newest row is above it, and is never deleted."""
         while True:
             newest = None
-            for newest in self._names(key, self._seen.get(key, SeqNo(0))):  # noqa: B007 - the last one
+            for newest in self._names(key, self._last_seen(key)):  # noqa: B007 - the last one
                 pass
             if newest is None:
                 return None
             if rows := self._fetch(key, [newest]):
-                self._see(key, newest)
+                self._see(key, newest, rows[0].data)
                 return rows[0]
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
@@ -258,7 +294,7 @@ class S3Consensus:
                 key=key,
             )
         if rows:
-            self._see(key, rows[-1].seqno)
+            self._see(key, *rows[-1])
         return rows
 
     def truncate(self, key: str, seqno: SeqNo) -> int:

@@ -19,7 +19,7 @@ from persist_lib.config import Deadline, Runtime
 from persist_lib.errors import Determinate
 from persist_lib.ids import SeqNo
 from persist_lib.location import sqlite_file
-from persist_lib.location.api import Row
+from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.connections import Connections, Session
 from persist_lib.location.deadline import patience_s
@@ -37,11 +37,12 @@ CREATE = """
 INSERT INTO consensus (key, seqno, data)
 SELECT ?1, 1, ?2 WHERE NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1)
 """
-# As seqnos are contiguous, `expected` is the newest if it is there and its successor is not.
+# As seqnos are contiguous, `expected` is the newest if it is there and its successor is not. How it starts tells it
+# from another row that came to its place after an older copy was restored. (The substr of an empty blob is null.)
 APPEND = """
 INSERT INTO consensus (key, seqno, data)
 SELECT ?1, ?2 + 1, ?3
-WHERE EXISTS (SELECT 1 FROM consensus WHERE key = ?1 AND seqno = ?2)
+WHERE EXISTS (SELECT 1 FROM consensus WHERE key = ?1 AND seqno = ?2 AND ifnull(substr(data, 1, length(?4)), x'') = ?4)
 AND NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1 AND seqno = ?2 + 1)
 """
 TRUNCATE = "DELETE FROM consensus WHERE key = ? AND seqno < ?"
@@ -108,13 +109,15 @@ class SqliteConsensus:
             except apsw.Error as error:
                 raise sqlite_file.read_failed(error, self.path) from error
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
         with _Writing(self) as session:
             return _append(session, key, expected, data)
 
-    def compare_and_set_many(self, changes: Mapping[str, tuple[SeqNo | None, bytes]]) -> bool:
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
+        if not changes:
+            return True
         with _Writing(self) as session, _transaction(session) as transaction:
             if all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
                 transaction.commit()
@@ -141,11 +144,11 @@ class SqliteConsensus:
         self.connections.close()
 
 
-def _append(session: Session, key: str, expected: SeqNo | None, data: bytes) -> bool:
+def _append(session: Session, key: str, expected: Newest | None, data: bytes) -> bool:
     if expected is None:
         session.cursor.execute(CREATE, (key, data))
     else:
-        session.cursor.execute(APPEND, (key, expected, data))
+        session.cursor.execute(APPEND, (key, expected.seqno, data, expected.start))
     return bool(session.connection.changes())
 
 

@@ -8,19 +8,20 @@ from typing import NamedTuple
 
 from persist_lib.errors import Indeterminate
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Consensus, Row
+from persist_lib.location.api import Consensus, Newest, Row
+from persist_lib.location.memory import next_seqno
 
 
 class Claim(NamedTuple):
     """One compare-and-set and its answer; None when the outcome was indeterminate. `data` is unique to it."""
 
     key: str
-    expected: SeqNo | None
+    expected: Newest | None
     data: bytes
     won: bool | None
 
 
-def claim(consensus: Consensus, key: str, expected: SeqNo | None, data: bytes) -> Claim:
+def claim(consensus: Consensus, key: str, expected: Newest | None, data: bytes) -> Claim:
     """Try it and write down the answer."""
     try:
         return Claim(key, expected, data, consensus.compare_and_set(key, expected, data))
@@ -39,13 +40,13 @@ def violations(key: str, claims: Iterable[Claim], rows: Sequence[Row]) -> list[s
             broken.append(f"row {row.seqno} holds bytes that nobody wrote")
         elif made.won is False:
             broken.append(f"row {row.seqno} holds the bytes of one who was told to have lost")
-        elif (made.expected or 0) + 1 != row.seqno:
+        elif next_seqno(made.expected) != row.seqno:
             broken.append(f"row {row.seqno} was written by one who expected {made.expected}")
     stored = {row.seqno: row.data for row in rows}
     first = rows[0].seqno if rows else 1
     winners: dict[int, bytes] = {}
     for made in (c for c in claims if c.won):
-        seqno = (made.expected or 0) + 1
+        seqno = next_seqno(made.expected)
         if seqno in winners:
             broken.append(f"two winners at {seqno}")
         winners[seqno] = made.data

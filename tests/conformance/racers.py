@@ -17,10 +17,9 @@ def extend(consensus: Consensus, key: str, who: int, until: int) -> list[Claim]:
     claims: list[Claim] = []
     while True:
         head = consensus.head(key)
-        expected = head.seqno if head else None
-        if expected is not None and expected >= until:
+        if head is not None and head.seqno >= until:
             return claims
-        claims.append(claim(consensus, key, expected, f"{who}:{len(claims)}".encode()))
+        claims.append(claim(consensus, key, head and head.newest, f"{who}:{len(claims)}".encode()))
 
 
 def extend_in_process(kind: str, url: str, key: str, who: int, until: int, start: str) -> list[Claim]:

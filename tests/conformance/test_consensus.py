@@ -12,12 +12,13 @@ import pytest
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Consensus, Row
-from persist_lib.location.memory import MemoryConsensus
+from persist_lib.location.api import START_BYTES, Consensus, Newest, Row
+from persist_lib.location.memory import MemoryConsensus, is_newest, next_seqno
 from tests.conformance import racers
 from tests.conformance.conftest import PROCESSES, Race
 from tests.conformance.history import violations
 from tests.conformance.stores import ConsensusKind
+from tests.logs import after
 
 EVERYTHING = 1_000_000
 AWKWARD = ["a b", "ümläut-日本語-🦉", "it's", 'say "no"', "a;b--c", "%_like", "A", "a", "x" * 200, "1", "null"]
@@ -29,7 +30,7 @@ def scan_all(consensus: Consensus, key: str) -> list[Row]:
 
 def fill(consensus: Consensus, key: str, rows: int) -> None:
     for n in range(rows):
-        assert consensus.compare_and_set(key, SeqNo(n) if n else None, f"{key}{n + 1}".encode())
+        assert consensus.compare_and_set(key, after(n), f"{key}{n + 1}".encode())
 
 
 def test_a_key_that_was_never_set_has_no_rows(consensus: Consensus) -> None:
@@ -50,13 +51,48 @@ def test_who_expects_another_seqno_than_the_newest_loses_and_changes_nothing(
 ) -> None:
     fill(consensus, "s", 3)
     before = scan_all(consensus, "s")
-    assert not consensus.compare_and_set("s", expected if expected is None else SeqNo(expected), b"late")
+    assert not consensus.compare_and_set("s", expected if expected is None else Newest(SeqNo(expected)), b"late")
     assert scan_all(consensus, "s") == before
+
+
+def test_who_follows_another_row_than_the_one_that_is_there_loses(
+    consensus: Consensus, consensus_kind: ConsensusKind
+) -> None:
+    """After an older copy was restored, a seqno that a client has seen is there again, with another row."""
+    fill(consensus, "s", 3)
+    for start in (b"S", b"s4", b"s3 and more", b"\0"):
+        other = Newest(SeqNo(3), start)
+        assert not consensus.compare_and_set("s", other, b"!")
+        if consensus_kind.has_transactions:
+            assert not consensus.compare_and_set_many({"s": (other, b"!"), "t": (None, b"!")})
+            assert not consensus.compare_and_set_many({"t": (None, b"!"), "s": (other, b"!")})
+    assert consensus.head("t") is None
+    assert consensus.compare_and_set("s", Newest(SeqNo(3), b"s"), b"s4")
+    assert consensus.compare_and_set("s", Newest(SeqNo(4), b"s4"), b"s5")
+    if consensus_kind.has_transactions:
+        assert consensus.compare_and_set_many({"s": (Newest(SeqNo(5), b"s5"), b"s6"), "t": (None, b"t1")})
+        assert consensus.compare_and_set("t", Newest(SeqNo(1), b"t1"), b"t2")
+        assert consensus.compare_and_set("s", Newest(SeqNo(6), b"s6"), b"s7")
+    rows = 7 if consensus_kind.has_transactions else 5
+    assert scan_all(consensus, "s") == [Row(SeqNo(n), b"s%d" % n) for n in range(1, rows + 1)]
+
+
+def test_only_so_much_of_a_row_is_compared_as_every_store_keeps(consensus: Consensus) -> None:
+    data = os.urandom(100)
+    assert consensus.compare_and_set("s", None, data)
+    newest = Row(SeqNo(1), data).newest
+    assert newest.start == data[:START_BYTES]
+    for changed in (0, START_BYTES - 1):
+        wrong = bytearray(newest.start)
+        wrong[changed] ^= 1
+        assert not consensus.compare_and_set("s", Newest(SeqNo(1), bytes(wrong)), b"2")
+    assert consensus.compare_and_set("s", newest, b"")
+    assert consensus.compare_and_set("s", Newest(SeqNo(2), b""), b"3"), "an empty row starts with nothing"
 
 
 @pytest.mark.parametrize("expected", [0, 1, 5, -1])
 def test_who_expects_a_row_of_a_key_that_was_never_set_loses(consensus: Consensus, expected: int) -> None:
-    assert not consensus.compare_and_set("s", SeqNo(expected), b"x")
+    assert not consensus.compare_and_set("s", Newest(SeqNo(expected)), b"x")
     assert consensus.head("s") is None
     assert [*consensus.list_keys()] == []
 
@@ -86,7 +122,7 @@ def test_a_negative_limit_is_refused_and_not_taken_for_none(consensus: Consensus
 def test_rows_keep_their_bytes_whatever_they_are(consensus: Consensus) -> None:
     payloads = [b"", b"\0", b"\xff\xfe", bytes(range(256)) * 10, os.urandom(3 * 1024 * 1024)]
     for n, payload in enumerate(payloads):
-        assert consensus.compare_and_set("s", SeqNo(n) if n else None, payload)
+        assert consensus.compare_and_set("s", after(n), payload)
     assert [row.data for row in scan_all(consensus, "s")] == payloads
 
 
@@ -121,9 +157,9 @@ def test_truncate_never_passes_the_newest_row(consensus: Consensus, rows: int, s
 def test_a_truncated_key_goes_on_where_it_was_and_can_never_be_created_again(consensus: Consensus) -> None:
     fill(consensus, "s", 5)
     consensus.truncate("s", SeqNo(5))
-    for expected in (None, SeqNo(1), SeqNo(4)):
-        assert not consensus.compare_and_set("s", expected, b"again")
-    assert consensus.compare_and_set("s", SeqNo(5), b"s6")
+    for expected in (0, 1, 4):
+        assert not consensus.compare_and_set("s", after(expected), b"again")
+    assert consensus.compare_and_set("s", after(5), b"s6")
     assert [row.seqno for row in scan_all(consensus, "s")] == [5, 6]
     assert [*consensus.list_keys()] == ["s"]
 
@@ -134,8 +170,8 @@ def test_many_are_set_all_or_none(consensus: Consensus, consensus_kind: Consensu
             consensus.compare_and_set_many({"a": (None, b"x")})
         return
     fill(consensus, "a", 2)
-    assert consensus.compare_and_set_many({"a": (SeqNo(2), b"a3"), "b": (None, b"b1")})
-    for losing in ({"a": (SeqNo(3), b"!"), "b": (None, b"!")}, {"c": (None, b"!"), "a": (SeqNo(2), b"!")}):
+    assert consensus.compare_and_set_many({"a": (after(2), b"a3"), "b": (None, b"b1")})
+    for losing in ({"a": (after(3), b"!"), "b": (None, b"!")}, {"c": (None, b"!"), "a": (after(2), b"!")}):
         assert not consensus.compare_and_set_many(losing)
     assert consensus.head("a") == Row(SeqNo(3), b"a3")
     assert consensus.head("b") == Row(SeqNo(1), b"b1")
@@ -154,7 +190,7 @@ def test_another_opening_sees_every_row_at_once(
     other = consensus_kind.open(consensus_url)
     for n in range(10):
         writer, reader = (consensus, other) if n % 2 else (other, consensus)
-        assert writer.compare_and_set("s", SeqNo(n) if n else None, b"x")
+        assert writer.compare_and_set("s", after(n), b"x")
         assert len(reader.scan("s", SeqNo(0), 99)) == n + 1
     other.close()
 
@@ -176,11 +212,11 @@ def test_read_only_reads_and_refuses_to_write(
     reader = consensus_kind.open(consensus_url, read_only=True)
     for n in range(3, 6):
         assert reader.head("s") == Row(SeqNo(n), f"s{n}".encode())
-        assert consensus.compare_and_set("s", SeqNo(n), f"s{n + 1}".encode())
+        assert consensus.compare_and_set("s", after(n), f"s{n + 1}".encode())
     assert [*reader.list_keys()] == ["s"]
     for write in (
-        lambda: reader.compare_and_set("s", SeqNo(6), b"x"),
-        lambda: reader.compare_and_set_many({"s": (SeqNo(6), b"x")}),
+        lambda: reader.compare_and_set("s", after(6), b"x"),
+        lambda: reader.compare_and_set_many({"s": (after(6), b"x")}),
         lambda: reader.truncate("s", SeqNo(2)),
     ):
         with pytest.raises(InvalidUsage, match="read_only"):
@@ -231,8 +267,7 @@ def test_of_threads_that_set_many_at_once_none_wins_half(consensus: Consensus, c
     def attempt(who: int) -> int:
         wins = 0
         for n in range(12):
-            a, b = (SeqNo(n), SeqNo(n)) if n else (None, None)
-            wins += consensus.compare_and_set_many({"a": (a, b"%d" % who), "b": (b, b"%d" % who)})
+            wins += consensus.compare_and_set_many({"a": (after(n), b"%d" % who), "b": (after(n), b"%d" % who)})
         return wins
 
     with ThreadPoolExecutor(4) as pool:
@@ -290,11 +325,11 @@ def test_what_a_forked_child_was_told_to_be_done_is_there_after_its_parent_close
         try:
             newest = 1
             if child_writes_first:
-                newest += consensus.compare_and_set("s", SeqNo(1), b"s2")
+                newest += consensus.compare_and_set("s", after(1), b"s2")
             assert consensus.head("s") is not None
             os.write(connected[1], b"!")
             os.read(closed[0], 1)
-            os._exit(0 if consensus.compare_and_set("s", SeqNo(newest), b"last") else 1)
+            os._exit(0 if consensus.compare_and_set("s", after(newest), b"last") else 1)
         finally:
             os._exit(2)
     os.read(connected[0], 1)
@@ -312,12 +347,11 @@ def test_what_a_forked_child_was_told_to_be_done_is_there_after_its_parent_close
 class LosesUpdates(MemoryConsensus):
     """Looks, and only then writes: what a first version over any store does."""
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, data: bytes) -> bool:
-        head = self.head(key)
-        if (head.seqno if head else None) != expected:
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        if not is_newest(expected, self.head(key)):
             return False
         time.sleep(0.002)
-        seqno = SeqNo((expected or 0) + 1)
+        seqno = next_seqno(expected)
         rows = [row for row in self._logs.get(key, []) if row.seqno < seqno]
         self._logs[key] = [*rows, Row(seqno, data)]
         return True

@@ -53,7 +53,7 @@ class Hammer:
         while not self.stop.is_set():
             try:
                 head = self.consensus.head("s")
-                expected = head.seqno if head else None
+                expected = head and head.newest
                 data = f"{who}:{len(claims)}".encode()
                 won: bool | None = self.consensus.compare_and_set("s", expected, data)
             except Indeterminate:

@@ -10,6 +10,7 @@ from persist_lib.core import commands as c
 from persist_lib.errors import (
     CompactionRefused,
     Determinate,
+    HistoryRegressed,
     HoldConflict,
     Indeterminate,
     InvalidUsage,
@@ -349,6 +350,35 @@ def test_an_unknown_outcome_that_has_left_no_trace_stays_unknown():
     with pytest.raises(Indeterminate, match="not known"):
         machine.commit(always(c.SetRetention(5)))
     assert store.machine().fetch().state.retention is None
+
+
+@pytest.mark.parametrize("meanwhile", [1, 2, 3])
+def test_an_unknown_outcome_on_a_history_that_was_replaced_is_told_as_neither(meanwhile):
+    """Before the request is sent again an older copy is restored, and others append as much, or more, or less."""
+    store = Store()
+    store.created()
+    older = store.consensus.scan(SHARD, SeqNo(1), 99)
+
+    class Restored(AroundConsensus):
+        sent = 0
+
+        def around(self, operation, call):
+            if operation.kind == "compare_and_set":
+                self.sent += 1
+                if self.sent == 3:
+                    store.consensus._logs[SHARD] = list(older)  # type: ignore[attr-defined]
+                    append_next(store.machine(), meanwhile)
+                    raise Indeterminate("no answer")
+            return call()
+
+    consensus = Restored(store.consensus)
+    machine = store.machine(consensus=consensus)
+    machine.commit(always(c.SetRetention(7)))
+    machine.commit(always(c.SetRetention(8)))
+    with pytest.raises(HistoryRegressed):
+        append_next(machine)
+    assert consensus.sent == 4
+    assert store.machine().fetch().state.count == meanwhile
 
 
 def test_the_version_of_a_machine_never_goes_back():

@@ -21,6 +21,7 @@ from persist_lib.testing import (
     Rival,
     Script,
 )
+from tests.logs import after
 
 
 def test_every_wrapper_is_a_blob_or_a_consensus() -> None:
@@ -89,10 +90,10 @@ def test_a_script_decides_what_becomes_of_the_nth_operation(
     consensus = FaultyConsensus(inner, Script({("compare_and_set", 2): outcome}))
     assert consensus.compare_and_set("s", None, b"1")
     if error is None:
-        assert consensus.compare_and_set("s", SeqNo(1), b"2")
+        assert consensus.compare_and_set("s", after(1), b"2")
     else:
         with pytest.raises(error, match="planned"):
-            consensus.compare_and_set("s", SeqNo(1), b"2")
+            consensus.compare_and_set("s", after(1), b"2")
     assert len(inner.scan("s", SeqNo(0), 9)) == (2 if happened else 1)
     assert consensus.head("s") == inner.head("s"), "other kinds are not meant"
 
@@ -121,21 +122,21 @@ def test_the_same_seed_fails_the_same_and_stopped_faults_are_over() -> None:
 def test_a_rival_acts_just_before_the_next_compare_and_set_once_each_in_order() -> None:
     rival = Rival(MemoryConsensus())
     rival.before_next(lambda: rival.compare_and_set("s", None, b"rival"))
-    rival.before_next(lambda: rival.compare_and_set("s", SeqNo(1), b"again"))
+    rival.before_next(lambda: rival.compare_and_set("s", after(1), b"again"))
     assert rival.head("s") is None
     assert not rival.compare_and_set("s", None, b"mine")
     assert rival.waiting == 1
-    assert not rival.compare_and_set("s", SeqNo(1), b"mine")
+    assert not rival.compare_and_set("s", after(1), b"mine")
     assert rival.waiting == 0
-    assert rival.compare_and_set("s", SeqNo(2), b"mine")
+    assert rival.compare_and_set("s", after(2), b"mine")
     assert [row.data for row in rival.scan("s", SeqNo(0), 9)] == [b"rival", b"again", b"mine"]
 
 
 def test_a_rival_may_plan_the_next_race_while_it_acts() -> None:
     rival = Rival(MemoryConsensus())
-    rival.before_next(lambda: rival.before_next(lambda: rival.compare_and_set("s", SeqNo(1), b"late")))
+    rival.before_next(lambda: rival.before_next(lambda: rival.compare_and_set("s", after(1), b"late")))
     assert rival.compare_and_set("s", None, b"1")
-    assert not rival.compare_and_set("s", SeqNo(1), b"2")
+    assert not rival.compare_and_set("s", after(1), b"2")
 
 
 def test_a_recording_tells_every_request_in_order() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from persist_lib.errors import Corrupt, InvalidUsage, Missing, NewerFormat, NotFound
-from persist_lib.ids import SeqNo
 from persist_lib.location import Location, Scheme, open_location
 from persist_lib.location import open as opening
 from persist_lib.location.memory import MemoryBlob, MemoryConsensus
 from persist_lib.testing import ManualClock
+from tests.logs import after
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,7 +131,7 @@ def test_read_only_touches_nothing(tmp_path: Path) -> None:
         with pytest.raises(InvalidUsage):
             reader.blob.set("s/y", b"y")
         with pytest.raises(InvalidUsage):
-            reader.consensus.compare_and_set("s", SeqNo(1), b"y")
+            reader.consensus.compare_and_set("s", after(1), b"y")
     assert tree(tmp_path) == before
 
 

@@ -31,6 +31,7 @@ from persist_lib.location.postgres import PostgresConsensus, canonical, parse_ur
 from persist_lib.location.postgres_layout import Statements
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
+from tests.logs import after
 
 LOCK_MS = "5000"
 
@@ -72,12 +73,12 @@ class Transaction:
     def append(self, expected: int | None, data: bytes, key: str = "s") -> Any:
         values: list[object] = [key, data, LOCK_MS]
         text = self.sql.create if expected is None else self.sql.append
-        return self.run(text, values if expected is None else [*values, expected])
+        return self.run(text, values if expected is None else [*values, expected, b""])
 
     def many(self, changes: dict[str, int | None], data: bytes) -> Any:
         values: list[object] = [LOCK_MS]
         for key, expected in sorted(changes.items()):
-            values += [key, expected, data]
+            values += [key, expected, b"", data]
         return self.run(self.sql.append_many(len(changes)), values)
 
     def truncate(self, seqno: int) -> Any:
@@ -95,7 +96,7 @@ class Transaction:
 
 def fill(consensus: PostgresConsensus, rows: int, key: str = "s") -> None:
     for n in range(rows):
-        assert consensus.compare_and_set(key, SeqNo(n) if n else None, f"{key}{n + 1}".encode())
+        assert consensus.compare_and_set(key, after(n), f"{key}{n + 1}".encode())
 
 
 @pytest.mark.parametrize(("rows", "first_ends"), [*product([0, 3], ["COMMIT", "ROLLBACK"])])
@@ -133,8 +134,8 @@ def test_no_order_of_append_and_truncation_frees_a_row_or_loses_one(
     last = 4 if ends[0] == "COMMIT" else 3
     assert [row.seqno for row in consensus.scan("s", SeqNo(0), 99)] == [*range(first, last + 1)]
     for stale in (None, 1, 2, last - 1):
-        assert not consensus.compare_and_set("s", stale if stale is None else SeqNo(stale), b"stale")
-    assert consensus.compare_and_set("s", SeqNo(last), b"next")
+        assert not consensus.compare_and_set("s", after(stale or 0), b"stale")
+    assert consensus.compare_and_set("s", after(last), b"next")
 
 
 def test_a_creation_in_flight_beside_an_append_and_a_truncation_of_the_same_key(
@@ -145,7 +146,7 @@ def test_a_creation_in_flight_beside_an_append_and_a_truncation_of_the_same_key(
     assert first.append(None, b"s1").result(10)[0] == 1
     waiting = late.append(None, b"late")
     first.end("COMMIT")
-    fill_on = consensus.compare_and_set("s", SeqNo(1), b"s2")
+    fill_on = consensus.compare_and_set("s", after(1), b"s2")
     assert fill_on
     assert consensus.truncate("s", SeqNo(2)) == 1
     assert waiting.result(10)[0] == 0
@@ -188,7 +189,7 @@ def test_a_creation_that_is_beaten_while_many_are_set_is_a_lost_race_and_no_erro
     other = Transaction(schema)
     other.append(None, b"other", "b").result(10)
     with ThreadPoolExecutor(1) as pool:
-        racing = pool.submit(consensus.compare_and_set_many, {"a": (SeqNo(1), b"!"), "b": (None, b"!")})
+        racing = pool.submit(consensus.compare_and_set_many, {"a": (after(1), b"!"), "b": (None, b"!")})
         with pytest.raises(TimeoutError):
             racing.result(0.1)
         other.end("COMMIT")
@@ -201,7 +202,7 @@ def test_many_in_opposite_orders_never_deadlock(consensus: PostgresConsensus) ->
         wins = 0
         for n in range(40):
             heads = {key: consensus.head(key) for key in keys}
-            changes = {key: (head.seqno if head else None, b"%d" % n) for key, head in heads.items()}
+            changes = {key: (head and head.newest, b"%d" % n) for key, head in heads.items()}
             wins += consensus.compare_and_set_many(changes)
         return wins
 
@@ -250,9 +251,9 @@ def test_each_operation_is_one_round_trip_and_now_is_none(consensus: PostgresCon
         through.head("s")
         operations: list[Callable[[], object]] = [
             lambda: through.compare_and_set("s", None, b"x"),
-            lambda: through.compare_and_set("s", SeqNo(1), bytes(500_000)),
-            lambda: through.compare_and_set("s", SeqNo(1), b"lost"),
-            lambda: through.compare_and_set_many({"s": (SeqNo(2), b"x"), "t": (None, b"x")}),
+            lambda: through.compare_and_set("s", after(1), bytes(500_000)),
+            lambda: through.compare_and_set("s", after(1), b"lost"),
+            lambda: through.compare_and_set_many({"s": (after(2), b"x"), "t": (None, b"x")}),
             lambda: through.head("s"),
             lambda: through.scan("s", SeqNo(0), 9),
             lambda: through.truncate("s", SeqNo(2)),
@@ -272,9 +273,9 @@ def test_nothing_is_left_behind_in_a_connection_that_a_pooler_hands_to_somebody_
     consensus: PostgresConsensus,
 ) -> None:
     def everything(n: int) -> None:
-        consensus.compare_and_set("s", SeqNo(n) if n else None, b"x")
-        consensus.compare_and_set("s", SeqNo(n) if n else None, b"lost")
-        consensus.compare_and_set_many({"s": (SeqNo(n + 1), b"x"), f"t{n}": (None, b"x")})
+        consensus.compare_and_set("s", after(n), b"x")
+        consensus.compare_and_set("s", after(n), b"lost")
+        consensus.compare_and_set_many({"s": (after(n + 1), b"x"), f"t{n}": (None, b"x")})
         consensus.scan("s", SeqNo(0), 9)
         consensus.truncate("s", SeqNo(1))
 
@@ -314,7 +315,7 @@ def test_a_commit_is_synchronous_whatever_the_role_s_default_is(
     for weaker, seen in {"off": "on", "local": "on", "remote_apply": "remote_apply"}.items():
         asynchronous = PostgresConsensus(f"{url}&options=-csynchronous_commit%3D{weaker}")
         assert asynchronous.compare_and_set(weaker, None, b"x")
-        assert asynchronous.compare_and_set_many({weaker: (SeqNo(1), b"x")})
+        assert asynchronous.compare_and_set_many({weaker: (after(1), b"x")})
         assert sql.execute(f"SELECT setting FROM {schema}.seen".encode()).fetchall() == [(seen,)] * 2
         sql.execute(f"DELETE FROM {schema}.seen".encode())
         asynchronous.close()
@@ -370,9 +371,9 @@ def test_a_lock_that_somebody_holds_for_too_long_is_determinate_within_the_calle
     holder.append(1, b"held").result(10)
     runtime = Runtime()
     with within(runtime.deadline(0.5)), pytest.raises(Determinate, match="lock timeout"):
-        consensus.compare_and_set("s", SeqNo(1), b"x")
+        consensus.compare_and_set("s", after(1), b"x")
     holder.end("ROLLBACK")
-    assert consensus.compare_and_set("s", SeqNo(1), b"x")
+    assert consensus.compare_and_set("s", after(1), b"x")
 
 
 def test_a_killed_backend_is_indeterminate_for_a_write_determinate_for_a_read_and_then_forgotten(
@@ -386,13 +387,13 @@ def test_a_killed_backend_is_indeterminate_for_a_write_determinate_for_a_read_an
         f"WHERE wait_event_type = 'Lock' AND query LIKE '%{schema}%'"
     )
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(consensus.compare_and_set, "s", SeqNo(1), b"x")
+        waiting = pool.submit(consensus.compare_and_set, "s", after(1), b"x")
         while not sql.execute(kill.encode()).fetchall():
             pass
         with pytest.raises(Indeterminate):
             waiting.result(10)
     holder.end("ROLLBACK")
-    assert consensus.compare_and_set("s", SeqNo(1), b"x")
+    assert consensus.compare_and_set("s", after(1), b"x")
 
 
 def test_a_connection_that_died_while_idle_is_noticed_before_anything_is_sent(
@@ -402,7 +403,7 @@ def test_a_connection_that_died_while_idle_is_noticed_before_anything_is_sent(
         through = PostgresConsensus(through_proxy(url, proxy))
         fill(through, 1)
         proxy.cut()
-        assert through.compare_and_set("s", SeqNo(1), b"x")
+        assert through.compare_and_set("s", after(1), b"x")
         through.close()
 
 
@@ -411,9 +412,9 @@ def test_an_answer_cut_after_any_byte_never_acknowledges_a_write(consensus: Post
     fill(consensus, 1)
     with Proxy(port_of(url)) as proxy:
         through = PostgresConsensus(through_proxy(url, proxy))
-        assert through.compare_and_set("s", SeqNo(1), b"x")
+        assert through.compare_and_set("s", after(1), b"x")
         proxy.at(1, None)
-        assert through.compare_and_set("s", SeqNo(2), b"x")
+        assert through.compare_and_set("s", after(2), b"x")
         length = proxy.replied
         for kept in range(length):
             newest = consensus.head("s")
@@ -421,7 +422,7 @@ def test_an_answer_cut_after_any_byte_never_acknowledges_a_write(consensus: Post
             through.head("s")
             proxy.at(1, Fault.HALF_REPLY, keep_bytes=kept)
             with pytest.raises(Indeterminate):
-                through.compare_and_set("s", newest.seqno, b"x")
+                through.compare_and_set("s", newest.newest, b"x")
             assert proxy.struck == 1
         through.close()
 
@@ -435,12 +436,12 @@ def test_an_answer_that_comes_twice_is_never_taken_for_the_next_one_s(url: str) 
             head = through.head("s")
             assert head is not None
             proxy.at(1, Fault.DUPLICATE)
-            assert through.compare_and_set("s", head.seqno, b"x")
+            assert through.compare_and_set("s", head.newest, b"x")
             proxy.at(0, None)
             with suppress(Determinate):
                 assert through.scan("s", SeqNo(head.seqno + 2), 9) == []
             with suppress(Determinate, Indeterminate):
-                assert not through.compare_and_set("s", head.seqno, b"lost")
+                assert not through.compare_and_set("s", head.newest, b"lost")
         through.close()
 
 
@@ -488,13 +489,13 @@ def test_a_role_with_the_documented_rights_reads_or_writes_and_no_more(
     try:
         writes = PostgresConsensus(as_role(url, writer))
         assert writes.compare_and_set("s", None, b"s1")
-        assert writes.compare_and_set_many({"s": (SeqNo(1), b"s2"), "t": (None, b"t1")})
+        assert writes.compare_and_set_many({"s": (after(1), b"s2"), "t": (None, b"t1")})
         assert writes.truncate("s", SeqNo(2)) == 1
         reads = PostgresConsensus(as_role(url, reader), create=False)
         assert reads.head("s") == Row(SeqNo(2), b"s2")
         assert reads.now() > 0
         with pytest.raises(InvalidUsage, match="permission denied"):
-            reads.compare_and_set("s", SeqNo(2), b"x")
+            reads.compare_and_set("s", after(2), b"x")
         writes.close()
         reads.close()
     finally:
@@ -507,7 +508,7 @@ def test_tables_from_different_copies_are_damage(
     fill(consensus, 3)
     sql.execute(f"UPDATE {schema}.shard_head SET seqno = 2".encode())
     with pytest.raises(Corrupt, match="different copies"):
-        consensus.compare_and_set("s", SeqNo(2), b"x")
+        consensus.compare_and_set("s", after(2), b"x")
 
 
 def test_more_threads_than_connections_wait_for_one(url: str) -> None:

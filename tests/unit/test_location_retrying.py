@@ -16,6 +16,7 @@ from persist_lib.location.deadline import within
 from persist_lib.location.memory import MemoryBlob, MemoryConsensus
 from persist_lib.location.retrying import RetryingBlob, RetryingConsensus, retrying
 from persist_lib.testing import Chances, Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Script
+from tests.logs import after
 
 FAILURES = [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN, Outcome.REFUSED]
 CALLS: dict[str, Callable[[Any], object]] = {
@@ -56,7 +57,7 @@ def test_a_compare_and_set_is_tried_again_only_when_it_certainly_did_not_happen(
     kind = "compare_and_set_many" if many else "compare_and_set"
 
     def call(consensus: RetryingConsensus) -> bool:
-        change = (SeqNo(1), b"2")
+        change = (after(1), b"2")
         return consensus.compare_and_set_many({"s": change}) if many else consensus.compare_and_set("s", *change)
 
     refused = Script({(kind, 1): Outcome.REFUSED, (kind, 2): Outcome.REFUSED})

@@ -11,7 +11,7 @@ import pytest
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
-from persist_lib.location.api import Row
+from persist_lib.location.api import Newest, Row
 from persist_lib.location.s3 import enter
 from persist_lib.location.s3_cas import RECENT_S, S3Consensus
 from persist_lib.location.s3_client import Clients, parse_url
@@ -19,6 +19,7 @@ from persist_lib.location.scheme import Opening
 from persist_lib.testing import ManualClock
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
+from tests.logs import after
 
 servers.use_test_credentials()
 
@@ -78,7 +79,7 @@ def interpose(
 
 def fill(consensus: S3Consensus, first: int, last: int) -> None:
     for n in range(first, last + 1):
-        assert consensus.compare_and_set("s", SeqNo(n - 1) if n > 1 else None, b"%d" % n)
+        assert consensus.compare_and_set("s", after(n - 1), b"%d" % n)
 
 
 def rows(first: int, last: int) -> list[Row]:
@@ -91,7 +92,7 @@ def test_a_stale_client_that_writes_into_a_freed_place_has_not_won_and_is_never_
 ) -> None:
     late, busy = opened(), opened()
     fill(busy, 1, 3) if stale else None
-    assert late.scan("s", SeqNo(0), 99) == (rows(1, 3) if stale else [])
+    assert late.scan("s", SeqNo(0), stale or 99) == (rows(1, stale) if stale else [])
 
     def advance_and_truncate() -> None:
         fill(busy, 4 if stale else 1, 7)
@@ -99,7 +100,7 @@ def test_a_stale_client_that_writes_into_a_freed_place_has_not_won_and_is_never_
 
     interpose(late, monkeypatch, "put_object", advance_and_truncate)
     with pytest.raises(Indeterminate, match="truncated to v7"):
-        late.compare_and_set("s", stale if stale is None else SeqNo(stale), b"stray")
+        late.compare_and_set("s", after(stale or 0), b"stray")
     monkeypatch.undo()
     for reader in (late, busy, opened()):
         assert reader.head("s") == rows(7, 7)[0]
@@ -118,8 +119,8 @@ def test_a_stale_client_is_told_that_it_lost_without_writing_anything(
     fill(busy, 4, 7)
     busy.truncate("s", SeqNo(7))
     clock.sleep(RECENT_S + 1)
-    for expected in (None, SeqNo(1), SeqNo(3), SeqNo(5)):
-        assert not late.compare_and_set("s", expected, b"stale")
+    for expected in (0, 1, 3, 5):
+        assert not late.compare_and_set("s", after(expected), b"stale")
     assert [*late._names("s", SeqNo(0))] == [7]
 
 
@@ -135,7 +136,7 @@ def test_a_winner_whose_row_was_truncated_before_it_could_be_sure_is_in_doubt_an
 
     interpose(one, monkeypatch, "put_object", go_on, after=True)
     with pytest.raises(Indeterminate):
-        one.compare_and_set("s", SeqNo(3), b"4")
+        one.compare_and_set("s", after(3), b"4")
     monkeypatch.undo()
     assert one.scan("s", SeqNo(0), 9) == rows(6, 6)
 
@@ -171,7 +172,7 @@ def test_truncation_that_died_after_raising_the_floor_is_finished_by_the_next(
     with pytest.raises(KeyboardInterrupt):
         dying.truncate("s", SeqNo(4))
     assert next_.scan("s", SeqNo(0), 99) == rows(4, 5)
-    assert not next_.compare_and_set("s", SeqNo(3), b"!")
+    assert not next_.compare_and_set("s", after(3), b"!")
     assert next_.truncate("s", SeqNo(4)) == 3
     assert next_.truncate("s", SeqNo(4)) == 0
 
@@ -198,6 +199,22 @@ def test_a_row_that_is_lost_is_damage_and_no_end_of_the_log(opened: Callable[[],
         consensus.scan("s", SeqNo(4), 99)
 
 
+def test_a_row_that_another_one_replaced_is_not_followed_once_that_can_be_seen(
+    opened: Callable[[], S3Consensus], clock: ManualClock
+) -> None:
+    """An older copy of the bucket was restored, and others came back to the seqno that this client saw."""
+    live, restoring = opened(), opened()
+    fill(live, 1, 5)
+    for seqno in (4, 5):
+        restoring._clients.get().delete_object(**restoring._row("s", SeqNo(seqno)))
+    others = opened()
+    for seqno in (4, 5):
+        assert others.compare_and_set("s", after(seqno - 1), b"other %d" % seqno)
+    clock.sleep(RECENT_S + 1)
+    assert not live.compare_and_set("s", Newest(SeqNo(5), b"5"), b"6")
+    assert others.compare_and_set("s", Newest(SeqNo(5), b"other"), b"other 6")
+
+
 @pytest.mark.parametrize("fault", [*Fault])
 @pytest.mark.parametrize("index", [1, 2, 3])
 def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
@@ -212,7 +229,7 @@ def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
         proxy.at(index, fault)
         won: bool | None
         try:
-            won = through.compare_and_set("s", SeqNo(2), b"3")
+            won = through.compare_and_set("s", after(2), b"3")
         except Indeterminate:
             won = None
         except Determinate:
@@ -221,7 +238,7 @@ def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
         assert there in ([], [Row(SeqNo(3), b"3")])
         assert won is None or won == bool(there)
         proxy.at(0, None)
-        again = through.compare_and_set("s", SeqNo(2), b"again")
+        again = through.compare_and_set("s", after(2), b"again")
         assert again is not bool(there)
         through.close()
 
@@ -235,9 +252,9 @@ def test_the_requests_of_each_operation(opened: Callable[[], S3Consensus], url: 
         for act, requests in (
             (lambda: through.head("s"), 2),
             (lambda: through.scan("s", SeqNo(3), 9), 3),
-            (lambda: through.compare_and_set("s", SeqNo(3), b"4"), 2),
-            (lambda: through.compare_and_set("s", SeqNo(4), b"5"), 2),
-            (lambda: through.compare_and_set("s", SeqNo(4), b"!"), 2),
+            (lambda: through.compare_and_set("s", after(3), b"4"), 2),
+            (lambda: through.compare_and_set("s", after(4), b"5"), 2),
+            (lambda: through.compare_and_set("s", after(4), b"!"), 0),
             (through.now, 0),
         ):
             proxy.at(0, None)
@@ -251,7 +268,7 @@ def test_one_url_opens_blobs_and_consensus_and_several_keys_at_once_are_refused(
         location.blob.set("s/x", b"x")
         location.consensus.compare_and_set("s", None, b"x")
         with pytest.raises(InvalidUsage, match="PostgreSQL"):
-            location.consensus.compare_and_set_many({"s": (SeqNo(1), b"x")})
+            location.consensus.compare_and_set_many({"s": (after(1), b"x")})
         assert [entry.key for entry in location.blob.list("")] == ["s/x"]
     with open_location(url, read_only=True) as reader:
         assert reader.consensus.head("s") == Row(SeqNo(1), b"x")

@@ -21,12 +21,14 @@ import pytest
 from persist_lib.config import Runtime
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NewerFormat, NotFound
 from persist_lib.ids import SeqNo
+from persist_lib.location.api import Change
 from persist_lib.location.connections import Connections
 from persist_lib.location.deadline import within
 from persist_lib.location.sqlite import SqliteConsensus
 from persist_lib.location.sqlite_file import APPLICATION_ID, connect
 from persist_lib.location.sqlite_read_only import ReadOnlySqliteConsensus
 from persist_lib.testing import ManualClock
+from tests.logs import after
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_a_compare_and_set_syncs_the_log_once(path: Path) -> None:
     program = (
         "import sys; from persist_lib.location.sqlite import SqliteConsensus as S\n"
         f"c = S({str(path)!r}); c.compare_and_set('s', None, b'x'); sys.stderr.write('BEGIN\\n'); sys.stderr.flush()\n"
-        "assert c.compare_and_set('s', 1, b'x'); sys.stderr.write('END\\n'); import os; os._exit(0)"
+        "assert c.compare_and_set('s', c.head('s').newest, b'x'); sys.stderr.write('END\\n'); import os; os._exit(0)"
     )
     path.parent.mkdir()
     if shutil.which("strace") is None:
@@ -83,8 +85,8 @@ def test_a_writer_that_cannot_have_the_lock_gives_up_in_time_and_wrote_nothing(
     impatient = SqliteConsensus(path, busy_s=0.1)
     started = time.monotonic()
     for write in (
-        lambda: impatient.compare_and_set("s", SeqNo(1), b"2"),
-        lambda: impatient.compare_and_set_many({"s": (SeqNo(1), b"2")}),
+        lambda: impatient.compare_and_set("s", after(1), b"2"),
+        lambda: impatient.compare_and_set_many({"s": (after(1), b"2")}),
         lambda: impatient.truncate("s", SeqNo(1)),
     ):
         with pytest.raises(Determinate):
@@ -92,7 +94,7 @@ def test_a_writer_that_cannot_have_the_lock_gives_up_in_time_and_wrote_nothing(
     assert 0.3 <= time.monotonic() - started < 2
     assert len(impatient.scan("s", SeqNo(1), 9)) == 1, "readers wait for nobody"
     holder.execute("ROLLBACK")
-    assert impatient.compare_and_set("s", SeqNo(1), b"2")
+    assert impatient.compare_and_set("s", after(1), b"2")
     holder.close()
     impatient.close()
 
@@ -206,7 +208,7 @@ def test_a_reader_follows_writers_that_come_and_go(path: Path) -> None:
     for n in range(6):
         assert len(reader.scan("s", SeqNo(0), 99)) == n
         writer = SqliteConsensus(path)
-        assert writer.compare_and_set("s", SeqNo(n) if n else None, b"x")
+        assert writer.compare_and_set("s", after(n), b"x")
         if n % 2:
             assert len(reader.scan("s", SeqNo(0), 99)) == n + 1
         writer.close()
@@ -219,7 +221,7 @@ def killed_writer(path: Path, rows: int) -> None:
         try:
             consensus = SqliteConsensus(path)
             for n in range(rows):
-                assert consensus.compare_and_set("s", SeqNo(n) if n else None, b"x")
+                assert consensus.compare_and_set("s", after(n), b"x")
             os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)
@@ -241,8 +243,8 @@ def test_a_writer_goes_on_where_a_killed_one_stopped(path: Path) -> None:
     path.parent.mkdir()
     killed_writer(path, 5)
     consensus = SqliteConsensus(path)
-    assert not consensus.compare_and_set("s", SeqNo(4), b"y")
-    assert consensus.compare_and_set("s", SeqNo(5), b"y")
+    assert not consensus.compare_and_set("s", after(4), b"y")
+    assert consensus.compare_and_set("s", after(5), b"y")
     consensus.close()
 
 
@@ -256,10 +258,10 @@ def test_a_failed_write_is_indeterminate_and_what_was_acknowledged_stays(path: P
             size = path.with_name(path.name + "-wal").stat().st_size
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20_000, resource.RLIM_INFINITY))
             try:
-                consensus.compare_and_set("s", SeqNo(1), bytes(200_000))
+                consensus.compare_and_set("s", after(1), bytes(200_000))
             except Indeterminate:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-                os._exit(0 if consensus.compare_and_set("s", SeqNo(1), b"2") else 3)
+                os._exit(0 if consensus.compare_and_set("s", after(1), b"2") else 3)
             os._exit(4)
         finally:
             os._exit(5)
@@ -270,13 +272,13 @@ def test_a_failed_write_is_indeterminate_and_what_was_acknowledged_stays(path: P
 
 
 def test_an_interrupt_in_the_middle_of_many_undoes_them_and_the_next_goes_on(consensus: SqliteConsensus) -> None:
-    class Interrupting(dict[str, tuple[SeqNo | None, bytes]]):
+    class Interrupting(dict[str, Change]):
         def items(self) -> Any:
             yield "a", (None, b"1")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        consensus.compare_and_set_many(Interrupting())
+        consensus.compare_and_set_many(Interrupting(a=(None, b"1")))
     assert consensus.head("a") is None
     assert consensus.compare_and_set_many({"a": (None, b"1"), "b": (None, b"1")})
 
@@ -310,7 +312,7 @@ def test_no_connection_is_open_across_a_fork_even_while_threads_write(consensus:
         while not stop.is_set():
             head = consensus.head("s")
             assert head is not None
-            wins += consensus.compare_and_set("s", head.seqno, b"x")
+            wins += consensus.compare_and_set("s", head.newest, b"x")
         return wins
 
     with ThreadPoolExecutor(3) as pool:
@@ -319,7 +321,7 @@ def test_no_connection_is_open_across_a_fork_even_while_threads_write(consensus:
             if (child := os.fork()) == 0:
                 try:
                     head = consensus.head("s")
-                    while head is not None and not consensus.compare_and_set("s", head.seqno, b"child"):
+                    while head is not None and not consensus.compare_and_set("s", head.newest, b"child"):
                         head = consensus.head("s")
                     os._exit(0)
                 finally:
@@ -358,13 +360,13 @@ def test_opening_while_another_process_writes_its_log_back_sees_no_damage(tmp_pa
     path, torn = tmp_path / "consensus.sqlite", tmp_path / "torn.sqlite"
     consensus = SqliteConsensus(path, create=True)
     for seqno in range(50):
-        assert consensus.compare_and_set("s", SeqNo(seqno) if seqno else None, bytes(10_000))
+        assert consensus.compare_and_set("s", after(seqno), bytes(10_000))
     log = Path(f"{path}-wal").read_bytes()
     before = path.read_bytes()
     consensus.close()  # the last one to go writes the log back
-    after = path.read_bytes()
-    assert len(before) < len(after)
-    torn.write_bytes(after[:4096] + before[4096:])
+    later = path.read_bytes()
+    assert len(before) < len(later)
+    torn.write_bytes(later[:4096] + before[4096:])
     Path(f"{torn}-wal").write_bytes(log)
     opened = SqliteConsensus(torn)
     assert [row.seqno for row in opened.scan("s", SeqNo(0), 100)] == list(range(1, 51))

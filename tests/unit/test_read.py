@@ -490,7 +490,7 @@ def test_a_newer_row_is_refused_before_anything_happens(world: World) -> None:
 
     body = bytes([99]) + rows[-1].data[21:]
     newer = rows[-1].data[:4] + bytes([99]) + xxh3_128_digest(body) + body[1:]
-    assert world.inner.consensus.compare_and_set("s", rows[-1].seqno, newer)
+    assert world.inner.consensus.compare_and_set("s", rows[-1].newest, newer)
     before = world.bytes("s")
     for act in (lambda c: c.open_reader("s"), lambda c: c.open_writer("s", SCHEMA), lambda c: c.maintain("s")):
         with pytest.raises(NewerFormat):
