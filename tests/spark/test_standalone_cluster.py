@@ -1,0 +1,182 @@
+"""Compaction on a standalone cluster: a master and workers with JVMs of their own, on S3 and PostgreSQL.
+
+What local mode hides would show here: code and URLs that reach another process only by what is sent to it, and a task
+that is lost with its executor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyspark
+import pytest
+
+import persist_lib as persist
+from jobs.java import find_java_home
+from persist_lib.testing.servers import free_port
+from tests import servers
+from tests.spark.collections import SMALL, Model, check, referred, stored, write
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+PROGRAM = Path(__file__).parent.parent.parent / "jobs" / "compact.py"
+START_S = 90.0
+servers.use_test_credentials()
+
+
+class Cluster:
+    """A master and two workers of one core each on the loopback interface."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ui = free_port()
+        port = free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(self._ui))
+        for number in range(2):
+            self._start(
+                "worker.Worker", self.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "700m",
+                "--webui-port", str(free_port()), "--work-dir", str(folder / f"work{number}"),
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """Until both workers are there."""
+        deadline = time.monotonic() + START_S
+        while self.state().get("aliveworkers") != 2:
+            assert time.monotonic() < deadline, (self._folder / "log").read_text()[-2000:]
+            time.sleep(0.1)
+
+    def _start(self, daemon: str, *arguments: str) -> None:
+        home = Path(pyspark.__file__).parent
+        env = {
+            **os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m",
+            "JAVA_HOME": find_java_home(),
+        }  # fmt: skip
+        command = [home / "bin" / "spark-class", f"org.apache.spark.deploy.{daemon}", *arguments]
+        with (self._folder / "log").open("ab") as log:
+            self._processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+
+    def state(self) -> dict[str, object]:
+        """What the master says of itself; nothing while it starts."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=5) as answer:
+                found: dict[str, object] = json.load(answer)
+                return found
+        except OSError:
+            return {}
+
+    def executors(self) -> list[int]:
+        """The pids of the executors that run now: children of our workers."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = entry.read_bytes()
+            except OSError:
+                continue
+            if b"CoarseGrainedExecutorBackend" in command and str(self._folder).encode() in command + _cwd(
+                entry.parent
+            ):
+                found.append(int(entry.parent.name))
+        return found
+
+    def stop(self) -> None:
+        """End the workers, whose executors go with them, then the master."""
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _cwd(process: Path) -> bytes:
+    try:
+        return os.fsencode((process / "cwd").readlink())
+    except OSError:
+        return b""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with ExitStack() as closing:
+        started = Cluster(tmp_path_factory.mktemp("cluster"))
+        closing.callback(started.stop)
+        started.wait()
+        yield started
+
+
+@pytest.fixture
+def urls() -> tuple[str, str]:
+    name = os.urandom(8).hex()
+    blobs = f"s3://{servers.BUCKET}/{name}?endpoint={servers.s3_server().url}&path_style=true"
+    log = servers.postgres_url()
+    return blobs, f"{log}{'&' if '?' in log else '?'}persist_schema=t{name}"
+
+
+def start(cluster: Cluster, urls: tuple[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """The program with its driver here and its tasks on the cluster, to which our code is sent."""
+    env = {
+        **os.environ,
+        "PERSIST_CONFIG": json.dumps(SMALL),
+        "PERSIST_SPARK_MASTER": cluster.url,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    blobs, consensus = urls
+    command = [sys.executable, str(PROGRAM), "--location", blobs, "--consensus", consensus, "--engine", "spark"]
+    conf = log.parent / "spark-defaults"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text(
+        "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
+    )
+    with log.open("wb") as out:
+        return subprocess.Popen(command, env={**env, "SPARK_CONF_DIR": str(conf)}, stdout=out, stderr=out)
+
+
+def test_a_cluster_compacts_what_is_on_s3_and_postgresql(
+    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
+        models = {name: write(client, name, seed=seed) for seed, name in enumerate(("a", "b"))}
+        assert start(cluster, urls, tmp_path / "log").wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
+        compacted(client, models)
+
+
+def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(
+    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
+        models = {"a": write(client, "a", batches=8)}
+        before = stored(client, "a")
+        driver = start(cluster, urls, tmp_path / "log")
+        deadline = time.monotonic() + 150
+        while not stored(client, "a") - before:  # until the first task has written its first part
+            is_running = driver.poll() is None and time.monotonic() < deadline
+            assert is_running, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.01)
+        victims = cluster.executors()
+        assert victims
+        os.kill(victims[0], signal.SIGKILL)
+        assert driver.wait(150) == 0, (tmp_path / "log").read_text()[-3000:]
+        compacted(client, models)
+
+
+def compacted(client: persist.Client, models: dict[str, Model]) -> None:
+    """One batch is left of each, it reads as the model says, and what was garbage or an orphan goes."""
+    for name, model in models.items():
+        assert client.census(name).batches == 1
+        check(client, name, model)
+        client.maintain(name)
+        client.maintain(name)
+        check(client, name, model)
+        assert referred(client, name) <= stored(client, name)
