@@ -13,12 +13,15 @@ from typing import Literal, Self
 from persist_lib.config import Config, Runtime
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy
+from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import parse_frontier
 from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id
 from persist_lib.leases import Leases
-from persist_lib.location import Location, open_location
+from persist_lib.location import Location
+from persist_lib.location.metering import Meter, Metrics, metered, open_metered
+from persist_lib.location.open import scheme_of
 from persist_lib.location.retrying import retrying
 from persist_lib.machine import Machine
 from persist_lib.maintain import (
@@ -45,7 +48,7 @@ from persist_lib.maintain import (
 )
 from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
-from persist_lib.write import WriteHandle
+from persist_lib.write import Batching, WriteHandle
 
 Progress = Callable[[int, int], None]
 
@@ -55,6 +58,7 @@ def open(  # noqa: A001 - `persist.open` is what users write
     consensus: str | None = None,
     *,
     config: Config | None = None,
+    prices: Prices | None = None,
     runtime: Runtime | None = None,
     read_only: bool = False,
     create: bool = True,
@@ -65,8 +69,13 @@ def open(  # noqa: A001 - `persist.open` is what users write
     A location that does not exist is created, unless `create` is false (then NotFound). A read-only client never writes
     anything anywhere, not even a lease: what it reads may be collected under its eyes, and it then looks again at the
     newest state.
+
+    `prices` turn what is counted into dollars. Without them an S3 location has S3's list prices, and any other one is
+    free; `persist.Prices()` says what it would cost on S3.
     """
-    return Client(url, consensus, config or Config(), runtime or Runtime(), read_only=read_only, create=create)
+    return Client(
+        url, consensus, config or Config(), runtime or Runtime(), prices=prices, read_only=read_only, create=create
+    )
 
 
 class Client:
@@ -79,17 +88,21 @@ class Client:
         config: Config,
         runtime: Runtime,
         *,
+        prices: Prices | None,
         read_only: bool,
         create: bool,
     ) -> None:
-        location = url
+        location, self._meter = url, Meter(runtime.monotonic)
         if not isinstance(location, Location):
-            location = open_location(location, consensus, create=create and not read_only, read_only=read_only)
+            location = open_metered(
+                location, consensus, self._meter, prices, create=create and not read_only, read_only=read_only
+            )
         self.location = location
+        self.prices = prices or scheme_of(location.url).prices
         self.config = config
         self.runtime = runtime
         self.read_only = read_only or location.read_only
-        self.blob, self.consensus = retrying(location, config, runtime)
+        self.blob, self.consensus = retrying(metered(location, self._meter, prices), config, runtime)
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._lock = threading.Lock()
@@ -115,6 +128,15 @@ class Client:
                 self._machines[shard] = Machine(shard, self.blob, self.consensus, self.config, self.runtime)
             return self._machines[shard]
 
+    def metrics(self) -> Metrics:
+        """What this client asked of its location so far, by kind of operation; each attempt counts."""
+        operations = self._meter.counts()
+        return Metrics(operations, sum((count.cost for count in operations.values()), self._meter.elsewhere()))
+
+    def charge(self, cost: Cost) -> None:
+        """Count what another process spent for this client, and for the call that is under way, as Spark's tasks do."""
+        self._meter.charge(cost)
+
     def shards(self) -> list[str]:
         """The names of all shards, finished ones included."""
         return sorted(self.consensus.list_keys())
@@ -126,15 +148,19 @@ class Client:
         """
         return self.open_writer(name, schema), self.open_reader(name, schema)
 
-    def open_writer(self, name: str, schema: Schema) -> WriteHandle:
-        """A handle to write; creates the shard if there is none."""
+    def open_writer(self, name: str, schema: Schema, *, batching: Batching | None = None) -> WriteHandle:
+        """A handle to write; creates the shard if there is none.
+
+        With `batching`, what `append_async` accepts is held back until it is many bytes or old; without, it is written
+        as soon as the append before it is done.
+        """
         self._writable("open_writer")
         machine = self.machine(name)
         if machine.try_fetch() is None:
             answer = machine.try_commit(lambda _state, _now: c.Create(schema))
             if isinstance(answer, c.Exists):
                 machine.fetch()  # somebody else created it at the same moment
-        handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema))
+        handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema), batching)
         self._handles[next(self._opened)] = handle
         return handle
 

@@ -9,7 +9,9 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,6 +39,9 @@ class Config(BaseModel):
     """What a call may take unless it says otherwise."""
     poll_s: float = Field(0.01, gt=0)
     """How often a listener looks for news at first; it backs off to twice that when nothing comes."""
+    buffer_bytes: int = Field(64 * MIB, ge=64 * KIB)
+    """What a writer accepts by `append_async` while an append is outstanding: memory, and the most that is committed at
+    once."""
     merge_bytes: int = Field(256 * MIB, ge=1 * MIB)
     """Memory for buffered windows of a merge."""
     read_threads: int = Field(4, ge=1, le=64)
@@ -66,12 +71,24 @@ class Runtime:
         return self.random.getrandbits(128).to_bytes(16, "big")
 
     def pool(self, threads: int, name: str) -> Executor:
-        """Threads for what may happen at the same time; without background work, whoever submits does it at once."""
-        return ThreadPoolExecutor(threads, thread_name_prefix=name) if self.background else _AtOnce()
+        """Threads for what may happen at the same time; without background work, whoever submits does it at once.
+
+        They know the deadline of whoever submits, and what they ask of locations is counted as asked by that one.
+        """
+        return Threads(threads, thread_name_prefix=name) if self.background else _AtOnce()
 
     def deadline(self, timeout_s: float) -> Deadline:
         """The moment at which a call that starts now has to give up."""
         return Deadline(self, timeout_s, self.monotonic() + timeout_s)
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool whose threads work in the context of whoever submits: its deadline, and the scopes that count for it."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """As any pool does."""
+        # SUBTLE: a copy for each, as a context cannot be entered by two threads at once.
+        return super().submit(partial(copy_context().run, fn, *args, **kwargs))
 
 
 class _AtOnce(Executor):

@@ -2,42 +2,90 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
+from persist_lib.errors import InvalidUsage
 
-class Prices(msgspec.Struct, frozen=True):
-    """Dollars. The defaults are S3's list prices (us-east-1, standard, 2026)."""
+GIB = 2**30
+
+
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Dollars. The defaults are S3's list prices (us-east-1, standard, 2026). Never negative.
+
+    `commit` and `query` are for a Consensus that is no object store: 0, as a database is paid by the hour; where one
+    is paid by the request (DynamoDB, Aurora's I/O), say what. `egress_gib` is for a GiB read: 0 within a region, and
+    0.09 to the Internet.
+    """
 
     put: float = 5e-6
     get: float = 4e-7
     list: float = 5e-6
     delete: float = 0.0
     gib_month: float = 0.023
+    egress_gib: float = 0.0
+    commit: float = 0.0
+    query: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not (math.isfinite(price := getattr(self, name)) and price >= 0):
+                raise InvalidUsage(f"a price is a number of dollars, 0 or more: got {name}={price!r}", price=name)
+
+
+S3_LIST = Prices()
+FREE = Prices(put=0.0, get=0.0, list=0.0, delete=0.0, gib_month=0.0)
+"""What a disk, a memory, or a server that is there anyway take for an operation."""
+NAMED = {"s3": S3_LIST, "free": FREE}
+
+
+def parse_prices(text: str) -> Prices:
+    """`s3`, `free`, or a JSON object with the prices that differ from S3's, as in `{"egress_gib": 0.09}`."""
+    try:
+        return NAMED.get(text) or msgspec.json.decode(text, type=Prices)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvalidUsage(
+            f"prices are 's3', 'free' or a JSON object of {', '.join(Prices.__struct_fields__)}; got {text!r}: {error}",
+            prices=text,
+        ) from error
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Requests, bytes, and dollars for them. Costs add up."""
+    """Requests, bytes, and dollars for them. Costs add up, pickle, and travel between processes.
+
+    Gets, puts, lists and deletes are requests to an object store, by price class (a HEAD is a get, each piece of a
+    large upload a put), or operations of a Blob that has no requests. Commits and queries are what a Consensus that is
+    no object store was asked for. Bytes are those of objects and rows, without headers.
+    """
 
     bytes_read: int = 0
     bytes_written: int = 0
     gets: int = 0
     puts: int = 0
+    lists: int = 0
+    deletes: int = 0
+    commits: int = 0
+    queries: int = 0
     dollars: float = 0.0
 
+    @property
+    def requests(self) -> int:
+        """How often the location was asked for something."""
+        return self.gets + self.puts + self.lists + self.deletes + self.commits + self.queries
+
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.bytes_read + other.bytes_read,
-            self.bytes_written + other.bytes_written,
-            self.gets + other.gets,
-            self.puts + other.puts,
-            self.dollars + other.dollars,
-        )
+        return Cost(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
 
     def priced(self, prices: Prices) -> Cost:
         """The same with dollars from a price table."""
-        return msgspec.structs.replace(self, dollars=self.gets * prices.get + self.puts * prices.put)
+        dollars = (
+            self.gets * prices.get + self.puts * prices.put + self.lists * prices.list + self.deletes * prices.delete
+            + self.commits * prices.commit + self.queries * prices.query + self.bytes_read / GIB * prices.egress_gib
+        )  # fmt: skip
+        return msgspec.structs.replace(self, dollars=dollars)
 
 
 def storage_dollars(size: int, prices: Prices) -> float:
     """Dollars a month for `size` bytes."""
-    return size / 2**30 * prices.gib_month
+    return size / GIB * prices.gib_month

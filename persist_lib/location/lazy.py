@@ -6,12 +6,21 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from persist_lib.core.cost import FREE, Prices
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.scheme import Opening, Scheme
 
 
-def lazy_scheme(module: str, extra: str, *, has_blob: bool, has_consensus: bool) -> Scheme:
+def lazy_scheme(
+    module: str,
+    extra: str,
+    *,
+    has_blob: bool,
+    has_consensus: bool,
+    prices: Prices = FREE,
+    tells_requests: bool = False,
+) -> Scheme:
     """The scheme that `module` implements by its functions open_blob, open_consensus and canonical."""
 
     def call(function: str, *arguments: object) -> Any:
@@ -26,7 +35,9 @@ def lazy_scheme(module: str, extra: str, *, has_blob: bool, has_consensus: bool)
     def canonical(url: str) -> str:
         return call("canonical", url)
 
-    return Scheme(open_blob if has_blob else None, open_consensus if has_consensus else None, canonical)
+    return Scheme(
+        open_blob if has_blob else None, open_consensus if has_consensus else None, canonical, prices, tells_requests
+    )
 
 
 def _load(module: str, extra: str) -> ModuleType:

@@ -19,6 +19,7 @@ from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self
 
+from persist_lib.core.cost import S3_LIST
 from persist_lib.errors import InvalidUsage
 from persist_lib.location import file_location, memory_location
 from persist_lib.location.api import Blob, Consensus
@@ -29,8 +30,12 @@ from persist_lib.location.scheme import Opening, Scheme
 
 ENTRY_POINTS = "persist.locations"
 _POSTGRES = lazy_scheme("persist_lib.location.postgres", "postgres", has_blob=False, has_consensus=True)
-_S3 = lazy_scheme("persist_lib.location.s3", "s3", has_blob=True, has_consensus=False)
-_S3_ALONE = lazy_scheme("persist_lib.location.s3_cas", "s3", has_blob=True, has_consensus=True)
+_S3 = lazy_scheme(
+    "persist_lib.location.s3", "s3", has_blob=True, has_consensus=False, prices=S3_LIST, tells_requests=True
+)
+_S3_ALONE = lazy_scheme(
+    "persist_lib.location.s3_cas", "s3", has_blob=True, has_consensus=True, prices=S3_LIST, tells_requests=True
+)
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": file_location.SCHEME,
@@ -83,9 +88,9 @@ def open_location(
     time by.
     """
     opening = Opening(create and not read_only, read_only, clock)
-    scheme = _scheme(url)
+    scheme = scheme_of(url)
     url = scheme.canonical(url)
-    consensus_scheme = scheme if consensus is None else _scheme(consensus)
+    consensus_scheme = scheme if consensus is None else scheme_of(consensus)
     consensus_url = url if consensus is None else consensus_scheme.canonical(consensus)
     blob = _open_blob(scheme, url, opening)
     try:
@@ -114,7 +119,8 @@ def _open_consensus(scheme: Scheme, url: str, opening: Opening) -> Consensus:
     return ReadOnlyConsensus(consensus) if is_writable else consensus
 
 
-def _scheme(url: str) -> Scheme:
+def scheme_of(url: str) -> Scheme:
+    """What implements a URL."""
     name, colon, _ = url.partition(":") if isinstance(url, str) else ("", "", "")
     if colon and name in BUILT_IN:
         return BUILT_IN[name]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from persist_lib.config import Threads
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NewerFormat, NotFound, PersistError
 from persist_lib.location.api import BlobEntry, Upload
 from persist_lib.location.deadline import patience_s
@@ -135,7 +135,7 @@ class S3Blob:
             return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
 
         try:
-            with ThreadPoolExecutor(PIECE_THREADS, thread_name_prefix="persist-upload") as pool:
+            with Threads(PIECE_THREADS, thread_name_prefix="persist-upload") as pool:
                 pieces = list(pool.map(put, range(1, -(-len(view) // self._piece) + 1)))
         except BaseException:
             self.abort_uploads([started])

@@ -34,6 +34,8 @@ from botocore.loaders import create_loader
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidName, InvalidUsage, NotFound, PersistError
 from persist_lib.location.deadline import patience_s
+from persist_lib.location.metering import requested
+from persist_lib.location.spending import DELETES, GETS, LISTS, PUTS
 
 OPTIONS: Final = ("ca", "checksums", "endpoint", "path_style", "profile", "region")
 CONNECT_S = 5.0
@@ -159,7 +161,19 @@ def _make(target: Target, answer_s: float) -> Any:
     except (*MISCONFIGURED, ValueError) as error:
         raise InvalidUsage(f"cannot make an S3 client for bucket {target.bucket}: {error}") from error
     client.meta.events.register_last("before-call.s3", _expect_nothing)
+    client.meta.events.register("before-send.s3", _count)
     return client
+
+
+def _count(event_name: str, **_: object) -> None:
+    """Tell the meter of a request, in the class that it is billed in: `event_name` ends in the operation's name."""
+    operation = event_name.rpartition(".")[2]
+    if operation.startswith(("Get", "Head")):
+        requested(GETS)
+    elif operation.startswith(("Delete", "Abort")):
+        requested(DELETES)
+    else:
+        requested(LISTS if operation.startswith("List") else PUTS)
 
 
 def _expect_nothing(params: dict[str, Any], **_: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from persist_lib.core.cost import FREE, Prices
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.clock import Clock, machine_clock
 
@@ -27,9 +28,13 @@ def unchanged(url: str) -> str:
 class Scheme:
     """A scheme. An opener raises NotFound when there is nothing, unless `create`; with `read_only` it writes nothing.
 
-    `canonical` makes a URL mean the same in any process (say, an absolute path).
+    `canonical` makes a URL mean the same in any process (say, an absolute path). `prices` are what its operations cost
+    unless the user says otherwise. `tells_requests`: an operation may take several requests or none, and the store
+    calls `metering.requested` for each of them.
     """
 
     blob: Callable[[str, Opening], Blob] | None = None
     consensus: Callable[[str, Opening], Consensus] | None = None
     canonical: Callable[[str], str] = unchanged
+    prices: Prices = FREE
+    tells_requests: bool = False

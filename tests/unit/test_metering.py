@@ -1,0 +1,269 @@
+"""What is asked of a location is counted, exactly, for the client and for the call that asked; and has a price."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.config import Runtime
+from persist_lib.core.cost import FREE, S3_LIST, Cost, Prices, parse_prices
+from persist_lib.errors import Determinate, InvalidUsage
+from persist_lib.location.around import Operation
+from persist_lib.location.deadline import patience_s, within
+from persist_lib.location.memory import MemoryBlob, MemoryConsensus
+from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus, requested
+from persist_lib.location.open import open_location
+from persist_lib.location.retrying import RetryingBlob
+from persist_lib.location.spending import PUTS, scope
+from persist_lib.testing import FaultyBlob, ManualClock, Outcome, RecordingLocation, Script
+
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+QUIET = Runtime(background=False)
+DEAR = Prices(put=1.0, get=0.5, list=3.0, delete=0.25, commit=10.0, query=100.0, egress_gib=2**30 / 100)
+
+
+def rows(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": id_, "word": "w" * 20} for id_ in ids]
+
+
+def test_every_attempt_is_counted_and_charged_also_one_that_fails() -> None:
+    clock = ManualClock()
+    meter = Meter(clock.monotonic)
+    faulty = FaultyBlob(MemoryBlob(), Script({("set", 1): Outcome.REFUSED, ("set", 2): Outcome.REFUSED}), clock.sleep)
+    blob = RetryingBlob(MeteredBlob(faulty, meter, DEAR), clock.runtime(1))
+    with scope() as spent:
+        blob.set("s/x", b"12345")
+        blob.get("s/x")
+    count = meter.counts()["set"]
+    assert (count.calls, count.failures, count.sent_bytes) == (3, 2, 15)
+    assert spent.cost == Cost(bytes_read=5, bytes_written=15, puts=3, gets=1, dollars=3.5 + 0.05)
+
+
+def test_latencies_have_a_sum_a_longest_and_a_bound_for_every_share() -> None:
+    clock = ManualClock()
+    meter = Meter(clock.monotonic)
+    for seconds in [0.001] * 98 + [0.5, 2.0]:
+        meter.measure(Operation("get", "s/x"), lambda seconds=seconds: clock.sleep(seconds))  # type: ignore[misc]
+    count = meter.counts()["get"]
+    assert count.seconds == pytest.approx(2.598)
+    assert count.longest_s == pytest.approx(2.0)
+    assert 0.001 <= count.below_s(0.5) <= 0.002
+    assert 0.5 <= count.below_s(0.99) <= 1.1
+    assert count.below_s(1.0) == pytest.approx(2.0)
+    assert sum(count.latencies) == 100
+
+
+def test_scopes_nest_and_the_outer_one_has_all() -> None:
+    blob = MeteredBlob(MemoryBlob(), Meter())
+    with scope() as outer:
+        blob.get("s/a")
+        with scope() as inner:
+            blob.get("s/b")
+            with inner.again():
+                blob.get("s/c")
+    blob.get("s/d")
+    assert (outer.cost.gets, inner.cost.gets) == (3, 2)
+
+
+def test_an_iterator_is_charged_for_its_items_and_not_for_what_its_consumer_does() -> None:
+    blob = MeteredBlob(MemoryBlob(), Meter())
+
+    def items() -> Any:
+        for n in range(3):
+            blob.get("s/x")
+            yield n
+
+    with scope() as around:
+        own = scope()
+        for _ in own.over(items()):
+            blob.set("s/y", b"")
+    assert own.cost == Cost(gets=3)
+    assert around.cost == Cost(gets=3, puts=3)
+
+
+def test_threads_of_a_pool_count_for_whoever_gave_them_the_work_and_keep_its_deadline() -> None:
+    blob, runtime = MeteredBlob(MemoryBlob(), Meter()), Runtime()
+
+    def work(_: int) -> float:
+        blob.get("s/x")
+        return patience_s(1000.0)
+
+    with scope() as spent, within(runtime.deadline(5.0)), runtime.pool(3, "test") as pool:
+        patience = [*pool.map(work, range(50)), pool.submit(work, 0).result()]
+    assert spent.cost.gets == 51
+    assert max(patience) <= 5.0, "without a context they would wait for 1000 s"
+    with ThreadPoolExecutor(1) as other, scope() as unknown:
+        other.submit(work, 0).result()
+    assert unknown.cost.gets == 0
+
+
+def test_two_calls_at_once_are_charged_each_for_its_own() -> None:
+    blob = MeteredBlob(MemoryBlob(), Meter())
+
+    def call(count: int) -> int:
+        with scope() as spent:
+            for _ in range(count):
+                blob.get("s/x")
+        return spent.cost.gets
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(call, range(100, 900, 100))) == list(range(100, 900, 100))
+    assert blob.meter.calls("get") == 3600
+
+
+def test_a_store_that_tells_of_its_requests_is_charged_by_those_and_not_by_its_operations() -> None:
+    class Wire(MemoryBlob):
+        def set(self, key: str, data: bytes | memoryview) -> None:
+            for _ in range(3):
+                requested(PUTS)
+            super().set(key, data)
+
+    meter = Meter()
+    blob = MeteredBlob(Wire(), meter, DEAR, by_request=True)
+    with scope() as spent:
+        blob.set("s/x", b"123")
+        blob.get("s/nothing is asked for this")
+    assert spent.cost == Cost(bytes_written=3, puts=3, dollars=3.0)
+    assert meter.counts()["set"].cost == spent.cost
+    requested(PUTS)
+    assert meter.counts()["set"].cost.puts == 3, "outside of an operation it is nobody's"
+
+
+def test_what_another_process_spent_is_added_to_the_call_and_to_the_client() -> None:
+    with persist.open("memory:") as client:
+        before = client.metrics().cost
+        elsewhere = pickle.loads(pickle.dumps(Cost(gets=3, bytes_read=7, dollars=0.5)))
+        with scope() as spent:
+            client.charge(elsewhere)
+        assert spent.cost == elsewhere
+        assert client.metrics().cost == before + elsewhere
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_child_that_was_forked_while_others_count_can_count() -> None:
+    blob = MeteredBlob(MemoryBlob(), Meter())
+    stop = threading.Event()
+
+    def hammer() -> None:
+        while not stop.is_set():
+            blob.get("s/x")
+
+    def in_child() -> int:
+        signal.alarm(20)  # a lock that stays held would hang for ever
+        with scope() as spent:
+            blob.get("s/x")
+        return spent.cost.gets
+
+    threads = [threading.Thread(target=hammer) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            if not (child := os.fork()):
+                os._exit(0 if in_child() == 1 else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_client_counts_what_was_asked_of_its_location_and_nothing_else() -> None:
+    recording = RecordingLocation(open_location("memory:", create=True))
+    with persist.open(recording.location, runtime=QUIET, prices=DEAR) as client:
+        write, read = client.open_shard("s", SCHEMA)
+        write.compare_and_append(rows(1, 2), 0, 1)
+        with read.snapshot(0) as snapshot:
+            snapshot.to_arrow()
+        client.maintain("s")
+        counted = {kind: count.calls for kind, count in client.metrics().operations.items()}
+        kinds = [request.kind for request in recording.requests]
+        assert counted == {kind: kinds.count(kind) for kind in set(kinds)}
+        cost = client.metrics().cost
+        assert cost.commits == sum(kinds.count(kind) for kind in ("compare_and_set", "truncate"))
+        assert cost.dollars == pytest.approx(
+            cost.puts + 0.5 * cost.gets + 3 * cost.lists + 10 * cost.commits + 100 * cost.queries
+            + 0.25 * cost.deletes + 0.01 * cost.bytes_read
+        )  # fmt: skip
+
+
+def test_two_clients_of_one_process_count_each_for_itself() -> None:
+    with persist.open("memory:two") as one, persist.open("memory:two") as other:
+        one.open_writer("s", SCHEMA).compare_and_append(rows(1), 0, 1)
+        assert set(other.metrics().operations) <= {"open"}
+        assert one.metrics().operations["compare_and_set"].calls >= 2
+
+
+def test_only_object_stores_take_money_unless_somebody_says_otherwise(tmp_path: Any) -> None:
+    with persist.open(f"file:{tmp_path}/a") as client:
+        assert client.prices == FREE
+        client.open_writer("s", SCHEMA).compare_and_append(rows(1), 0, 1)
+        assert client.metrics().cost.requests > 0
+        assert client.metrics().cost.dollars == 0
+    with persist.open(f"file:{tmp_path}/a", prices=Prices()) as client:
+        assert client.prices == S3_LIST
+
+
+def test_prices_are_named_or_given_in_part_and_never_negative() -> None:
+    assert parse_prices("s3") == Prices() == S3_LIST
+    assert parse_prices("free") == FREE
+    assert parse_prices('{"egress_gib": 0.09}') == Prices(egress_gib=0.09)
+    for wrong in ("", "azure", '{"gets": 1}', '{"get": "1"}', "[]"):
+        with pytest.raises(InvalidUsage, match="prices are"):
+            parse_prices(wrong)
+    for price in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidUsage, match="get="):
+            Prices(get=price)
+
+
+def test_a_refused_read_is_retried_and_charged_to_the_call() -> None:
+    clock = ManualClock()
+    location = open_location("memory:", create=True, clock=clock)
+    plan = Script({("get", 1): Outcome.REFUSED})
+    meter = Meter(clock.monotonic)
+    blob = RetryingBlob(MeteredBlob(FaultyBlob(location.blob, plan, clock.sleep), meter), clock.runtime(1))
+    with scope() as spent:
+        assert blob.get("s/x") is None
+    assert spent.cost.gets == 2
+    with pytest.raises(Determinate), scope() as spent, within(clock.runtime(2).deadline(0.0)):
+        RetryingBlob(
+            MeteredBlob(FaultyBlob(location.blob, Script({("get", 1): Outcome.REFUSED}), clock.sleep), meter),
+            clock.runtime(1),
+        ).get("s/x")
+    assert spent.cost.gets == 1
+
+
+def test_counting_takes_less_than_five_microseconds_of_an_append() -> None:
+    """By CPU time, the least of several rounds: the difference between a bare call and one counted in a scope."""
+
+    class Nothing(MemoryConsensus):
+        def compare_and_set(self, key: str, expected: Any, data: bytes) -> bool:
+            return True
+
+    bare, rounds, calls = Nothing(), 7, 2000
+    counted = MeteredConsensus(bare, Meter(), S3_LIST)
+
+    def per_call_us(call: Any) -> float:
+        started = time.process_time()
+        for _ in range(calls):
+            call()
+        return (time.process_time() - started) / calls * 1e6
+
+    def in_scope() -> Cost:
+        with scope() as spent:
+            counted.compare_and_set("s", None, b"x" * 500)
+        return spent.cost
+
+    def alone() -> bool:
+        return bare.compare_and_set("s", None, b"x" * 500)
+
+    least = min(per_call_us(in_scope) - per_call_us(alone) for _ in range(rounds))
+    assert least < 5 * float(os.environ.get("PERSIST_TEST_SLOWNESS", "2")), f"{least:.2f} µs"
