@@ -1,23 +1,27 @@
 """Building a batch: the user's updates become sorted, consolidated, fingerprinted parts, inline or in Blob.
 
 Memory is bounded by about two parts, however long the input: each part's worth of updates is one sorted run, unless the
-input comes in order. Objects are uploaded while the next one is built.
+input comes in order. Objects are uploaded while the next one is built, until the caller's deadline; of a batch that
+fails before it is whole they are deleted again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.config import Config, Runtime
+from persist_lib.config import Config, Deadline, Runtime
 from persist_lib.core.diff import MODULUS
 from persist_lib.core.state import Batch, Part
+from persist_lib.errors import PersistError
 from persist_lib.format.consolidation import consolidate
 from persist_lib.format.fingerprint import diffs_of, hash_rows
 from persist_lib.format.parts import EncodedPart, encode_inline, encode_part
@@ -25,12 +29,18 @@ from persist_lib.format.paths import blob_key, part_key
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import PartKey, ShardId, WriterId
 from persist_lib.location.api import Blob
+from persist_lib.location.deadline import within
 from persist_lib.schema import TIME, Schema
 
+A = TypeVar("A")
+B = TypeVar("B")
+log = logging.getLogger("persist.write")
 FEW = 16
 """Rows that are encoded without asking first how many bytes they are."""
 UPLOADS = 2
 """Objects under way at once: one uploads while the next is encoded."""
+DELETE_S = 0.5
+"""How long deleting what failed may take beyond the deadline; the audit finds what is left."""
 
 
 class Stored(NamedTuple):
@@ -90,15 +100,14 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Builder:
-    """Builds batches for one uploader. `bounds` and schema are checked by whoever makes the tables.
+    """Builds batches for one uploader until a deadline. Bounds and schema are checked by whoever makes the tables.
 
     The uploader is asked for only when there is something to upload: updates that are refused register nobody.
     """
 
     def __init__(
-        self, shard: ShardId, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, blob: Blob, config:
-        Config,
-        runtime: Runtime,
+        self, shard: ShardId, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, blob: Blob,
+        config: Config, runtime: Runtime, deadline: Deadline,
     ) -> None:  # fmt: skip
         self._shard = shard
         self._uploader = uploader
@@ -107,6 +116,8 @@ class Builder:
         self._blob = blob
         self._config = config
         self._runtime = runtime
+        self._deadline = deadline
+        self._keys: list[PartKey] = []
 
     def build(
         self,
@@ -139,8 +150,34 @@ class Builder:
         if built.table is None or not built.batch.parts:
             return built
         encoded = encode_part(self._schema, self._schema_id, built.table)
-        part = self._put(self._fresh_key(), encoded).part
+        try:
+            part = self._put(self._fresh_key(), encoded).part
+        except Exception:
+            self.discard()
+            raise
         return msgspec.structs.replace(built, batch=msgspec.structs.replace(built.batch, parts=(part,)), table=None)
+
+    @property
+    def has_uploaded(self) -> bool:
+        """Whether it has uploaded anything."""
+        return bool(self._keys)
+
+    def discard(self) -> None:
+        """Delete what was uploaded, as far as that goes. Only for what no commit was ever asked to refer to.
+
+        SUBTLE: an upload that got no answer may still arrive after this. Then it is an orphan for the audit, like what
+        cannot be deleted now.
+        """
+        keys, self._keys = [blob_key(self._shard, key) for key in self._keys], []
+        if not keys:
+            return
+        try:
+            with within(self._runtime.deadline(max(DELETE_S, min(self._deadline.remaining_s(), 10 * DELETE_S)))):
+                failed: object = self._blob.delete_many(keys)
+        except PersistError as error:
+            failed = error
+        if failed:
+            log.info("shard %s: of %d unused objects some are left to the audit: %s", self._shard, len(keys), failed)
 
     def _upload(
         self, first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], lower: Antichain, upper: Antichain,
@@ -148,17 +185,21 @@ class Builder:
     ) -> Built:  # fmt: skip
         uploads: list[Future[Stored]] = []
         times: list[ByTime] = []
-        with self._runtime.pool(UPLOADS, "persist-upload") as pool:
-            for table in _all(first, second, rest, self._schema):
-                if not table.num_rows:
-                    continue
-                if by_time:
-                    times.append(_by_time(self._schema, table))
-                encoded = encode_part(self._schema, self._schema_id, table, pool.map)
-                if len(uploads) >= UPLOADS:
-                    uploads[-UPLOADS].result()
-                uploads.append(pool.submit(self._put, self._fresh_key(), encoded))
-        return self._built([upload.result() for upload in uploads], lower, upper, times, None)
+        try:
+            with self._runtime.pool(UPLOADS, "persist-upload") as pool:
+                for table in _all(first, second, rest, self._schema):
+                    if not table.num_rows:
+                        continue
+                    if by_time:
+                        times.append(_by_time(self._schema, table))
+                    encoded = encode_part(self._schema, self._schema_id, table, partial(_map, pool))
+                    if len(uploads) >= UPLOADS:
+                        uploads[-UPLOADS].result()
+                    uploads.append(_submit(pool, partial(self._put, self._fresh_key(), encoded)))
+            return self._built([upload.result() for upload in uploads], lower, upper, times, None)
+        except Exception:
+            self.discard()  # the pool's end has waited for what was under way
+            raise
 
     def _built(
         self,
@@ -179,11 +220,14 @@ class Builder:
         return Built(batch, ByTime.of(times) if times else None, table)
 
     def _fresh_key(self) -> PartKey:
-        return part_key(self._uploader(), self._runtime.entropy())
+        key = part_key(self._uploader(), self._runtime.entropy())
+        self._keys.append(key)
+        return key
 
     def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
         """Upload it; answers all that is to be remembered, so that its bytes are not."""
-        self._blob.set(blob_key(self._shard, key), encoded.data)
+        with within(self._deadline):
+            self._blob.set(blob_key(self._shard, key), encoded.data)
         return Stored(as_part(encoded, key, self._schema_id), encoded.diff_sum, encoded.fingerprint)
 
 
@@ -242,3 +286,24 @@ def _by_time(schema: Schema, table: pa.Table) -> ByTime:
         products = (diffs * hash_rows(schema, table))[order]
         sums = np.add.reduceat(diffs[order], starts).astype(np.int64)
         return ByTime(distinct, counts, sums, np.add.reduceat(products, starts))
+
+
+# SUBTLE: at the end of the interpreter threads that are at work are waited for, but no others begin: what an outbox
+# still has to write is then encoded and uploaded by the thread that does it.
+
+
+def _submit(pool: Executor, work: Callable[[], A]) -> Future[A]:
+    try:
+        return pool.submit(work)
+    except RuntimeError:
+        done: Future[A] = Future()
+        done.set_result(work())
+        return done
+
+
+def _map(pool: Executor, work: Callable[[B], A], values: Iterable[B]) -> Iterator[A]:
+    values = list(values)
+    try:
+        return pool.map(work, values)
+    except RuntimeError:
+        return map(work, values)

@@ -14,8 +14,10 @@
     │   └── StillRead              a live reader or hold still needs the shard
     ├── NotFound                   no such location or shard
     ├── DiffOverflow               an exact sum of diffs does not fit in 64 bits
+    ├── NotSent                    an append that was accepted earlier failed, so this one was not written (earlier)
     ├── Determinate                the world failed, and the call did certainly not happen
-    │   └── TimedOut               the caller's timeout ran out
+    │   ├── TimedOut               the caller's timeout ran out
+    │   └── BufferFull             no room for one more append, and the caller does not want to wait
     ├── Indeterminate              the world failed, and the call may have happened
     └── Damage                     stop: stored data is not what was written
         ├── Corrupt                bytes differ from their digest, or do not decode (key)
@@ -105,12 +107,20 @@ class DiffOverflow(PersistError):
     """An exact sum of diffs does not fit in a signed 64-bit integer."""
 
 
+class NotSent(PersistError):
+    """An append that this handle accepted earlier failed. Nothing of this one was written. Field: earlier (why)."""
+
+
 class Determinate(PersistError):
     """A store failed, and the operation certainly did not happen."""
 
 
 class TimedOut(Determinate):
     """The caller's timeout ran out before the thing waited for came about. Field: timeout_s."""
+
+
+class BufferFull(Determinate):
+    """A writer has accepted as much as it may before it is written. Fields: size, waiting, most (bytes)."""
 
 
 class Indeterminate(PersistError):

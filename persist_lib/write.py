@@ -1,53 +1,56 @@
 """Writing: one handle, one writer id, appends by compare-and-set.
 
 A writer registers at its first append. It looks after the shard a little as it goes: when the state carries as many
-inline bytes as it may, it merges them into a part; when nobody rolls up, it does.
+inline bytes as it may, it merges them into a part; when nobody rolls up, it does. What `append_async` accepts waits in
+an `outbox`, and is written as if appended one by one.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from types import TracebackType
 
 import msgspec
+import pyarrow as pa
 
 from persist_lib.batch import Builder, Built
+from persist_lib.config import Deadline
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy, plan_flush
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, PersistError
+from persist_lib.doubts import Doubt, Doubts
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, PersistError, TimedOut
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
-from persist_lib.ids import SeqNo, WriterId, format_writer_id
+from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.leases import Leased, Leases
 from persist_lib.location.deadline import within
 from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import write_rollup
+from persist_lib.outbox import Answer, Outbox
+from persist_lib.pending import Appended, Batching, Pending, coalesced, copied, size_of, take_over
 from persist_lib.schema import Schema
 from persist_lib.updates import check_times, iter_updates
+
+__all__ = ["Appended", "Batching", "WriteHandle"]
 
 log = logging.getLogger("persist.write")
 ROLLUP_S = 5.0
 """How long an append that is committed may be held up by the rollup that it found due."""
 
 
-class Appended(msgspec.Struct, frozen=True):
-    """An acknowledged append: committed at which seqno, upper from then on, how many updates, under which token."""
-
-    seqno: SeqNo
-    upper: Antichain
-    count: int
-    token: bytes
-    attempts: int
-
-
 class WriteHandle(Leased):
     """Appends to one shard. Safe to use from several threads; appends of one handle are ordered."""
 
-    def __init__(self, machine: Machine, leases: Leases, schema: Schema, schema_id: int) -> None:
+    def __init__(
+        self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, batching: Batching | None = None
+    ) -> None:
         self.machine = machine
         self.schema = schema
         self._schema_id = schema_id
@@ -56,6 +59,9 @@ class WriteHandle(Leased):
         self._id: WriterId | None = None
         self._closed = False
         self._tried_rollup = 0
+        self._batching = batching
+        self._outbox: Outbox | None = None
+        self._doubts = Doubts()
         self._dropped: weakref.finalize[..., WriteHandle] | None = None
 
     @property
@@ -71,6 +77,9 @@ class WriteHandle(Leased):
     @property
     def id(self) -> WriterId:
         """This writer's id; registers it on first use. Raises LeaseExpired once it is closed."""
+        return self._register(self._deadline(None))
+
+    def _register(self, deadline: Deadline) -> WriterId:
         if self._closed:
             raise LeaseExpired(
                 f"shard {self.shard}: this writer was closed. Nothing was changed; open a new handle",
@@ -80,7 +89,8 @@ class WriteHandle(Leased):
         if self._id is None:
             fresh = format_writer_id(self.machine.runtime.entropy())
             lease_ms = self.machine.config.lease_ms
-            self.machine.commit(lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms))
+            build = lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms)  # noqa: E731
+            self.machine.commit(build, deadline.remaining_s())
             self._leases.keep(self.machine, fresh)
             self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
             self._dropped.atexit = False
@@ -106,13 +116,55 @@ class WriteHandle(Leased):
         (then in bounded memory). `timeout` is in seconds. Raises UpperMismatch when another writer was first,
         LeaseExpired when this writer was retired (the next call registers anew), InvalidUsage for wrong updates; none
         of these wrote anything. After Indeterminate, repeat the call with the `token` it carries: it answers what
-        happened.
+        happened. Waits for what `append_async` accepted before; raises NotSent if that failed and nobody knows yet.
         """
         lower, upper = _bounds(expected_upper, new_upper)
-        with self._lock:
-            with self._undoubted():
-                built = self._build(updates, lower, upper)
-            return self._commit(built, lambda built, _state: built.batch, c.CompareAndAppend, timeout, token)
+        deadline = self._begin(timeout)
+        try:
+            return self._append(self._checked(updates, lower, upper), lower, upper, deadline, token)
+        finally:
+            self._lock.release()
+
+    def append_async(
+        self,
+        updates: object,
+        expected_upper: object,
+        new_upper: object,
+        *,
+        timeout: float | None = None,
+        token: bytes | None = None,
+        block: bool = True,
+    ) -> Future[Appended]:
+        """Accept a compare_and_append, to be carried out in the order of these calls; answers its future.
+
+        One commit is under way at a time. What is accepted meanwhile, up to `config.buffer_bytes`, is the next one: all
+        of it together where one continues the other, unless it has a `token`. Without room the call waits, or raises
+        BufferFull if it is not to `block`. `updates` are checked and taken over before it returns, so InvalidUsage is
+        raised here and concerns nothing else. `timeout` is from the call to the end of the future.
+
+        The future fails as `compare_and_append` does, or with NotSent when an earlier one failed. When nobody has
+        looked at a failure, by `result` or `exception`, then the next call on this handle raises NotSent, `flush` and
+        `close` what it was; once. A future can be cancelled before it is sent, and is awaited by `asyncio.wrap_future`.
+        """
+        lower, upper = _bounds(expected_upper, new_upper)
+        deadline = self._deadline(timeout)
+        outbox = self._outbox or self._begin_outbox()
+        tables = self._checked(updates, lower, upper)
+        table = take_over(self.schema, tables, is_shared=not isinstance(updates, (pa.Table, pa.RecordBatch)))
+        accepted_s = self.machine.runtime.monotonic()
+        pending = Pending(table, lower, upper, token, deadline, accepted_s, size_of(table))
+        return outbox.accept(pending, self._send, block=block)
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Write all that was accepted before this call, now; returns when it is finished.
+
+        Raises why an append failed if nobody has looked at that yet, and TimedOut when it is not finished in time.
+        """
+        if self._outbox is None:
+            return
+        self._outbox.settle(self._send, self._deadline(timeout))
+        if (error := self._outbox.take_failure()) is not None:
+            raise copied(error)
 
     def append(
         self,
@@ -129,29 +181,35 @@ class WriteHandle(Leased):
         UpperMismatch when there is a gap before `lower`.
         """
         low, upper = _bounds(lower, new_upper)
-        with self._lock:
-            with self._undoubted():
-                built = self._build(updates, low, upper, by_time=True)
 
-            def rest(built: Built, state: State) -> Batch:
-                is_overlap = low < state.upper and state.upper < upper
-                return built.trimmed(state.upper) if is_overlap else built.batch
+        def rest(built: Built, state: State) -> Batch:
+            is_overlap = low < state.upper and state.upper < upper
+            return built.trimmed(state.upper) if is_overlap else built.batch
 
-            return self._commit(built, rest, c.Append, timeout, token)
+        deadline = self._begin(timeout)
+        try:
+            builder = self._builder(deadline)
+            built = self._build(builder, self._checked(updates, low, upper), low, upper, by_time=True)
+            return self._commit(builder, built, rest, c.Append, deadline, token)
+        finally:
+            self._lock.release()
 
     def advance_upper(self, new_upper: object, *, timeout: float | None = None) -> Appended:
         """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there."""
         upper = parse_frontier(new_upper, "new_upper")
-        with self._lock:
+
+        def from_upper(built: Built, state: State) -> Batch:
+            # Overtaken meanwhile it stays as it is: wholly covered, which is a success.
+            return msgspec.structs.replace(built.batch, lower=state.upper) if state.upper < upper else built.batch
+
+        deadline = self._begin(timeout)
+        try:
             if upper <= self.upper:
                 return Appended(self.machine.version.seqno, self.upper, 0, token=b"", attempts=0)
             built = Built(Batch(0, 0, MINIMUM, upper, MINIMUM, 0, 0, 0))
-
-            def from_upper(built: Built, state: State) -> Batch:
-                # Overtaken meanwhile it stays as it is: wholly covered, which is a success.
-                return msgspec.structs.replace(built.batch, lower=state.upper) if state.upper < upper else built.batch
-
-            return self._commit(built, from_upper, c.Append, timeout, None)
+            return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None)
+        finally:
+            self._lock.release()
 
     def finish(self, expected_upper: object | None = None, *, timeout: float | None = None) -> Appended:
         """Say that nothing is ever written again: upper becomes the empty frontier. The data stays readable."""
@@ -160,53 +218,145 @@ class WriteHandle(Leased):
         return self.compare_and_append([], expected_upper, TOP, timeout=timeout)
 
     def close(self) -> None:
-        """Retire this writer. What it appended stays."""
+        """Write what was accepted, and retire this writer. What it appended stays.
+
+        Raises why an append that was accepted failed, unless somebody has looked at that.
+        """
+        if self._outbox is not None:
+            self._outbox.close(self._send, self._deadline(None))
         with self._lock:
             self._closed = True
             if (retired := self._forget_id()) is not None:
                 self._leases.retire(self.machine, retired)
+        if self._outbox is not None and (error := self._outbox.take_failure()) is not None:
+            raise copied(error)
 
-    def _builder(self) -> Builder:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._outbox is not None:
+            self._outbox.mute()
+        super().__exit__(kind, error, trace)
+
+    def after_fork_in_child(self) -> None:
+        """What is on its way is the parent's, and so is whoever holds the lock."""
+        self._lock = threading.RLock()
+        if self._outbox is not None:
+            self._outbox.after_fork_in_child()
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
+
+    def _begin(self, timeout: float | None) -> Deadline:
+        """Wait for this call's turn, and take the lock; the caller gives it back."""
+        deadline = self._deadline(timeout)
+        if self._outbox is not None:
+            self._outbox.settle(self._send, deadline)
+            self._outbox.raise_failure()
+        patience_s = min(deadline.remaining_s(), threading.TIMEOUT_MAX)
+        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=patience_s)):
+            raise self._timed_out(deadline, "other appends of this handle took that long")
+        return deadline
+
+    def _begin_outbox(self) -> Outbox:
+        # SUBTLE: not under the handle's own lock, which whoever sends holds for as long as a commit takes.
+        with _beginning:
+            if self._outbox is None:
+                config = self.machine.config
+                self._outbox = Outbox(self.shard, self.machine.runtime, config.buffer_bytes, self._batching)
+                _with_outbox.add(self)
+            return self._outbox
+
+    def _timed_out(self, deadline: Deadline, why: str) -> TimedOut:
+        return TimedOut(
+            f"shard {self.shard}: gave up after {deadline.timeout_s:g} s, as {why}. Nothing was appended; try again, "
+            "or with a longer timeout",
+            shard=self.shard, timeout_s=deadline.timeout_s,
+        )  # fmt: skip
+
+    def _append(
+        self, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None
+    ) -> Appended:
+        builder = self._builder(deadline)
+        if token is not None and (found := self._doubts.find(token)) is not None:
+            doubt, count = found
+            done = self._commit(builder, doubt.built, _whole, c.CompareAndAppend, deadline, doubt.token)
+            return msgspec.structs.replace(done, count=count)
+        built = self._build(builder, tables, lower, upper)
+        return self._commit(builder, built, _whole, c.CompareAndAppend, deadline, token)
+
+    def _send(self, batch: Sequence[Pending]) -> Sequence[Answer]:
+        """Carry out accepted appends, all together or not at all."""
+        first, last = batch[0], batch[-1]
+        with self._lock:
+            if first.deadline.has_passed():
+                raise self._timed_out(first.deadline, "those that were accepted before took that long")
+            if len(batch) == 1:
+                tables = iter(() if first.table is None else (first.table,))
+                return [self._append(tables, first.lower, first.upper, first.deadline, first.token)]
+            table, counts = coalesced(self.schema, batch)
+            builder, token = self._builder(first.deadline), self.machine.runtime.token()
+            built = self._build(builder, iter(() if table is None else (table,)), first.lower, last.upper)
+            try:
+                done = self._commit(builder, built, _whole, c.CompareAndAppend, first.deadline, token)
+            except Indeterminate as error:
+                tokens = [self.machine.runtime.token() for _ in batch]
+                return self._doubts.add(Doubt(built, token), tokens, counts, error)
+            return [msgspec.structs.replace(done, count=count) for count in counts]
+
+    def _builder(self, deadline: Deadline) -> Builder:
         machine = self.machine
         return Builder(
-            machine.shard, lambda: self.id, self.schema, self._schema_id, machine.blob, machine.config, machine.runtime
-        )
+            machine.shard, lambda: self._register(deadline), self.schema, self._schema_id, machine.blob, machine.config,
+            machine.runtime, deadline,
+        )  # fmt: skip
 
-    def _build(self, updates: object, lower: Antichain, upper: Antichain, *, by_time: bool = False) -> Built:
+    def _checked(self, updates: object, lower: Antichain, upper: Antichain) -> Iterator[pa.Table]:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
+        for table in iter_updates(self.schema, updates, time=only):
+            check_times(table, lower, upper)
+            yield table
 
-        def checked() -> object:
-            for table in iter_updates(self.schema, updates, time=only):
-                check_times(table, lower, upper)
-                yield table
-
-        room = INLINE_TOTAL_BYTES - self.machine.state.inline_size
-        inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
-        return self._builder().build(checked(), lower, upper, inline_bytes=inline_bytes, by_time=by_time)  # type: ignore[arg-type]
+    def _build(
+        self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, *, by_time: bool = False
+    ) -> Built:
+        with self._undoubted():
+            room = INLINE_TOTAL_BYTES - self.machine.state.inline_size
+            inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
+            return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
 
     def _commit(
         self,
+        builder: Builder,
         built: Built,
         place: Callable[[Built, State], Batch],
         kind: type[c.CompareAndAppend | c.Append],
-        timeout: float | None,
+        deadline: Deadline,
         token: bytes | None,
     ) -> Appended:
-        with self._undoubted():
-            writer, lease_ms = self.id, self.machine.config.lease_ms
         token = token or self.machine.runtime.token()
-        placed = built.batch
+        lease_ms, placed, is_asked = self.machine.config.lease_ms, built.batch, False
 
         def build(state: State, now: int) -> c.Command:
-            nonlocal placed
-            placed = place(built, state)
+            nonlocal placed, is_asked
+            placed, is_asked = place(built, state), True
             return kind(writer, token, placed, now + lease_ms)
 
-        while isinstance(answer := self.machine.try_commit(build, timeout, token), c.InlineFull):
+        try:
+            if builder.has_uploaded and deadline.has_passed():
+                raise self._timed_out(deadline, "its updates took that long to be uploaded")
             with self._undoubted():
-                built = self._made_room(built)
+                writer = self._register(deadline)
+            while isinstance(answer := self.machine.try_commit(build, deadline.remaining_s(), token), c.InlineFull):
+                with self._undoubted():
+                    built = self._made_room(builder, built)
+        except PersistError:
+            # SUBTLE: once a command was made of it, the log may refer to what was uploaded, or will: never delete that.
+            if not is_asked:
+                builder.discard()
+            raise
         if isinstance(answer, Committed):
-            self._housekeep(answer)
+            self._housekeep(answer, deadline)
             return Appended(answer.seqno, answer.after.upper, placed.count, token, answer.attempts)
         if isinstance(answer, c.AlreadyDone):
             outcome = answer.outcome
@@ -237,10 +387,10 @@ class WriteHandle(Leased):
                 shard=self.shard,
             ) from error
 
-    def _made_room(self, built: Built) -> Built:
+    def _made_room(self, builder: Builder, built: Built) -> Built:
         """The same, to be tried again: the state has room now, or it became an object."""
         try:
-            return built if self._flush() else self._builder().externalised(built)
+            return built if self._flush() else builder.externalised(built)
         except LeaseExpired:
             self._forget_id()
             raise
@@ -253,7 +403,7 @@ class WriteHandle(Leased):
             return False
         return carry_out(self.machine, self, request, local_engine(self.machine)).seqno is not None
 
-    def _housekeep(self, committed: Committed) -> None:
+    def _housekeep(self, committed: Committed, deadline: Deadline) -> None:
         """Roll up when nobody does. What fails here fails after the append was committed, so it is only logged."""
         every = self.machine.config.rollup_every
         newest = max(committed.after.newest_rollup, self._tried_rollup - every)
@@ -261,7 +411,7 @@ class WriteHandle(Leased):
             return
         self._tried_rollup = committed.seqno
         try:
-            with within(self.machine.runtime.deadline(ROLLUP_S)):
+            with within(self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))):
                 write_rollup(self.machine, self.id)
         except PersistError as error:
             log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
@@ -276,3 +426,21 @@ def _bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:
             upper=up,
         )
     return low, up
+
+
+def _whole(built: Built, _state: State) -> Batch:
+    return built.batch
+
+
+_with_outbox: weakref.WeakSet[WriteHandle] = weakref.WeakSet()
+_beginning = threading.Lock()
+
+
+def _in_child() -> None:
+    global _beginning  # noqa: PLW0603 - a thread that is not here may hold the old one
+    _beginning = threading.Lock()
+    for handle in list(_with_outbox):
+        handle.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
