@@ -13,6 +13,7 @@ from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is wh
 from persist_lib.config import Config, Runtime
 from persist_lib.core.compaction import Policy
 from persist_lib.errors import (
+    BufferFull,
     CompactionRefused,
     Corrupt,
     Damage,
@@ -28,6 +29,7 @@ from persist_lib.errors import (
     Missing,
     NewerFormat,
     NotFound,
+    NotSent,
     PersistError,
     Refused,
     SchemaMismatch,
@@ -43,12 +45,14 @@ from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
 from persist_lib.snapshot import Snapshot, Split
 from persist_lib.updates import Update, decode_rows
-from persist_lib.write import Appended, WriteHandle
+from persist_lib.write import Appended, Batching, WriteHandle
 
 __all__ = [
     "TOP",
     "Antichain",
     "Appended",
+    "Batching",
+    "BufferFull",
     "Client",
     "CompactionRefused",
     "Config",
@@ -67,6 +71,7 @@ __all__ = [
     "Missing",
     "NewerFormat",
     "NotFound",
+    "NotSent",
     "PersistError",
     "Policy",
     "Progress",
