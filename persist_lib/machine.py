@@ -8,7 +8,9 @@ resolved from the log, never guessed.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -72,6 +74,11 @@ class Machine:
         self.runtime = runtime
         self._lock = threading.RLock()
         self._version: Version | None = None
+        _everywhere.add(self)
+
+    def after_fork_in_child(self) -> None:
+        """Whoever held the lock is not here. The version is whole: it is only ever replaced."""
+        self._lock = threading.RLock()
 
     @property
     def version(self) -> Version:
@@ -262,3 +269,14 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             return InvalidUsage(f"shard {shard}: the batch was refused: {reason}", shard=shard)
         case _:
             return InvalidUsage(f"shard {shard}: refused: {refusal}", shard=shard, refusal=refusal)
+
+
+_everywhere: weakref.WeakSet[Machine] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for machine in list(_everywhere):
+        machine.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

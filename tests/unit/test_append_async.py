@@ -800,6 +800,30 @@ def test_a_forked_child_hangs_in_nothing_and_its_parent_goes_on(tmp_path: Path) 
     client.close()
 
 
+def test_a_child_forked_in_the_middle_of_a_commit_can_append(tmp_path: Path) -> None:
+    location = open_location(f"file:{tmp_path}/data", create=True)
+    gate = Gate(location.consensus)
+    client = persist.open(replace(location, consensus=gate))
+    write = client.open_writer("s", SCHEMA)
+    assert write.id
+    gate.shut()
+    outstanding = write.append_async([row(0)], 0, 1)
+    assert gate.waiting.wait(LONG_S)
+    told = tmp_path / "told"
+    if (child := os.fork()) == 0:
+        try:
+            gate.open.set()
+            done = write.append_async([row(1)], 0, 1).result(10)
+            told.write_text(f"{write.compare_and_append([row(2, time=1)], 1, 2, timeout=10).upper} {done.upper}")
+        finally:
+            os._exit(0)
+    wait_for_child(child)
+    assert told.read_text() == "[2] [1]"
+    gate.open.set()
+    assert isinstance(outstanding.exception(LONG_S), UpperMismatch)
+    client.close()
+
+
 def wait_for_child(child: int) -> None:
     end = time.monotonic() + LONG_S
     while os.waitpid(child, os.WNOHANG) == (0, 0):
