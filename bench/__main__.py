@@ -19,6 +19,9 @@ BENCHMARKS = {
     "kernel": "bench.kernel:kernel",
     "spark": "bench.spark:spark",
     "policy": "bench.policy:policy",
+    "postgres-append": "bench.postgres:postgres_append",
+    "contention": "bench.postgres:contention",
+    "cost": "bench.cost:cost",
 }
 console = Console(width=None if sys.stdout.isatty() else 150)
 

@@ -11,8 +11,10 @@ import pytest
 
 from bench.__main__ import BENCHMARKS
 from bench.append import bulk_append, small_append
+from bench.cost import Log, cost, kind_of
 from bench.figures import Figure, in_turn
 from bench.kernel import kernel
+from bench.postgres import contention, postgres_append
 from bench.snapshot import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +57,58 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measure", [small_append, bulk_append, snapshot, kernel])
+@pytest.mark.parametrize("measure", [small_append, bulk_append, snapshot, kernel, postgres_append])
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
     figures = measure(True)
     assert figures
     assert all(figure.ours > 0 and figure.peer > 0 for figure in figures)
+
+
+@pytest.mark.slow
+def test_every_contender_s_appends_are_counted_and_the_slowest_named() -> None:
+    rate, least = contention(True)
+    assert rate.ours > 0
+    assert rate.peer > 0
+    assert 0 <= least.ours <= least.peer
+
+
+@pytest.mark.slow
+def test_the_requests_of_every_phase_are_counted_for_all_and_priced_alike() -> None:
+    figures = {(figure.name, figure.peer_name): figure for figure in cost(True)}
+    for peer in ("deltalake", "pyiceberg"):
+        ingest, dollars = figures["cost-ingest", peer], figures["cost", peer]
+        assert ingest.ours == 1_000  # a PUT an append, and nothing else
+        assert ingest.peer >= 2_000
+        assert 0.005 < dollars.ours < dollars.peer
+        assert figures["cost-scan-after", peer].ours <= figures["cost-scan", peer].ours
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "kind"),
+    [
+        ("PUT", "/b/k", "put"),
+        ("POST", "/b/k?uploads", "put"),
+        ("PUT", "/b/k?partNumber=1&uploadId=x", "put"),
+        ("POST", "/b/k?uploadId=x", "put"),
+        ("GET", "/b/list-type=2", "get"),
+        ("HEAD", "/b/k", "get"),
+        ("GET", "/b?list-type=2&prefix=x", "list"),
+        ("GET", "/b?prefix=x&uploads", "list"),
+        ("DELETE", "/b/k", "delete"),
+        ("POST", "/b?delete", "delete"),
+    ],
+)
+def test_requests_are_priced_as_the_price_list_has_it(method: str, target: str, kind: str) -> None:
+    assert kind_of(method, target) == kind
+
+
+def test_only_what_the_log_gained_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    line = '127.0.0.1 - - [21/Nov/2026 00:21:30] "\x1b[33mHEAD /b/k HTTP/1.1\x1b[0m" 404 -\n'
+    path.write_text(line * 3)
+
+    def more() -> None:
+        with path.open("a") as log:
+            log.write(line * 2 + line.replace("HEAD", "PUT"))
+
+    assert Log(path).during(more)._asdict() == {"put": 1, "get": 2, "list": 0, "delete": 0}

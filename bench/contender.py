@@ -1,0 +1,111 @@
+"""Processes that append to the same place: `python -m bench.contender persist|bare WRITERS SECONDS BLOBS CONSENSUS`.
+
+Each has a connection of its own. When all are ready they begin, append for that long as fast as they can, and how often
+each of them won is printed as a line of JSON, with the slowest append of each (ms).
+
+They are forked from a process that has imported everything and has no connection: sixteen starts of Python would take
+longer than the race. Leases, of 15 minutes, are not kept up in the background, which takes a process each.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier
+
+import persist_lib as persist
+from bench.append import SMALL
+from bench.bare_log import BareLog
+from persist_lib.config import Runtime
+
+ROW_BYTES = 1_600
+"""Of a bare row: as many as one of ours."""
+
+Append = Callable[[], bool]
+"""Tries once, from the newest known place; whether it won."""
+
+
+@contextmanager
+def ours(url: str, consensus: str) -> Iterator[Append]:
+    """A writer of the shard `busy`. One that was too late goes on from the upper that it was told."""
+    with (
+        persist.open(url, consensus, runtime=Runtime(background=False)) as client,
+        client.open_writer("busy", SMALL) as write,
+    ):
+        row = {"id": os.getpid(), "text": "x" * 1000}
+        assert write.id  # registered by now
+        upper = write.upper.time or 0
+
+        def append() -> bool:
+            nonlocal upper
+            try:
+                write.compare_and_append([{**row, "_time": upper}], upper, upper + 1)
+            except persist.UpperMismatch as mismatch:
+                upper = mismatch.actual.time  # type: ignore[attr-defined]
+                return False
+            upper += 1
+            return True
+
+        yield append
+
+
+@contextmanager
+def bare(_url: str, consensus: str) -> Iterator[Append]:
+    """A connection that looks which row is the newest when it was too late."""
+    log = BareLog(consensus, ROW_BYTES)
+    log.refresh()
+
+    def append() -> bool:
+        if not log.try_append():
+            log.refresh()
+            return False
+        return True
+
+    yield append
+    log.close()
+
+
+KINDS = {"persist": ours, "bare": bare}
+
+
+def race(
+    kind: str, seconds: float, urls: tuple[str, str], start: Barrier, answers: multiprocessing.Queue[object]
+) -> None:
+    """One of them."""
+    with KINDS[kind](*urls) as append:
+        start.wait()
+        won, slowest, begun = 0, 0.0, time.monotonic()
+        last, end = begun, begun + seconds
+        while (now := time.monotonic()) < end:
+            if append():
+                won, slowest, last = won + 1, max(slowest, time.monotonic() - last), now
+        answers.put((won, max(slowest, end - last) * 1e3))
+
+
+def warm_up() -> None:
+    """Import what a first append imports."""
+    with persist.open("memory:") as client, client.open_writer("warm", SMALL) as write:
+        write.compare_and_append([{"id": 1, "text": "x", "_time": 0}], 0, 1)
+
+
+def main(kind: str, writers: int, seconds: float, *urls: str) -> None:
+    """Let them race."""
+    warm_up()
+    context = multiprocessing.get_context("fork")
+    start, answers = context.Barrier(writers), context.Queue()
+    racing = [context.Process(target=race, args=(kind, seconds, urls, start, answers)) for _ in range(writers)]
+    for process in racing:
+        process.start()
+    found = [answers.get(timeout=seconds + 300) for _ in racing]
+    for process in racing:
+        process.join()
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])
