@@ -13,6 +13,7 @@ from persist_lib.errors import Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.runs import read_updates
 from persist_lib.schema import Schema
+from persist_lib.waiting import Patience
 
 if TYPE_CHECKING:
     from persist_lib.read import ReadHandle
@@ -113,9 +114,9 @@ class Listen:
     def _wait(self) -> None:
         machine = self._handle.machine
         deadline = machine.runtime.deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
-        pause_s = machine.config.poll_s
-        while machine.fetch().state.upper <= self.frontier:
-            if error := self._handle.expired():
+        patience = Patience(machine, deadline, machine.config.poll_s, BACK_OFF * machine.config.poll_s)
+        while (version := machine.fetch()).state.upper <= self.frontier:
+            if error := self._handle.expired(version.state):
                 raise error
             if deadline.has_passed():
                 raise TimedOut(
@@ -124,8 +125,7 @@ class Listen:
                     "iterate on, or listen again from there",
                     timeout_s=deadline.timeout_s, frontier=self.frontier,
                 )  # fmt: skip
-            deadline.pause(pause_s)
-            pause_s = min(BACK_OFF * machine.config.poll_s, pause_s * 1.2)
+            patience.pause(version.seqno)
 
     def _news(self) -> Iterator[Event]:
         """What the newest known state has beyond the frontier, batch by batch."""

@@ -24,6 +24,7 @@ from persist_lib.listen import Listen
 from persist_lib.machine import Machine
 from persist_lib.schema import Schema
 from persist_lib.snapshot import KeyRange, Snapshot
+from persist_lib.waiting import Patience
 
 
 class Reading:
@@ -155,9 +156,9 @@ class ReadHandle(Leased):
             self._active[version.seqno] += 1
             return Reading(self, version)
 
-    def expired(self) -> LeaseExpired | None:
-        """The error to raise if this handle is retired by now; None while it is live."""
-        state = self.machine.fetch().state
+    def expired(self, state: State | None = None) -> LeaseExpired | None:
+        """The error to raise if this handle is retired in `state` (by now, without one); None while it is live."""
+        state = state or self.machine.fetch().state
         return None if self.read_only or self.id in state.readers else self._lost()
 
     def close(self) -> None:
@@ -224,8 +225,11 @@ class ReadHandle(Leased):
                 del self._active[seqno]
 
     def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
-        state = self.machine.fetch().state
+        poll_s = self.machine.config.poll_s
+        patience = Patience(self.machine, deadline, poll_s, poll_s)
         while True:
+            version = self.machine.fetch()
+            state = version.state
             if isinstance(target, int):
                 self._check(state, target)
             elif state.is_finished() and target is None:
@@ -239,8 +243,7 @@ class ReadHandle(Leased):
                     "Nothing is lost; wait longer, or ask for an earlier time",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
-            deadline.pause(self.machine.config.poll_s)
-            state = self.machine.fetch().state
+            patience.pause(version.seqno)
 
     def _check(self, state: State, as_of: int) -> None:
         """Raise unless this handle may still read as of that time."""

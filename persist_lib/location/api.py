@@ -145,3 +145,15 @@ class Consensus(Protocol):
     def close(self) -> None:
         """Release connections and files. Idempotent."""
         ...
+
+
+@runtime_checkable
+class WakesWaiters(Protocol):
+    """What a Consensus may have beside: it tells those who wait of news. It may fail to, so never rely on it."""
+
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+        """Wait for a row beyond `seqno`, at most `longest_s`. Answers False at once when nobody would tell now.
+
+        True says nothing of what there is: look.
+        """
+        ...

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Blob, BlobEntry, Change, Consensus, Newest, Row, SendsInPieces, Upload
+from persist_lib.location.api import (
+    Blob,
+    BlobEntry,
+    Change,
+    Consensus,
+    Newest,
+    Row,
+    SendsInPieces,
+    Upload,
+    WakesWaiters,
+)
 
 T = TypeVar("T")
 
@@ -117,6 +127,10 @@ class AroundConsensus(Around):
     def list_keys(self) -> Iterator[str]:
         """See `api.Consensus`."""
         return iter(self.around(Operation("list_keys", ""), lambda: [*self.inner.list_keys()]))
+
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+        """See `api.WakesWaiters`. No request."""
+        return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)
 
     def now(self) -> int:
         """See `api.Consensus`."""

@@ -27,6 +27,8 @@ from persist_lib.location.postgres_layout import (
     creation_failed,
     not_there,
 )
+from persist_lib.location.postgres_notify import OPTION as NOTIFY
+from persist_lib.location.postgres_notify import Notifier, wants_notify
 from persist_lib.location.postgres_sessions import (
     BYTEA,
     INT8,
@@ -62,7 +64,8 @@ class PostgresConsensus:
     """Rows in the tables of `postgres_layout`. Raises NotFound where there are none, unless `create`.
 
     Every operation is one statement, one transaction and one round trip. After a failure of the connection a write is
-    Indeterminate; after an error of the server itself it is Determinate, as the server then took it back.
+    Indeterminate; after an error of the server itself it is Determinate, as the server then took it back. With
+    `persist_notify=1` one more connection of the process tells who waits.
     """
 
     def __init__(
@@ -82,6 +85,9 @@ class PostgresConsensus:
         self._clock = RemoteClock(self._runtime)
         self._open_layout(create)
         self._sessions = Sessions(self._connect, self._name, connections)
+        self._notifier = (
+            Notifier(self._listening, f"persist_{self._schema}", self._runtime) if wants_notify(url) else None
+        )
 
     def _open_layout(self, create: bool) -> None:
         try:
@@ -98,6 +104,9 @@ class PostgresConsensus:
         # The server's own statement cache belongs to a connection that a pooler may hand to somebody else.
         timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
         return psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
+
+    def _listening(self) -> psycopg.Connection:
+        return self._connection(self._runtime.deadline(CONNECT_S))
 
     def _connect(self, deadline: Deadline) -> Session:
         try:
@@ -129,7 +138,10 @@ class PostgresConsensus:
         lock = 2
         if expected is not None:
             values += _expected(expected)
-        return bool(self._write(sql, values, lock, f"set {key!r} to v{next_seqno(expected)}")[0])
+        won = bool(self._write(sql, values, lock, f"set {key!r} to v{next_seqno(expected)}")[0])
+        if won and self._notifier is not None:
+            self._notifier.announce(key, next_seqno(expected))
+        return won
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
@@ -138,7 +150,11 @@ class PostgresConsensus:
         values: list[tuple[Value, int]] = []
         for key, (expected, data) in sorted(changes.items()):
             values += [(key, TEXT), *_expected(expected), (bytes(data), BYTEA)]
-        return bool(self._write(self._sql.append_many(len(changes)), values, 0, f"set {len(changes)} keys")[0])
+        won = bool(self._write(self._sql.append_many(len(changes)), values, 0, f"set {len(changes)} keys")[0])
+        if won and self._notifier is not None:
+            for key, (expected, _) in changes.items():
+                self._notifier.announce(key, next_seqno(expected))
+        return won
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         """See `api.Consensus`."""
@@ -146,6 +162,10 @@ class PostgresConsensus:
         if newest is None or seqno > newest:
             raise passes_newest(key, seqno, None if newest is None else SeqNo(newest))
         return dropped or 0
+
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+        """See `api.WakesWaiters`."""
+        return self._notifier is not None and self._notifier.wait(key, seqno, longest_s)
 
     def now(self) -> int:
         """See `api.Consensus`: the server's clock, as of its last answer, and the time that has passed since."""
@@ -161,6 +181,8 @@ class PostgresConsensus:
 
     def close(self) -> None:
         """See `api.Consensus`."""
+        if self._notifier is not None:
+            self._notifier.close()
         self._sessions.close()
 
     def _read(self, sql: str, values: Sequence[tuple[Value, int]]) -> list[Record]:
@@ -260,7 +282,8 @@ def _split(url: str) -> tuple[str, str]:
         raise InvalidUsage(
             f"persist_schema must be 1 to 48 lower-case letters, digits or '_': got {schema!r}", schema=schema
         )
-    rest = "&".join(f"{name}={quote(value, safe='')}" for name, value in pairs if name != "persist_schema")
+    ours = ("persist_schema", NOTIFY)
+    rest = "&".join(f"{name}={quote(value, safe='')}" for name, value in pairs if name not in ours)
     return f"{base}?{rest}" if rest else base, schema
 
 
@@ -274,6 +297,7 @@ def canonical(url: str) -> str:
     """One spelling of the scheme; refuses what libpq does not understand."""
     url = "postgresql:" + url.partition(":")[2]
     parse_url(url)
+    wants_notify(url)
     return url
 
 

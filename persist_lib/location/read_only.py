@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Blob, BlobEntry, Change, Consensus, Newest, Row, SendsInPieces, Upload
+from persist_lib.location.api import (
+    Blob,
+    BlobEntry,
+    Change,
+    Consensus,
+    Newest,
+    Row,
+    SendsInPieces,
+    Upload,
+    WakesWaiters,
+)
 
 
 def read_only(doing: str) -> InvalidUsage:
@@ -90,6 +100,10 @@ class ReadOnlyConsensus(RefusesWrites):
     def list_keys(self) -> Iterator[str]:
         """See `api.Consensus`."""
         return self._inner.list_keys()
+
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+        """See `api.WakesWaiters`."""
+        return isinstance(self._inner, WakesWaiters) and self._inner.wait(key, seqno, longest_s)
 
     def now(self) -> int:
         """See `api.Consensus`."""
