@@ -77,8 +77,9 @@ def numbers(compacted: Compacted) -> dict[str, float]:
         "parts_out": sum(one.parts_out for one in applied),
         "cas_attempts": sum(one.attempts for one in applied),
         "debt": compacted.plan.debt,
-        "dollars": compacted.plan.cost.dollars,
+        "dollars_planned": compacted.plan.cost.dollars,
         "seconds": sum(one.seconds for one in applied),
+        **program.spent(compacted.cost),
     }
 
 

@@ -18,6 +18,7 @@ from jobs import tasks as t
 from jobs.session import Sessions
 from persist_lib.client import Client
 from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.core.cost import Cost
 from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.maintain import Engine, local_engine
 from persist_lib.maintain.task import run_task
@@ -31,7 +32,7 @@ class SparkEngine:
     def __init__(self, client: Client, sessions: Sessions, merge: t.Merge = run_task) -> None:
         if client.url.startswith("memory:") or client.consensus_url.startswith("memory:"):
             raise InvalidUsage(f"{client.url} lives in this process only, so Spark cannot reach it; use engine='local'")
-        self._url, self._consensus_url = client.url, client.consensus_url
+        self._client, self._url, self._consensus_url = client, client.url, client.consensus_url
         self._sessions = sessions
         self._merge = merge
         self._tag = f"persist-{client.runtime.entropy():016x}"
@@ -54,6 +55,7 @@ class SparkEngine:
         if self._is_cancelled:
             raise Determinate("this compaction was cancelled; nothing was committed")
         answers = sorted(fan_out(spark, len(tasks), work, t.ANSWER_DDL), key=lambda row: row["task"])
+        charge(self._client, answers)
         for row in answers:
             if row["error"] is not None:
                 raise t.raised(row["error"])
@@ -98,6 +100,12 @@ def fan_out(spark: SparkSession, count: int, work: Any, ddl: str) -> list[dict[s
     """Run `work` once for each of the indices 0 to count - 1, each in a task of its own, and collect its rows."""
     rows: list[dict[str, Any]] = spark.range(0, count, 1, count).mapInArrow(work, ddl).toArrow().to_pylist()
     return rows
+
+
+def charge(client: Client, answers: Iterable[dict[str, Any]]) -> None:
+    """Count what tasks asked of the location as asked by this client, for the call that is under way; at its prices."""
+    for row in answers:
+        client.charge(msgspec.msgpack.decode(row["cost"], type=Cost).priced(client.prices))
 
 
 def engine_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Engine:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from typing import TypeVar
+
+from persist_lib.config import Threads
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -17,7 +19,7 @@ def in_parallel(
     one: Callable[[Item], Answer], items: Sequence[Item], in_flight: int, cancel: Callable[[], None] | None = None
 ) -> Iterator[Answer]:
     """Answers as they come. When the consumer stops or is interrupted, what waits is dropped and `cancel` is called."""
-    pool = ThreadPoolExecutor(max_workers=max(1, in_flight), thread_name_prefix="persist-shard")
+    pool = Threads(max_workers=max(1, in_flight), thread_name_prefix="persist-shard")
     try:
         for future in as_completed([pool.submit(one, item) for item in items]):
             yield future.result()

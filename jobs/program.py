@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 import persist_lib as persist
 from jobs.session import SparkSettings
 from persist_lib.client import Client
+from persist_lib.core.cost import Cost, parse_prices
 from persist_lib.errors import NotFound
 
 PIPES = "DAGSTER_PIPES_CONTEXT"
@@ -119,6 +120,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--location", default=location, required=location is None, help="or PERSIST_LOCATION")
     parser.add_argument("--consensus", default=os.environ.get("PERSIST_CONSENSUS"), help="or PERSIST_CONSENSUS")
     parser.add_argument("--shard", action="append", default=[], help="may be repeated; without it, all shards")
+    parser.add_argument(
+        "--prices", default=os.environ.get("PERSIST_PRICES"), help="s3, free or JSON, or PERSIST_PRICES"
+    )
     parser.add_argument("--master", help="Spark's, or PERSIST_SPARK_MASTER; without it this machine")
     parser.add_argument("--remote", help="a Spark Connect server, or PERSIST_SPARK_REMOTE")
     parser.add_argument("--in-flight", type=int, default=4, help="shards worked on at once")
@@ -131,11 +135,22 @@ def spark_settings(parsed: argparse.Namespace) -> SparkSettings:
     return SparkSettings.from_environment().model_copy(update=given)
 
 
+def spent(cost: Cost) -> dict[str, float]:
+    """What was asked of the location, in figures that can be added up and drawn over time."""
+    return {
+        "location_requests": cost.requests,
+        "bytes_read": cost.bytes_read,
+        "bytes_written": cost.bytes_written,
+        "dollars": cost.dollars,
+    }
+
+
 @contextmanager
 def opened(parsed: argparse.Namespace) -> Iterator[tuple[Client, list[str]]]:
     """The location and the shards asked for, which must exist. PERSIST_CONFIG: fields of `persist.Config` as JSON."""
     config = persist.Config.model_validate_json(os.environ.get("PERSIST_CONFIG") or "{}")
-    with persist.open(parsed.location, parsed.consensus, config=config, create=False) as client:
+    prices = parse_prices(parsed.prices) if parsed.prices else None
+    with persist.open(parsed.location, parsed.consensus, config=config, prices=prices, create=False) as client:
         there = client.shards()
         if unknown := sorted(set(parsed.shard) - set(there)):
             raise NotFound(f"there are no shards {unknown} in {client.url}; there are {there}", shards=unknown)

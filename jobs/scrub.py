@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,15 @@ import pyarrow as pa
 
 from jobs import program
 from jobs import tasks as t
-from jobs.engine import fan_out
+from jobs.engine import charge, fan_out
 from jobs.session import Sessions, build_session
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.core.compaction import TaskInput
+from persist_lib.core.cost import Cost
 from persist_lib.core.state import Batch
 from persist_lib.errors import Corrupt
+from persist_lib.location.spending import Spending
 from persist_lib.runs import inputs_of
 
 TASK_BYTES = 64 * MIB
@@ -43,33 +45,40 @@ class Scrub:
     updates: int = 0
     bytes: int = 0
     damaged: dict[tuple[int, int], str] = field(default_factory=dict)
+    cost: Cost = Cost()  # noqa: RUF009 - a frozen value
 
 
 def scrub_shards(client: Client, shards: Sequence[str], sessions: Sessions) -> Iterator[Scrub]:
     """Read all parts of the shards, many at once; yields a shard's findings when all of its batches are read."""
     for shard in shards:
-        state = client.inspect(shard).state
-        batches = {batch.id: batch for batch in state.trace if batch.count}
-        tasks = [
-            t.SumTask(shard, batch.id, pieces, state.schemas)
-            for batch in batches.values()
-            for run in inputs_of((batch,))
-            for pieces in cut(run)
-        ]
-        found: dict[tuple[int, int], t.Sums] = {}
-        damaged: dict[tuple[int, int], str] = {}
-        for task, outcome in _answers(client, tasks, sessions):
-            if isinstance(outcome, t.Sums):
-                found[task.batch] = plus(found.get(task.batch, t.Sums(0, 0, 0)), outcome)
-            else:
-                damaged[task.batch] = str(outcome)
-        damaged |= {
-            id_: why for id_, batch in batches.items() if id_ not in damaged and (why := differs(batch, found[id_]))
-        }
-        # Replaced and collected while it was read is no damage.
-        there = {batch.id for batch in client.inspect(shard).state.trace} if damaged else set()
-        real = {id_: why for id_, why in damaged.items() if id_ in there}
-        yield Scrub(shard, len(batches), state.count, state.size, real)
+        with Spending() as spent:
+            found = _scrub(client, shard, sessions)
+        yield replace(found, cost=spent.cost)
+
+
+def _scrub(client: Client, shard: str, sessions: Sessions) -> Scrub:
+    state = client.inspect(shard).state
+    batches = {batch.id: batch for batch in state.trace if batch.count}
+    tasks = [
+        t.SumTask(shard, batch.id, pieces, state.schemas)
+        for batch in batches.values()
+        for run in inputs_of((batch,))
+        for pieces in cut(run)
+    ]
+    found: dict[tuple[int, int], t.Sums] = {}
+    damaged: dict[tuple[int, int], str] = {}
+    for task, outcome in _answers(client, tasks, sessions):
+        if isinstance(outcome, t.Sums):
+            found[task.batch] = plus(found.get(task.batch, t.Sums(0, 0, 0)), outcome)
+        else:
+            damaged[task.batch] = str(outcome)
+    damaged |= {
+        id_: why for id_, batch in batches.items() if id_ not in damaged and (why := differs(batch, found[id_]))
+    }
+    # Replaced and collected while it was read is no damage.
+    there = {batch.id for batch in client.inspect(shard).state.trace} if damaged else set()
+    real = {id_: why for id_, why in damaged.items() if id_ in there}
+    return Scrub(shard, len(batches), state.count, state.size, real)
 
 
 def cut(run: TaskInput) -> Iterator[TaskInput]:
@@ -106,7 +115,9 @@ def _answers(client: Client, tasks: Sequence[t.SumTask], sessions: Sessions) -> 
         ) -> Iterator[pa.RecordBatch]:
             yield from t.add_up_all(batches, encoded, url, consensus)
 
-        for row in fan_out(sessions(), len(some), work, t.ANSWER_DDL):
+        answers = fan_out(sessions(), len(some), work, t.ANSWER_DDL)
+        charge(client, answers)
+        for row in answers:
             if row["error"] is not None:
                 yield some[row["task"]], t.raised(row["error"])
             else:
@@ -124,7 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failed.append(one.shard)
                 tells.failed(one.shard, Corrupt("; ".join(f"batch {id_}: {why}" for id_, why in one.damaged.items())))
             else:
-                tells.done(one.shard, {"batches": one.batches, "updates": one.updates, "bytes": one.bytes})
+                tells.done(
+                    one.shard,
+                    {"batches": one.batches, "updates": one.updates, "bytes": one.bytes, **program.spent(one.cost)},
+                )
     return program.exit_status(failed)
 
 

@@ -20,20 +20,23 @@ import pyarrow as pa
 from persist_lib import errors
 from persist_lib.config import Config, Runtime
 from persist_lib.core.compaction import MergeTask, TaskInput, TaskResult
+from persist_lib.core.cost import Cost
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
 from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.ids import ShardId
 from persist_lib.location import open_location
 from persist_lib.location.api import Blob
+from persist_lib.location.metering import Meter, metered
 from persist_lib.location.retrying import retrying
+from persist_lib.location.spending import Spending
 from persist_lib.maintain.task import run_task
 from persist_lib.runs import open_runs
 from persist_lib.schema import Schema
 
 Merge = Callable[[MergeTask, Blob, Callable[[], int]], TaskResult]
 
-ANSWER = pa.schema([("task", pa.int64()), ("result", pa.binary()), ("error", pa.binary())])
-ANSWER_DDL = "task long, result binary, error binary"
+ANSWER = pa.schema([("task", pa.int64()), ("result", pa.binary()), ("error", pa.binary()), ("cost", pa.binary())])
+ANSWER_DDL = "task long, result binary, error binary, cost binary"
 
 _blobs: dict[tuple[str, str], Blob] = {}
 _opening = threading.Lock()
@@ -76,7 +79,9 @@ def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes, merge: Merge = ru
     for batch in batches:
         for index in batch.column(0).to_pylist():
             work = work or msgspec.msgpack.decode(encoded, type=Work)
-            yield answer(index, _attempt(work, index, merge))
+            with Spending() as spent:
+                outcome = _attempt(work, index, merge)
+            yield answer(index, outcome, spent.cost)
 
 
 class SumTask(msgspec.Struct, frozen=True, array_like=True):
@@ -104,10 +109,13 @@ def add_up_all(
     for batch in batches:
         for index in batch.column(0).to_pylist():
             tasks = tasks or msgspec.msgpack.decode(encoded, type=list[SumTask])
-            try:
-                yield answer(index, add_up(tasks[index], blob_at(url, consensus_url)))
-            except Damage as damage:
-                yield answer(index, tell(damage))
+            outcome: Sums | Told
+            with Spending() as spent:
+                try:
+                    outcome = add_up(tasks[index], blob_at(url, consensus_url))
+                except Damage as damage:
+                    outcome = tell(damage)
+            yield answer(index, outcome, spent.cost)
 
 
 def add_up(task: SumTask, blob: Blob) -> Sums:
@@ -122,11 +130,15 @@ def add_up(task: SumTask, blob: Blob) -> Sums:
     return Sums(count, (diff_sum + 2**63) % 2**64 - 2**63, print_ % 2**64)
 
 
-def answer(index: int, outcome: object) -> pa.RecordBatch:
-    """One task's answer: its result, or an error that trying again does not mend."""
+def answer(index: int, outcome: object, cost: Cost) -> pa.RecordBatch:
+    """One task's answer: its result, or an error that trying again does not mend; and what it asked of the location.
+
+    What an attempt spent that failed, and that Spark repeated, nobody is told.
+    """
     error = msgspec.msgpack.encode(outcome) if isinstance(outcome, Told) else None
     result = None if error is not None else msgspec.msgpack.encode(outcome)
-    return pa.RecordBatch.from_pylist([{"task": index, "result": result, "error": error}], schema=ANSWER)
+    told = {"task": index, "result": result, "error": error, "cost": msgspec.msgpack.encode(cost)}
+    return pa.RecordBatch.from_pylist([told], schema=ANSWER)
 
 
 def tell(error: PersistError) -> Told:
@@ -147,7 +159,7 @@ def blob_at(url: str, consensus_url: str) -> Blob:
     with _opening:
         if (url, consensus_url) not in _blobs:
             location = open_location(url, consensus_url)
-            _blobs[url, consensus_url] = retrying(location, Config(), Runtime())[0]
+            _blobs[url, consensus_url] = retrying(metered(location, Meter()), Config(), Runtime())[0]
         return _blobs[url, consensus_url]
 
 

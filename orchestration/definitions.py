@@ -22,8 +22,9 @@ def build_definitions(settings: Settings | None = None) -> dg.Definitions:
     """The whole pipeline. What `settings` leave out is taken from the environment, when a run or a tick begins."""
     settings = settings or Settings()
     persist = Persist(
-        location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config)
-    )
+        location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
+        prices=settings.prices or "",
+    )  # fmt: skip
     is_running = settings.is_running
     return dg.Definitions(
         assets=[shard_duties],

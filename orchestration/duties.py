@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from jobs import program
 from jobs.compact import numbers as compaction_numbers
 from jobs.engine import EngineName, SparkEngine, engine_for
 from orchestration.reads import ReadProbe
 from persist_lib.client import Client
-from persist_lib.core.cost import Prices, storage_dollars
+from persist_lib.core.cost import storage_dollars
 from persist_lib.core.garbage import plan_collection
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
+from persist_lib.location.spending import Spending
 from persist_lib.maintain import Census, Compacted
 
 Duty = Literal["leases", "retention", "compacted", "rollups", "collected_garbage", "orphan_audit", "scrub", "census"]
@@ -89,12 +91,14 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
     for duty in (duty for duty in DUTIES if duty in duties):
         started = time.monotonic()
         try:
-            one = CALLS[duty](client, shard, options)
+            with Spending() as spent:
+                one = CALLS[duty](client, shard, options)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
             errors[duty] = error
         else:
             seconds = round(time.monotonic() - started, 4)
-            done.append(one._replace(numbers={**one.numbers, "seqno": one.seqno, "seconds": seconds}))
+            figures = {**one.numbers, **program.spent(spent.cost), "seqno": one.seqno, "seconds": seconds}
+            done.append(one._replace(numbers=figures))
     return ShardReport(shard, tuple(done), errors)
 
 
@@ -197,7 +201,7 @@ def _collected(client: Client, shard: str, options: Options) -> Done:
     figures = {
         "deleted": len(collected.keys), "deleted_bytes": collected.size, "log_rows": collected.rows,
         "failed": len(collected.failed), **held,
-        "dollars_month_saved": storage_dollars(collected.size, Prices()),
+        "dollars_month_saved": storage_dollars(collected.size, client.prices),
     }  # fmt: skip
     lines = [f"held: {held.keys} objects, {held.size} bytes: {held.why}" for held in left.held]
     lines += [f"could not delete {key}: {why}" for key, why in collected.failed.items()]

@@ -21,9 +21,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs import program
 from orchestration.resources import Persist
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.consolidation import consolidate
+from persist_lib.location.spending import Spending
 from persist_lib.schema import DIFF, TIME, Schema
 from persist_lib.write import Appended, WriteHandle
 
@@ -42,12 +44,12 @@ class PersistIOManager(dg.ConfigurableIOManager):
         table = as_table(obj)
         (shard,), schema = shards_of(context), schema_of(table, (context.definition_metadata or {}).get(KEY))
         client = self.persist.client
-        with client.open_writer(shard, schema) as write:
+        with Spending() as spent, client.open_writer(shard, schema) as write:
             token = f"{context.run_id}:{context.step_key}"
             appended = (
                 append_updates(write, table) if TIME in table.schema.names else self._replace(write, table, schema)
             )
-        figures: dict[str, Any] = {"rows": table.num_rows, "shard": shard, "token": token}
+        figures: dict[str, Any] = {"rows": table.num_rows, "shard": shard, "token": token, **program.spent(spent.cost)}
         if appended is not None:
             figures |= {"updates": appended.count, "seqno": appended.seqno, "upper": str(appended.upper)}
         context.add_output_metadata(figures)

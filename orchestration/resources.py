@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr
 import persist_lib as persist
 from jobs.session import SparkSettings, build_session
 from orchestration.settings import Settings, resolved
+from persist_lib.core.cost import parse_prices
 
 
 class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -19,6 +20,7 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
     location: str = Field(default="", description="empty: PERSIST_LOCATION")
     consensus: str = Field(default="", description="empty: PERSIST_CONSENSUS, or the same place as the blobs")
     config: dict[str, Any] = Field(default={}, description="fields of `persist.Config`; empty: PERSIST_CONFIG")
+    prices: str = Field(default="", description="`s3`, `free` or JSON; empty: PERSIST_PRICES")
 
     _client: persist.Client | None = PrivateAttr(default=None)
 
@@ -26,11 +28,15 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
     def client(self) -> persist.Client:
         """The open client; opened on first use. A location that does not exist is created: it has no shards."""
         if self._client is None:
-            given = Settings(location=self.location or None, consensus=self.consensus or None, config=self.config)
+            given = Settings(
+                location=self.location or None, consensus=self.consensus or None, config=self.config,
+                prices=self.prices or None,
+            )  # fmt: skip
             settings = resolved(given)
             self._client = persist.open(
-                settings.location or "", settings.consensus, config=persist.Config.model_validate(settings.config)
-            )
+                settings.location or "", settings.consensus, config=persist.Config.model_validate(settings.config),
+                prices=parse_prices(settings.prices) if settings.prices else None,
+            )  # fmt: skip
         return self._client
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster passes it by name

@@ -115,7 +115,12 @@ def main() -> int:
     report = run_maintenance(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
     for shard, duties in sorted(report.figures.items()):
         compacted = duties.get("compacted", {})
-        print(f"{shard}: {compacted.get('batches_before')} batches before, {compacted.get('batches_after')} after")
+        dollars = sum(figures.get("dollars", 0) for figures in duties.values())
+        requests = sum(figures.get("location_requests", 0) for figures in duties.values())
+        print(
+            f"{shard}: {compacted.get('batches_before')} batches before, {compacted.get('batches_after')} after; "
+            f"{requests} requests, ${dollars:.6g}"
+        )
     if not report.success:
         print(report.failure, file=sys.stderr)
     return 0 if report.success else 1

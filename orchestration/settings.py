@@ -24,6 +24,8 @@ class Settings(BaseModel):
     """PERSIST_CONSENSUS; neither: the same place as the blobs."""
     config: Mapping[str, Any] = {}
     """PERSIST_CONFIG, a JSON object: fields of `persist.Config`."""
+    prices: str | None = None
+    """PERSIST_PRICES: `s3`, `free` or JSON; neither: S3's list prices on S3, and nothing elsewhere."""
     spark: SparkSettings | None = None
     """PERSIST_SPARK_MASTER, PERSIST_SPARK_REMOTE, PERSIST_SPARK_DRIVER_MEMORY."""
     is_running: bool = True
@@ -41,6 +43,7 @@ def resolved(settings: Settings, environ: Mapping[str, str] | None = None) -> Se
             "location": location,
             "consensus": settings.consensus or environ.get("PERSIST_CONSENSUS"),
             "config": dict(settings.config) or json.loads(environ.get("PERSIST_CONFIG") or "{}"),
+            "prices": settings.prices or environ.get("PERSIST_PRICES"),
             "spark": settings.spark or SparkSettings.from_environment(environ),
         }
     )

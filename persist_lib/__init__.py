@@ -12,6 +12,7 @@ read.snapshot(as_of=0).to_arrow()
 from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
 from persist_lib.config import Config, Runtime
 from persist_lib.core.compaction import Policy
+from persist_lib.core.cost import Cost, Prices
 from persist_lib.errors import (
     BufferFull,
     CompactionRefused,
@@ -41,6 +42,8 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.listen import Listen, Progress, Updates
+from persist_lib.location.metering import Metrics
+from persist_lib.location.spending import Spending
 from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
 from persist_lib.snapshot import Snapshot, Split
@@ -57,6 +60,7 @@ __all__ = [
     "CompactionRefused",
     "Config",
     "Corrupt",
+    "Cost",
     "Damage",
     "Determinate",
     "DiffOverflow",
@@ -68,12 +72,14 @@ __all__ = [
     "InvariantViolated",
     "LeaseExpired",
     "Listen",
+    "Metrics",
     "Missing",
     "NewerFormat",
     "NotFound",
     "NotSent",
     "PersistError",
     "Policy",
+    "Prices",
     "Progress",
     "ReadHandle",
     "Refused",
@@ -83,6 +89,7 @@ __all__ = [
     "ShardFinished",
     "SinceViolation",
     "Snapshot",
+    "Spending",
     "Split",
     "StillRead",
     "TimedOut",

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
 
+import msgspec
+
 from persist_lib.config import Config, Runtime
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy
@@ -23,6 +25,7 @@ from persist_lib.location import Location
 from persist_lib.location.metering import Meter, Metrics, metered, open_metered
 from persist_lib.location.open import scheme_of
 from persist_lib.location.retrying import retrying
+from persist_lib.location.spending import charged
 from persist_lib.machine import Machine
 from persist_lib.maintain import (
     Audited,
@@ -182,9 +185,14 @@ class Client:
         self._writable("worker")
         return Worker(self.machine(name), self.leases)
 
+    def policy(self, policy: Policy | None = None) -> Policy:
+        """How this client plans: `policy`, else what its settings say; at its prices, where the policy has none."""
+        policy = policy or Policy(part_bytes=self.config.part_bytes)
+        return policy if policy.prices is not None else msgspec.structs.replace(policy, prices=self.prices)
+
     def census(self, name: str, policy: Policy | None = None) -> Census:
         """What the shard is made of, in numbers."""
-        return take_census(self.machine(name), policy)
+        return take_census(self.machine(name), self.policy(policy))
 
     def maintain(
         self,
@@ -195,8 +203,9 @@ class Client:
         dry_run: bool = False,
     ) -> Maintained:
         """All duties, here and now."""
-        return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run)
+        return maintain(self.machine(name), self.leases, policy=self.policy(policy), engine=engine, dry_run=dry_run)
 
+    @charged
     def compact(
         self,
         name: str,
@@ -208,8 +217,11 @@ class Client:
     ) -> Compacted:
         """Merge what is in debt."""
         with Worker(self.machine(name), self.leases) as worker:
-            return compact(worker.machine, worker, policy=policy, engine=engine, dry_run=dry_run, progress=progress)
+            return compact(
+                worker.machine, worker, policy=self.policy(policy), engine=engine, dry_run=dry_run, progress=progress
+            )
 
+    @charged
     def roll_up(self, name: str, *, force: bool = False, dry_run: bool = False) -> RolledUp:
         """Copy the state to Blob, if that is due."""
         with Worker(self.machine(name), self.leases) as worker:

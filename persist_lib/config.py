@@ -83,7 +83,7 @@ class Runtime:
 
 
 class Threads(ThreadPoolExecutor):
-    """A pool whose threads work in the context of whoever submits: its deadline, and the scopes that count for it."""
+    """A pool whose threads work in the context of whoever submits: its deadline, and what counts its spending."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """As any pool does."""

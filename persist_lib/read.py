@@ -21,6 +21,7 @@ from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, p
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
 from persist_lib.leases import Leased, Leases
 from persist_lib.listen import Listen
+from persist_lib.location.spending import Spending
 from persist_lib.machine import Machine
 from persist_lib.schema import Schema
 from persist_lib.snapshot import KeyRange, Snapshot
@@ -108,14 +109,15 @@ class ReadHandle(Leased):
         if as_of is not None:
             parse_time(as_of, "as_of")
         deadline = self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
-        state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
+        with Spending() as spent:
+            state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
         chosen = _newest(state) if as_of is None else as_of
         if chosen is None:
             raise SinceViolation(
                 f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
-        return Snapshot(self, self.acquire(chosen), chosen, range_, columns)
+        return Snapshot(self, self.acquire(chosen), chosen, range_, columns, spent)
 
     def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """What happens after `as_of`: updates at their exact times, and progress, until the frontier `until`.

@@ -18,13 +18,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.config import Config, Runtime
 from persist_lib.core.compaction import TaskInput, cut_evenly
+from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.format.consolidation import I64_MAX, I64_MIN, consolidate
 from persist_lib.format.keys import encode_key
 from persist_lib.ids import ShardId
-from persist_lib.location import Location, open_location
+from persist_lib.location import open_location
 from persist_lib.location.api import Blob
+from persist_lib.location.metering import Meter, metered
+from persist_lib.location.retrying import retrying
+from persist_lib.location.spending import Spending
 from persist_lib.merge import Run, merge_contents
 from persist_lib.runs import boundaries, inputs_of, open_runs, overlapping, read_whole
 from persist_lib.schema import DIFF, TIME, Schema
@@ -68,7 +73,14 @@ class KeyRange(NamedTuple):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """One disjoint key range of a snapshot. Pickles; reads by itself in any process that reaches the location."""
+    """One disjoint key range of a snapshot. Pickles; reads by itself in any process that reaches the location.
+
+    What that takes is told by `Spending`, as the cost of any call is:
+
+        with persist.Spending() as spent:
+            table = split.to_arrow()
+        return table, spent.cost
+    """
 
     urls: tuple[str, str]
     shard: str
@@ -88,7 +100,7 @@ class Split(msgspec.Struct, frozen=True):
 
     def batches(self, blob: Blob | None = None) -> Iterator[pa.Table]:
         """Its contents in key order, as tables of bounded size."""
-        blob = _location(self.urls).blob if blob is None else blob
+        blob = _blob(self.urls) if blob is None else blob
         shard, schema = ShardId(self.shard), self._stored_schema
         runs = open_runs(blob, shard, self.inputs, self.schemas, schema, self.key_lower, self.key_upper)
         merge = partial(merge_contents, schema=schema, merge_bytes=self.merge_bytes)
@@ -122,13 +134,25 @@ class Snapshot:
     """A shard's contents as of `as_of`: the schema's columns, then `_diff`, each distinct data once, in key order."""
 
     def __init__(
-        self, handle: ReadHandle, reading: Reading, as_of: int, keys: KeyRange, columns: Sequence[str] | None
+        self,
+        handle: ReadHandle,
+        reading: Reading,
+        as_of: int,
+        keys: KeyRange,
+        columns: Sequence[str] | None,
+        spent: Spending,
     ) -> None:
         self.as_of = as_of
         self._handle = handle
         self._reading = reading
         self._keys = keys
         self._columns = None if columns is None else tuple(columns)
+        self._spent = spent
+
+    @property
+    def cost(self) -> Cost:
+        """What it took so far to find and to read it here. It grows as it is read; a split's is counted where that is."""
+        return self._spent.cost
 
     @property
     def schema(self) -> pa.Schema:
@@ -142,12 +166,13 @@ class Snapshot:
 
     def batches(self) -> Iterator[pa.Table]:
         """The contents in key order, as tables of bounded size, however large the shard is."""
-        return self._resuming(self._keys)
+        return self._spent.over(self._resuming(self._keys))
 
     def to_arrow(self) -> pa.Table:
         """The contents as one table. Parts are fetched and decoded in parallel."""
         whole = self._whole()
-        table = self._read_whole(whole) if whole.is_contents() else None
+        with self._spent.again():
+            table = self._read_whole(whole) if whole.is_contents() else None
         if table is None or _may_be_split(table):
             return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
         return table.select(self.schema.names)
@@ -174,7 +199,8 @@ class Snapshot:
             raise InvalidUsage(f"a snapshot is split into 1 or more, got {n!r}")
         whole = self._whole()
         machine = self._handle.machine
-        found = boundaries(machine.blob, machine.shard, whole.inputs, whole.schemas, whole.size // n)
+        with self._spent.again():
+            found = boundaries(machine.blob, machine.shard, whole.inputs, whole.schemas, whole.size // n)
         ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
         return [self._split(self._keys.meet(range_)) for range_ in ranges]
 
@@ -297,6 +323,6 @@ def _tuple(values: object) -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=8)
-def _location(urls: tuple[str, str]) -> Location:
-    """The location in this process; opened once, as many splits are read from it."""
-    return open_location(*urls, read_only=True)
+def _blob(urls: tuple[str, str]) -> Blob:
+    """The location's Blob in this process; opened once, as many splits are read from it."""
+    return retrying(metered(open_location(*urls, read_only=True), Meter()), Config(), Runtime())[0]

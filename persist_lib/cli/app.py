@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from persist_lib.cli import duties, history, log, looking, reading, show, writing
-from persist_lib.cli.command import AsJson, Consensus, Location, Shared, Verbose, command, prose
+from persist_lib.cli.command import AsJson, Consensus, Location, Prices, Shared, Verbose, command, prose
 
 app = typer.Typer(
     name="persist", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -29,6 +29,7 @@ def _root(
     consensus: Consensus = None,
     json_: AsJson = False,
     verbose: Verbose = 0,
+    prices: Prices = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,  # noqa: ARG001
 ) -> None:
     """Durable, definite, time-varying collections on plain object storage.
@@ -48,7 +49,7 @@ def _root(
     look); 130 interrupted. Failures are on standard error, as one sentence that says what to do (with --json, as an
     object).
     """
-    ctx.obj = Shared(location, consensus, json_, verbose)
+    ctx.obj = Shared(location, consensus, json_, verbose, prices)
 
 
 app.callback(help=prose(_root.__doc__ or ""))(_root)

@@ -39,6 +39,16 @@ AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object instead, for machines; failures too.", rich_help_panel=_PANEL),
 ]
+Prices = Annotated[
+    str | None,
+    typer.Option(
+        help='What requests cost: s3 (its list prices), free, or JSON, as in \'{"get": 5e-7, "egress_gib": 0.09}\' for '
+        "what differs from S3's. Default: $PERSIST_PRICES, or s3 on S3 and free elsewhere.",
+        metavar="PRICES",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
 Verbose = Annotated[
     int,
     typer.Option(
@@ -60,6 +70,7 @@ class Shared(NamedTuple):
     consensus: str | None = None
     json_: bool = False
     verbose: int = 0
+    prices: str | None = None
 
 
 _SHARED: list[tuple[str, object, object]] = [
@@ -67,6 +78,7 @@ _SHARED: list[tuple[str, object, object]] = [
     ("consensus", Consensus, None),
     ("json_", AsJson, False),
     ("verbose", Verbose, 0),
+    ("prices", Prices, None),
 ]
 
 
@@ -105,6 +117,7 @@ def open_session(own: Shared, before: Shared) -> Session:
         own.consensus or before.consensus or os.environ.get("PERSIST_CONSENSUS") or None,
         own.json_ or before.json_,
         verbose,
+        own.prices or before.prices or os.environ.get("PERSIST_PRICES") or None,
     )
 
 

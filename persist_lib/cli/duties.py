@@ -11,7 +11,8 @@ from persist_lib.cli import outcomes
 from persist_lib.cli.arguments import AllShards, DryRun, Shards, chosen, each
 from persist_lib.cli.outcomes import Outcome
 from persist_lib.cli.session import Advance, Session
-from persist_lib.cli.values import error_value, worst
+from persist_lib.cli.units import spent
+from persist_lib.cli.values import error_value, jsonable, worst
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
@@ -33,12 +34,13 @@ def _run(session: Session, what: str, names: list[str] | None, is_all: bool, dry
 
         wanted = chosen(client, names, is_all)
         done, failed = each(session, wanted, one)
+        cost = client.metrics().cost
     if not wanted:
         session.show("there are no shards")
     shards: list[dict[str, Any]] = [{"shard": name, **outcome.value} for name, outcome in done]
-    session.answer(
-        {"duty": what, "dry_run": dry_run, "shards": shards, "failed": {n: error_value(e) for n, e in failed}}
-    )
+    failures = {name: error_value(error) for name, error in failed}
+    session.answer({"duty": what, "dry_run": dry_run, "shards": shards, "failed": failures, "cost": jsonable(cost)})
+    session.note(spent(cost))
     code = max([worst([error for _, error in failed]), *(outcome.exit_code for _, outcome in done)])
     if code:
         raise typer.Exit(code)
@@ -62,8 +64,8 @@ def maintain(session: Session, names: Shards = None, is_all: AllShards = False, 
 def compact(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
     """Merge batches that are in debt, so that reading stays fast.
 
-    Never changes what anybody reads. The price is that of the requests, by list prices of S3. `persist plan` shows
-    the same as --dry-run.
+    Never changes what anybody reads. The price is that of the requests, at the location's prices (see --prices).
+    `persist plan` shows the same as --dry-run.
 
     \b
     persist compact orders --dry-run

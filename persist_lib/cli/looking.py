@@ -74,7 +74,7 @@ def plan(session: Session, shard: Shard) -> None:
 
     with session.open() as client:
         version = client.inspect(shard)
-    found = plan_compaction(version.state)
+        found = plan_compaction(version.state, client.policy())
     if found.requests:
         summary = f"{shard} at v{version.seqno}: {units.of(found.debt, 'update')} to rewrite"
     else:

@@ -37,11 +37,12 @@ def compacted(done: Compacted, dry_run: bool) -> Outcome:
     value = {
         "batches_before": done.batches_before, "batches_after": done.batches_after, "bytes_in": done.bytes_in,
         "bytes_out": done.bytes_out, "plan": plan_value(plan), "applied": jsonable(done.applied),
+        "cost": jsonable(done.cost),
     }  # fmt: skip
     if not plan.requests:
         return Outcome(f"nothing to compact: {of(done.batches_before, 'batch')}, none in debt", value)
     if dry_run:
-        price = units.dollars(done.cost.dollars)
+        price = units.dollars(plan.cost.dollars)
         return Outcome(f"would rewrite {of(plan.debt, 'update')} for {price}", value, [render.plan_table(plan)])
     overtaken = sum(1 for applied in done.applied if applied.seqno is None)
     text = f"{number(done.batches_before)} → {of(done.batches_after, 'batch')}"
@@ -166,7 +167,7 @@ def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: boo
     summary += f", {size(done.before.size)} → {size(done.after.size)}"
     return Outcome(
         "what is due now" if dry_run else summary,
-        {**value, "before": jsonable(done.before), "after": jsonable(done.after)},
+        {**value, "before": jsonable(done.before), "after": jsonable(done.after), "cost": jsonable(done.cost)},
         details, max(part.exit_code for part in parts.values()),
     )  # fmt: skip
 

@@ -39,15 +39,19 @@ class Session:
     consensus: str | None = None
     as_json: bool = False
     verbose: int = 0
+    prices: str | None = None
     out: Console = field(default_factory=lambda: console(sys.stdout))
     err: Console = field(default_factory=lambda: console(sys.stderr))
 
     def open(self, *, read_only: bool = True, create: bool = False) -> Client:
         """A client for this location. NotFound where there is none, unless `create`."""
         from persist_lib.client import open as open_client  # noqa: PLC0415 - loads Arrow
+        from persist_lib.core.cost import parse_prices  # noqa: PLC0415 - the same
+
+        prices = parse_prices(self.prices) if self.prices else None
 
         try:
-            return open_client(self.location, self.consensus, read_only=read_only, create=create)
+            return open_client(self.location, self.consensus, prices=prices, read_only=read_only, create=create)
         except NotFound as error:
             raise NotFound(
                 f"there is no location at {self.location}. Check --location, $PERSIST_LOCATION, and where you are; "

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # so that `persist --help` does not load what it does not need
+    from persist_lib.core.cost import Cost
 
 _SIZES = ("KiB", "MiB", "GiB", "TiB", "PiB")
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -52,6 +56,12 @@ def dollars(amount: float) -> str:
     if amount < 0.0001:
         return "<$0.0001"
     return f"${amount:,.2f}" if amount >= 1 else f"${amount:.2g}"
+
+
+def spent(cost: Cost) -> str:
+    """What a location was asked for: `12 requests, 1.5 KiB read, 300 B written, $0.0042`."""
+    text = f"{of(cost.requests, 'request')}, {size(cost.bytes_read)} read, {size(cost.bytes_written)} written"
+    return f"{text}, {dollars(cost.dollars)}"
 
 
 def moment(ms: int) -> str:

@@ -81,9 +81,11 @@ def append(
             updates = iter(()) if file is None else _read(file, schema)
             write = writer.append if skip_covered else writer.compare_and_append
             done = write(updates, low, high)
+        cost = client.metrics().cost
     said = f"{shard} v{done.seqno}: {units.of(done.count, 'update')}, upper is {done.upper}"
     value = {"shard": shard, "seqno": done.seqno, "upper": jsonable(done.upper), "updates": done.count}
-    session.answer({**value, "token": done.token.hex(), "attempts": done.attempts}, said)
+    session.answer({**value, "token": done.token.hex(), "attempts": done.attempts, "cost": jsonable(cost)}, said)
+    session.note(units.spent(cost))
 
 
 def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> Schema:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from persist_lib.core.cost import Cost, Prices
+from persist_lib.core.cost import S3_LIST, Cost, Prices
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain
@@ -39,7 +39,8 @@ class Policy(msgspec.Struct, frozen=True):
     """Size of an output part: only for the price."""
     inline_fill: float = 0.5
     """Inline batches are flushed into parts when they fill this share of what a state may carry."""
-    prices: Prices = Prices()
+    prices: Prices | None = None
+    """What a plan is priced at. None: what the client's location takes; S3's list prices where no client plans."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -201,7 +202,9 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
     size = sum(part.size for part in objects)
     puts = -(-sum(batch.size for batch in inputs) // policy.part_bytes) if any(b.count for b in inputs) else 0
     gets = sum(-(-part.size // CHUNK_BYTES) for part in objects)
-    cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(policy.prices)
+    cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
+        policy.prices or S3_LIST
+    )
     return Request(inputs, state.since, _schema_of(inputs), reason, cost)
 
 

@@ -1,6 +1,6 @@
-"""What code spends on locations: a scope counts what its block asks for, whichever client does the asking.
+"""What code spends on locations: `Spending` counts what its block asks for, whichever client does the asking.
 
-    with scope() as spent:
+    with Spending() as spent:
         table = snapshot.to_arrow()
     spent.cost
 
@@ -72,13 +72,13 @@ def _fresh_lock() -> None:
 
 os.register_at_fork(after_in_child=_fresh_lock)
 
-_open: ContextVar[tuple[Tally, ...]] = ContextVar("persist_scopes", default=())
+_open: ContextVar[tuple[Tally, ...]] = ContextVar("persist_spending", default=())
 tallies = _open.get
 """Whom an operation of this thread is counted for, beside its meter."""
 
 
-class Scope:
-    """Counts what is asked of locations within its block. One that is entered again goes on counting."""
+class Spending:
+    """Counts what is asked of locations within its block, as `cost`. They nest, and the outer one has all."""
 
     __slots__ = ("_tally", "_tokens")
 
@@ -91,13 +91,13 @@ class Scope:
         """What it came to so far."""
         return self._tally.cost()
 
-    def again(self) -> Scope:
+    def again(self) -> Spending:
         """Another one that adds to the same: each thread, and each step of an iterator, enters its own."""
-        return Scope(self._tally)
+        return Spending(self._tally)
 
     def __enter__(self) -> Self:
-        scopes = _open.get()
-        self._tokens.append(_open.set(scopes if self._tally in scopes else (*scopes, self._tally)))
+        outer = _open.get()
+        self._tokens.append(_open.set(outer if self._tally in outer else (*outer, self._tally)))
         return self
 
     def __exit__(
@@ -116,17 +116,12 @@ class Scope:
             yield item
 
 
-def scope() -> Scope:
-    """For a `with` block: counts what the block asks of locations. Scopes nest, and the outer one has all."""
-    return Scope()
-
-
 def charged(call: Callable[P, Report]) -> Callable[P, Report]:
     """Of what answers a report: with the report's `cost` being what the call came to."""
 
     @wraps(call)
     def measured(*args: P.args, **kwargs: P.kwargs) -> Report:
-        with Scope() as spent:
+        with Spending() as spent:
             report = call(*args, **kwargs)
         return msgspec.structs.replace(report, cost=spent.cost)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core.compaction import Policy, batch_bound, plan_compaction
-from persist_lib.core.cost import Prices, storage_dollars
+from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.garbage import plan_collection
 from persist_lib.core.leases import plan_expiry
 from persist_lib.core.state import State, Version
@@ -79,7 +79,7 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
         holds=len(state.holds), retired=len(state.retired), rollups=len(state.rollups),
         rollup_lag=version.seqno - state.newest_rollup, seqno_held=version.seqno - state.seqno_since(version.seqno),
         retention=state.retention, fingerprint=state.fingerprint,
-        dollars_month=storage_dollars(_stored(state) + garbage_size, Prices()),
+        dollars_month=storage_dollars(_stored(state) + garbage_size, policy.prices or S3_LIST),
         levels=tuple(levels(state.trace)), finished=state.is_finished(),
     )  # fmt: skip
 

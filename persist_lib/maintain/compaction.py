@@ -29,6 +29,7 @@ from persist_lib.core.state import State
 from persist_lib.errors import Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
+from persist_lib.location.spending import charged
 from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
@@ -56,6 +57,7 @@ class Applied(msgspec.Struct, frozen=True):
     parts_out: int
     attempts: int
     seconds: float
+    cost: Cost = Cost()
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -66,6 +68,8 @@ class Compacted(msgspec.Struct, frozen=True):
     batches_before: int
     batches_after: int
     since: Antichain
+    cost: Cost = Cost()
+    """What it took, Spark's tasks included; `plan.cost` is what it was expected to take."""
 
     @property
     def bytes_in(self) -> int:
@@ -77,12 +81,8 @@ class Compacted(msgspec.Struct, frozen=True):
         """Bytes written."""
         return sum(applied.bytes_out for applied in self.applied)
 
-    @property
-    def cost(self) -> Cost:
-        """What the plan was priced at."""
-        return self.plan.cost
 
-
+@charged
 def compact(
     machine: Machine,
     worker: Worker,
@@ -108,6 +108,7 @@ def compact(
     return Compacted(plan, tuple(applied), before, filled(machine.state), state.since)
 
 
+@charged
 def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engine) -> Applied:
     """Merge one request and commit it."""
     started = machine.runtime.monotonic()

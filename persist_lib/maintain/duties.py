@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core.compaction import Policy
+from persist_lib.core.cost import Cost
 from persist_lib.leases import Leases
+from persist_lib.location.spending import charged
 from persist_lib.machine import Machine
 from persist_lib.maintain.census import Census, take_census
 from persist_lib.maintain.compaction import Compacted, Engine, compact
@@ -26,8 +28,11 @@ class Maintained(msgspec.Struct, frozen=True):
     audited: Audited
     before: Census
     after: Census
+    cost: Cost = Cost()
+    """What it asked of the location. A dry run only looks."""
 
 
+@charged
 def maintain(
     machine: Machine,
     leases: Leases,
@@ -61,4 +66,5 @@ def _together(first: Audited, second: Audited) -> Audited:
         size=first.size + second.size,
         swept=first.swept + second.swept,
         uploads=first.uploads + second.uploads,
+        cost=first.cost + second.cost,
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from persist_lib.core import commands as c
+from persist_lib.core.cost import Cost
 from persist_lib.core.garbage import Collection, Held, Orphans, plan_collection, plan_orphans
 from persist_lib.core.state import State
 from persist_lib.errors import PersistError
@@ -18,6 +19,7 @@ from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.location.api import Upload
 from persist_lib.location.around import sends_in_pieces
+from persist_lib.location.spending import charged
 from persist_lib.machine import Machine
 
 Progress = Callable[[int, int], None]
@@ -33,6 +35,8 @@ class Collected(msgspec.Struct, frozen=True):
     rows: int
     held: tuple[Held, ...]
     failed: dict[str, str]
+    cost: Cost = Cost()
+    """What it asked of the location. A dry run only looks."""
 
 
 class Audited(msgspec.Struct, frozen=True):
@@ -48,8 +52,10 @@ class Audited(msgspec.Struct, frozen=True):
     """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next one decides."""
     uploads: int = 0
     """Unfinished uploads of writers that are gone, given up. Their pieces are stored, and paid for, and not listed."""
+    cost: Cost = Cost()
 
 
+@charged
 def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
     """Delete the garbage that nobody can reach, forget it, and truncate the log."""
     version = machine.fetch()
@@ -64,6 +70,7 @@ def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | Non
     return Collected(gone, sum(plan.keys[key] for key in gone), rows, plan.held, failed)
 
 
+@charged
 def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
     """List the shard's objects, then read its state, then delete what can never be linked by anyone."""
     listed = [

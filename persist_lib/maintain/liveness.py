@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core import commands as c
+from persist_lib.core.cost import Cost
 from persist_lib.core.leases import Overdue, plan_expiry
 from persist_lib.core.state import RETENTION, State
 from persist_lib.frontier import Antichain, at
+from persist_lib.location.spending import charged
 from persist_lib.machine import Machine
 
 
@@ -16,6 +18,8 @@ class Expired(msgspec.Struct, frozen=True):
 
     overdue: tuple[Overdue, ...]
     live: int
+    cost: Cost = Cost()
+    """What it asked of the location. A dry run only looks."""
 
 
 class Retained(msgspec.Struct, frozen=True):
@@ -24,8 +28,11 @@ class Retained(msgspec.Struct, frozen=True):
     distance: int | None
     before: Antichain
     after: Antichain
+    cost: Cost = Cost()
+    """What it asked of the location. A dry run only looks."""
 
 
+@charged
 def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
     """Retire the ids whose lease has ended by the store's clock. They learn of it at their next commit."""
     state, now = machine.fetch().state, machine.consensus.now()
@@ -46,6 +53,7 @@ def plan_retention(state: State) -> Antichain | None:
     return target if hold is None or hold.since < target else None
 
 
+@charged
 def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
     """Advance the shard's `retention` hold to as far behind upper as its policy says."""
     state = machine.fetch().state

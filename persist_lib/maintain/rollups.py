@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core import commands as c
+from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.history import encode_rollup
 from persist_lib.ids import SeqNo, WriterId, parse_rollup_key
+from persist_lib.location.spending import charged
 from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.worker import Worker
 
@@ -20,6 +22,8 @@ class RolledUp(msgspec.Struct, frozen=True):
     seqno: SeqNo
     size: int
     behind: int
+    cost: Cost = Cost()
+    """What it asked of the location. A dry run only looks."""
 
 
 def is_due(state: State, seqno: SeqNo, every: int) -> bool:
@@ -30,6 +34,7 @@ def is_due(state: State, seqno: SeqNo, every: int) -> bool:
     return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
 
 
+@charged
 def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:
     """Write and link a rollup if one is due. One object, one transition."""
     version = machine.fetch()

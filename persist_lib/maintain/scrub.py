@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from persist_lib.core.cost import Cost
 from persist_lib.core.state import Batch
 from persist_lib.errors import Damage
+from persist_lib.location.spending import charged
 from persist_lib.machine import Machine
 from persist_lib.maintain.task import recompute
 
@@ -22,8 +24,11 @@ class Scrubbed(msgspec.Struct, frozen=True):
     size: int
     damaged: tuple[tuple[tuple[int, int], str], ...]
     newest: int
+    cost: Cost = Cost()
+    """What it asked of the location."""
 
 
+@charged
 def scrub(machine: Machine, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
     """Re-read the batches that were appended or compacted after seqno `after`; `newest` is what to pass the next time.
 

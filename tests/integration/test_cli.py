@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -512,3 +513,18 @@ def test_every_command_has_help_with_an_example():
     for words in found:
         text = CliRunner().invoke(app, [*words, "--help"]).stdout
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words
+
+
+def test_what_a_command_asked_of_the_location_is_said_in_a_line_and_priced_as_wished(sh: Shell):
+    done = sh.run("compact", "orders", "--dry-run")
+    assert done.stderr.rstrip().endswith("$0"), "files are free"
+    assert re.search(r"\d+ requests?, .* read, .* written, \$0", done.stderr)
+    sh.env["PERSIST_PRICES"] = "s3"
+    assert "for <$0.0001" in sh("compact", "orders", "--dry-run")
+    assert "for $13.00" in sh("compact", "orders", "--dry-run", "--prices", '{"get": 1, "put": 1}')
+    found = sh.json("compact", "orders")
+    assert found["cost"]["gets"] == found["shards"][0]["cost"]["gets"] == BATCHES
+    assert found["cost"]["dollars"] >= found["shards"][0]["plan"]["cost"]["dollars"] > 0
+    assert "prices are" in sh.fails(2, "plan", "orders", "--prices", "gold")
+    appended = sh.json("append", "tidy", "--lower", 1, "--upper", 2)
+    assert appended["cost"]["commits"] > 0

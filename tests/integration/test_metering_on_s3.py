@@ -18,7 +18,7 @@ from persist_lib.location import open_location
 from persist_lib.location.metering import Meter, metered
 from persist_lib.location.retrying import retrying
 from persist_lib.location.s3 import PIECE
-from persist_lib.location.spending import scope
+from persist_lib.location.spending import Spending
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 
@@ -97,12 +97,12 @@ def test_each_piece_of_a_large_object_is_a_request_of_the_call_that_stored_it(lo
     with open_location(url, "memory:pieces", create=True) as location:
         blob, _ = retrying(metered(location, meter), persist.Config(), QUIET)
         before = log.requests()
-        with scope() as spent:
+        with Spending() as spent:
             blob.set("s/w/large", os.urandom(3 * PIECE + 1))
         assert told(spent.cost) == log.requests() - before == {"puts": 6}, "begin, four pieces, complete"
         assert spent.cost.bytes_written == 3 * PIECE + 1
         before = log.requests()
-        with scope() as spent:
+        with Spending() as spent:
             assert blob.get_range("s/w/large", 0, MIB) is not None
             assert blob.get("s/w/missing") is None
             assert blob.delete("s/w/missing") is False
@@ -117,7 +117,7 @@ def test_an_attempt_whose_answer_was_lost_is_counted_as_the_server_counts_it(log
             blob, _ = retrying(metered(location, meter), persist.Config(), Runtime())
             proxy.at(1, Fault.DROP_REPLY)
             before = log.requests()
-            with scope() as spent:
+            with Spending() as spent:
                 blob.set("s/w/x", b"12345")
             assert told(spent.cost) == log.requests() - before == {"puts": 2, "gets": 1}, "taken by itself, and read"
             count: Any = meter.counts()["set"]

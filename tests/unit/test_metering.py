@@ -22,7 +22,7 @@ from persist_lib.location.memory import MemoryBlob, MemoryConsensus
 from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus, requested
 from persist_lib.location.open import open_location
 from persist_lib.location.retrying import RetryingBlob
-from persist_lib.location.spending import PUTS, scope
+from persist_lib.location.spending import PUTS, Spending
 from persist_lib.testing import FaultyBlob, ManualClock, Outcome, RecordingLocation, Script
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -39,7 +39,7 @@ def test_every_attempt_is_counted_and_charged_also_one_that_fails() -> None:
     meter = Meter(clock.monotonic)
     faulty = FaultyBlob(MemoryBlob(), Script({("set", 1): Outcome.REFUSED, ("set", 2): Outcome.REFUSED}), clock.sleep)
     blob = RetryingBlob(MeteredBlob(faulty, meter, DEAR), clock.runtime(1))
-    with scope() as spent:
+    with Spending() as spent:
         blob.set("s/x", b"12345")
         blob.get("s/x")
     count = meter.counts()["set"]
@@ -61,11 +61,11 @@ def test_latencies_have_a_sum_a_longest_and_a_bound_for_every_share() -> None:
     assert sum(count.latencies) == 100
 
 
-def test_scopes_nest_and_the_outer_one_has_all() -> None:
+def test_what_is_spent_inside_is_spent_outside_too() -> None:
     blob = MeteredBlob(MemoryBlob(), Meter())
-    with scope() as outer:
+    with Spending() as outer:
         blob.get("s/a")
-        with scope() as inner:
+        with Spending() as inner:
             blob.get("s/b")
             with inner.again():
                 blob.get("s/c")
@@ -81,8 +81,8 @@ def test_an_iterator_is_charged_for_its_items_and_not_for_what_its_consumer_does
             blob.get("s/x")
             yield n
 
-    with scope() as around:
-        own = scope()
+    with Spending() as around:
+        own = Spending()
         for _ in own.over(items()):
             blob.set("s/y", b"")
     assert own.cost == Cost(gets=3)
@@ -96,11 +96,11 @@ def test_threads_of_a_pool_count_for_whoever_gave_them_the_work_and_keep_its_dea
         blob.get("s/x")
         return patience_s(1000.0)
 
-    with scope() as spent, within(runtime.deadline(5.0)), runtime.pool(3, "test") as pool:
+    with Spending() as spent, within(runtime.deadline(5.0)), runtime.pool(3, "test") as pool:
         patience = [*pool.map(work, range(50)), pool.submit(work, 0).result()]
     assert spent.cost.gets == 51
     assert max(patience) <= 5.0, "without a context they would wait for 1000 s"
-    with ThreadPoolExecutor(1) as other, scope() as unknown:
+    with ThreadPoolExecutor(1) as other, Spending() as unknown:
         other.submit(work, 0).result()
     assert unknown.cost.gets == 0
 
@@ -109,7 +109,7 @@ def test_two_calls_at_once_are_charged_each_for_its_own() -> None:
     blob = MeteredBlob(MemoryBlob(), Meter())
 
     def call(count: int) -> int:
-        with scope() as spent:
+        with Spending() as spent:
             for _ in range(count):
                 blob.get("s/x")
         return spent.cost.gets
@@ -128,7 +128,7 @@ def test_a_store_that_tells_of_its_requests_is_charged_by_those_and_not_by_its_o
 
     meter = Meter()
     blob = MeteredBlob(Wire(), meter, DEAR, by_request=True)
-    with scope() as spent:
+    with Spending() as spent:
         blob.set("s/x", b"123")
         blob.get("s/nothing is asked for this")
     assert spent.cost == Cost(bytes_written=3, puts=3, dollars=3.0)
@@ -141,7 +141,7 @@ def test_what_another_process_spent_is_added_to_the_call_and_to_the_client() -> 
     with persist.open("memory:") as client:
         before = client.metrics().cost
         elsewhere = pickle.loads(pickle.dumps(Cost(gets=3, bytes_read=7, dollars=0.5)))
-        with scope() as spent:
+        with Spending() as spent:
             client.charge(elsewhere)
         assert spent.cost == elsewhere
         assert client.metrics().cost == before + elsewhere
@@ -158,7 +158,7 @@ def test_a_child_that_was_forked_while_others_count_can_count() -> None:
 
     def in_child() -> int:
         signal.alarm(20)  # a lock that stays held would hang for ever
-        with scope() as spent:
+        with Spending() as spent:
             blob.get("s/x")
         return spent.cost.gets
 
@@ -230,10 +230,10 @@ def test_a_refused_read_is_retried_and_charged_to_the_call() -> None:
     plan = Script({("get", 1): Outcome.REFUSED})
     meter = Meter(clock.monotonic)
     blob = RetryingBlob(MeteredBlob(FaultyBlob(location.blob, plan, clock.sleep), meter), clock.runtime(1))
-    with scope() as spent:
+    with Spending() as spent:
         assert blob.get("s/x") is None
     assert spent.cost.gets == 2
-    with pytest.raises(Determinate), scope() as spent, within(clock.runtime(2).deadline(0.0)):
+    with pytest.raises(Determinate), Spending() as spent, within(clock.runtime(2).deadline(0.0)):
         RetryingBlob(
             MeteredBlob(FaultyBlob(location.blob, Script({("get", 1): Outcome.REFUSED}), clock.sleep), meter),
             clock.runtime(1),
@@ -241,7 +241,7 @@ def test_a_refused_read_is_retried_and_charged_to_the_call() -> None:
     assert spent.cost.gets == 1
 
 
-def test_counting_takes_less_than_five_microseconds_of_an_append() -> None:
+def test_counting_takes_few_microseconds_of_an_append() -> None:
     """By CPU time, the least of several rounds: the difference between a bare call and one counted in a scope."""
 
     class Nothing(MemoryConsensus):
@@ -257,13 +257,13 @@ def test_counting_takes_less_than_five_microseconds_of_an_append() -> None:
             call()
         return (time.process_time() - started) / calls * 1e6
 
-    def in_scope() -> Cost:
-        with scope() as spent:
+    def counted_call() -> Cost:
+        with Spending() as spent:
             counted.compare_and_set("s", None, b"x" * 500)
         return spent.cost
 
     def alone() -> bool:
         return bare.compare_and_set("s", None, b"x" * 500)
 
-    least = min(per_call_us(in_scope) - per_call_us(alone) for _ in range(rounds))
-    assert least < 5 * float(os.environ.get("PERSIST_TEST_SLOWNESS", "2")), f"{least:.2f} µs"
+    least = min(per_call_us(counted_call) - per_call_us(alone) for _ in range(rounds))
+    assert least < 10, f"{least:.2f} µs; 4 when this was written"

@@ -1,0 +1,153 @@
+"""Every call says what it cost: appends aside (see test_write), snapshots, splits, duties, plans and the census."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.config import Runtime
+from persist_lib.core.cost import S3_LIST, Cost, Prices
+from persist_lib.location import open_location
+from persist_lib.location.metering import CLASS_OF
+from persist_lib.location.spending import CLASSES
+from persist_lib.testing.recording import RecordingLocation
+
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+DEAR = Prices(put=1.0, get=0.5, list=3.0, delete=0.25, commit=10.0, query=100.0)
+OBJECTS = persist.Config(inline_bytes=0, rollup_every=4)
+
+
+class Counted:
+    """A client on a location that records what it is asked for."""
+
+    def __init__(self, config: persist.Config) -> None:
+        self.recording = RecordingLocation(open_location("memory:", create=True))
+        self.client = persist.open(
+            self.recording.location, config=config, runtime=Runtime(background=False), prices=DEAR
+        )
+
+    def classes(self, act: Callable[[], Any]) -> tuple[Any, Counter[str]]:
+        """What a call answered, and the requests that the location saw meanwhile, by class."""
+        self.recording.clear()
+        answer = act()
+        return answer, Counter(CLASSES[CLASS_OF[request.kind]] for request in self.recording.requests)
+
+
+def told(cost: Cost) -> Counter[str]:
+    return Counter({name: n for name in CLASSES if (n := getattr(cost, name))})
+
+
+@pytest.fixture
+def counted() -> Iterator[Counted]:
+    counted = Counted(OBJECTS)
+    write = counted.client.open_writer("s", SCHEMA)
+    for n in range(6):
+        write.compare_and_append([{"id": id_, "word": f"w{n}"} for id_ in range(20)], n, n + 1)
+    yield counted
+    counted.client.close()
+
+
+DUTIES: dict[str, Callable[[persist.Client], Any]] = {
+    "expire": lambda client: client.expire("s"),
+    "retain": lambda client: client.retain("s"),
+    "compact": lambda client: client.compact("s"),
+    "compact, dry": lambda client: client.compact("s", dry_run=True),
+    "roll_up": lambda client: client.roll_up("s"),
+    "collect": lambda client: client.collect("s"),
+    "audit": lambda client: client.audit_orphans("s"),
+    "scrub": lambda client: client.scrub("s"),
+    "maintain": lambda client: client.maintain("s"),
+}
+
+
+@pytest.mark.parametrize("duty", DUTIES)
+def test_a_duty_reports_exactly_what_it_asked_of_the_location(counted: Counted, duty: str) -> None:
+    report, seen = counted.classes(lambda: DUTIES[duty](counted.client))
+    assert told(report.cost) == seen
+    assert report.cost.requests > 0
+    assert report.cost.dollars == pytest.approx(report.cost.priced(DEAR).dollars)
+
+
+def test_the_duties_of_a_pass_make_up_for_most_of_it(counted: Counted) -> None:
+    done = counted.client.maintain("s")
+    parts = (done.expired, done.retained, done.compacted, done.rolled_up, done.collected, done.audited)
+    assert sum((part.cost for part in parts), Cost()).puts == done.cost.puts == 2, "one part, one rollup"
+    assert done.cost.requests > sum(part.cost.requests for part in parts), "the census before and after is in it too"
+    [applied] = done.compacted.applied
+    assert applied.cost.gets == 6
+    assert applied.cost.bytes_read >= done.compacted.bytes_in
+
+
+def test_a_snapshot_costs_what_reading_it_took_and_grows_as_it_is_read(counted: Counted) -> None:
+    with counted.client.open_reader("s") as read:
+        snapshot, seen = counted.classes(lambda: read.snapshot(5))
+        assert told(snapshot.cost) == seen
+        found = snapshot.cost
+        tables = snapshot.batches()
+        assert snapshot.cost == found, "nothing is fetched before it is asked for"
+        next(tables)
+        assert snapshot.cost.gets == 6, "a merge begins with the first of every run"
+        counted.client.shards()
+        _, seen = counted.classes(lambda: list(tables))
+        before = snapshot.cost
+        _, seen = counted.classes(snapshot.to_arrow)
+        assert told(snapshot.cost) - told(before) == seen == Counter(gets=6)
+        assert snapshot.cost.queries == found.queries, "what happens beside it is not its own"
+        assert snapshot.cost.bytes_read == found.bytes_read + 2 * snapshot.size
+        snapshot.release()
+
+
+PROGRAM = """
+import pickle, sys
+import persist_lib as persist
+split = pickle.load(sys.stdin.buffer)
+with persist.Spending() as spent:
+    rows = split.to_arrow().num_rows
+sys.stdout.buffer.write(pickle.dumps((rows, spent.cost)))
+"""
+
+
+def test_a_split_that_is_read_in_another_process_tells_there_what_it_cost(tmp_path: Path) -> None:
+    import pickle  # noqa: PLC0415
+
+    with persist.open(f"file:{tmp_path}/data", config=OBJECTS) as client:
+        write, read = client.open_shard("s", SCHEMA)
+        write.compare_and_append([{"id": id_, "word": "w"} for id_ in range(1000)], 0, 1)
+        with read.snapshot(0) as snapshot:
+            [split] = snapshot.splits(1)
+            program = [sys.executable, "-W", "error", "-c", PROGRAM]
+            done = subprocess.run(
+                program, input=pickle.dumps(split), capture_output=True, check=True, cwd=Path(__file__).parents[2]
+            )
+            rows, cost = pickle.loads(done.stdout)
+            assert rows == 1000
+            assert cost == Cost(gets=1, bytes_read=snapshot.size)
+            assert snapshot.cost.gets == 0
+            client.charge(cost)
+            assert client.metrics().cost.gets >= 1
+
+
+def test_plans_and_the_census_have_the_prices_of_the_client(counted: Counted) -> None:
+    dry = counted.client.compact("s", dry_run=True)
+    assert dry.plan.cost.dollars == pytest.approx(6 * 0.5 + 1 * 1.0)
+    assert dry.cost.gets == dry.cost.puts == 0, "it only looked at the state"
+    own = counted.client.compact("s", dry_run=True, policy=persist.Policy(prices=Prices(get=0.0, put=7.0)))
+    assert own.plan.cost.dollars == pytest.approx(7.0), "a policy's own prices win"
+    state = counted.client.inspect("s").state
+    stored = state.size + sum(rollup.size for rollup in state.rollups.values())
+    assert counted.client.census("s").dollars_month == pytest.approx(stored / 2**30 * S3_LIST.gib_month)
+    with persist.open("memory:") as client:
+        client.open_writer("s", SCHEMA).compare_and_append([{"id": 1, "word": "w"}], 0, 1)
+        assert client.census("s").dollars_month == 0
+
+
+def test_what_a_compaction_was_planned_to_take_is_what_it_took(counted: Counted) -> None:
+    done = counted.client.compact("s")
+    assert (done.plan.cost.gets, done.plan.cost.puts) == (done.cost.gets, done.cost.puts) == (6, 1)
