@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from types import TracebackType
 
 import msgspec
@@ -320,7 +319,7 @@ class WriteHandle(Leased):
     def _build(
         self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, *, by_time: bool = False
     ) -> Built:
-        with self._undoubted():
+        with _Undoubted(self.shard):
             room = INLINE_TOTAL_BYTES - self.machine.state.inline_size
             inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
             return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
@@ -345,10 +344,10 @@ class WriteHandle(Leased):
         try:
             if builder.has_uploaded and deadline.has_passed():
                 raise self._timed_out(deadline, "its updates took that long to be uploaded")
-            with self._undoubted():
+            with _Undoubted(self.shard):
                 writer = self._register(deadline)
             while isinstance(answer := self.machine.try_commit(build, deadline.remaining_s(), token), c.InlineFull):
-                with self._undoubted():
+                with _Undoubted(self.shard):
                     built = self._made_room(builder, built)
         except PersistError:
             # SUBTLE: once a command was made of it, the log may refer to what was uploaded, or will: never delete that.
@@ -375,17 +374,6 @@ class WriteHandle(Leased):
         if forgotten is not None:
             self._leases.drop(self.machine, forgotten)
         return forgotten
-
-    @contextmanager
-    def _undoubted(self) -> Iterator[None]:
-        """What fails in here leaves no doubt about the append: it was not sent yet."""
-        try:
-            yield
-        except Indeterminate as error:
-            raise Determinate(
-                f"shard {self.shard}: nothing was appended, as what comes before failed: {error.message}. Try again",
-                shard=self.shard,
-            ) from error
 
     def _made_room(self, builder: Builder, built: Built) -> Built:
         """The same, to be tried again: the state has room now, or it became an object."""
@@ -415,6 +403,25 @@ class WriteHandle(Leased):
                 write_rollup(self.machine, self.id)
         except PersistError as error:
             log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
+
+
+class _Undoubted:
+    """What fails in here leaves no doubt about the append: it was not sent yet. A class, as it is cheaper to enter."""
+
+    __slots__ = ("_shard",)
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Indeterminate):
+            raise Determinate(
+                f"shard {self._shard}: nothing was appended, as what comes before failed: {error.message}. Try again",
+                shard=self._shard,
+            ) from error
 
 
 def _bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:

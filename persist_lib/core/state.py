@@ -74,17 +74,17 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     @property
     def size(self) -> int:
         """Bytes of all its parts."""
-        return sum(part.size for part in self.parts)
+        return sum([part.size for part in self.parts])
 
     @property
     def inline_size(self) -> int:
         """Bytes of its inline parts."""
-        return sum(part.size for part in self.parts if part.inline is not None)
+        return sum([part.size for part in self.parts if part.inline is not None])
 
     @property
     def keys(self) -> tuple[PartKey, ...]:
         """The blobs it refers to."""
-        return tuple(part.key for part in self.parts if part.inline is None)
+        return tuple([part.key for part in self.parts if part.inline is None])
 
     def run_parts(self) -> list[tuple[Part, ...]]:
         """Its parts, run by run; none for an empty batch."""

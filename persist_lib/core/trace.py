@@ -61,7 +61,7 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
         found.append(f"bounds [{batch.lower}, {batch.upper}) or since {batch.since} are no times")
     if batch.count < 0 or (batch.count == 0) != (not batch.parts):
         found.append(f"{batch.count} updates in {len(batch.parts)} parts")
-    rows = sum(part.rows for part in batch.parts)
+    rows = sum([part.rows for part in batch.parts])
     if batch.count > rows or (batch.exact and batch.count != rows):
         found.append(f"{batch.count} updates, but the parts hold {rows}")
     if batch.count == 0 and (batch.fingerprint or batch.diff_sum):
@@ -72,7 +72,8 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
         found.append(f"runs {batch.runs} do not fit {len(batch.parts)} parts")
     if not 0 <= batch.fingerprint < 2**64 or not -(2**63) <= batch.diff_sum < 2**63:
         found.append("fingerprint or diff sum is out of range")
-    if len(set(batch.keys)) != len(batch.keys):
+    keys = batch.keys
+    if len(set(keys)) != len(keys):
         found.append("it refers to a blob twice")
     for part in batch.parts:
         found += _part_problems(part, batch, len(state.schemas))

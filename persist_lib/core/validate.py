@@ -58,7 +58,8 @@ def _trace_change(new: State, diff: StateDiff) -> list[str]:
     found = [] if diff.trace.added else ["batches went without anything in their place"]
     for added in diff.trace.added:
         found += batch_problems(added, new)
-        index = bisect_left(new.trace, added.lo, key=lambda batch: batch.lo)
+        is_last = new.trace[-1] is added  # as what is appended always is
+        index = len(new.trace) - 1 if is_last else bisect_left(new.trace, added.lo, key=lambda batch: batch.lo)
         around = new.trace[max(0, index - 1) : index + 2]
         found += _contiguous(around, first=index <= 1)
         if added.since > new.since:
