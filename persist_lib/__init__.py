@@ -10,7 +10,7 @@ read.snapshot(as_of=0).to_arrow()
 """
 
 from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
-from persist_lib.config import Config, Runtime
+from persist_lib.config import CacheConfig, Config, Runtime
 from persist_lib.core.compaction import Policy
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.errors import (
@@ -56,6 +56,7 @@ __all__ = [
     "Appended",
     "Batching",
     "BufferFull",
+    "CacheConfig",
     "Client",
     "CompactionRefused",
     "Config",

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from persist_lib.config import Config, Runtime
+from persist_lib.config import CacheConfig, Config, Runtime
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy
 from persist_lib.core.cost import Cost, Prices
@@ -22,6 +22,7 @@ from persist_lib.frontier import parse_frontier
 from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id
 from persist_lib.leases import Leases
 from persist_lib.location import Location
+from persist_lib.location.caching import Cache, CachingBlob
 from persist_lib.location.metering import Meter, Metrics, metered, open_metered
 from persist_lib.location.open import scheme_of
 from persist_lib.location.retrying import retrying
@@ -62,6 +63,7 @@ def open(  # noqa: A001 - `persist.open` is what users write
     *,
     config: Config | None = None,
     prices: Prices | None = None,
+    cache: CacheConfig | None = None,
     runtime: Runtime | None = None,
     read_only: bool = False,
     create: bool = True,
@@ -74,11 +76,13 @@ def open(  # noqa: A001 - `persist.open` is what users write
     newest state.
 
     `prices` turn what is counted into dollars. Without them an S3 location has S3's list prices, and any other one is
-    free; `persist.Prices()` says what it would cost on S3.
+    free; `persist.Prices()` says what it would cost on S3. With a `cache` (short for the setting), what was read once
+    is not asked for again.
     """
-    return Client(
-        url, consensus, config or Config(), runtime or Runtime(), prices=prices, read_only=read_only, create=create
-    )
+    config = config or Config()
+    if cache is not None:
+        config = config.model_copy(update={"cache": cache})
+    return Client(url, consensus, config, runtime or Runtime(), prices=prices, read_only=read_only, create=create)
 
 
 class Client:
@@ -106,6 +110,8 @@ class Client:
         self.runtime = runtime
         self.read_only = read_only or location.read_only
         self.blob, self.consensus = retrying(metered(location, self._meter, prices), config, runtime)
+        self._cache = None if config.cache is None else Cache(config.cache, location.url, runtime)
+        self.reads = self.blob if self._cache is None else CachingBlob(self.blob, self._cache)
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._lock = threading.Lock()
@@ -128,13 +134,14 @@ class Client:
         shard = parse_shard_id(name)
         with self._lock:
             if shard not in self._machines:
-                self._machines[shard] = Machine(shard, self.blob, self.consensus, self.config, self.runtime)
+                self._machines[shard] = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads)
             return self._machines[shard]
 
     def metrics(self) -> Metrics:
         """What this client asked of its location so far, by kind of operation; each attempt counts."""
         operations = self._meter.counts()
-        return Metrics(operations, sum((count.cost for count in operations.values()), self._meter.elsewhere()))
+        cost = sum((count.cost for count in operations.values()), self._meter.elsewhere())
+        return Metrics(operations, cost, self._cache.counts() if self._cache else None)
 
     def charge(self, cost: Cost) -> None:
         """Count what another process spent for this client, and for the call that is under way, as Spark's tasks do."""

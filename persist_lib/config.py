@@ -22,6 +22,19 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
+class CacheConfig(BaseModel):
+    """A cache of what is read: parts and rollups, in chunks of up to 8 MiB. It holds no more than these many bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str | None = None
+    """A directory on a local disk, which several processes and locations may share. None: in memory only."""
+    disk_bytes: int = Field(1024 * MIB, ge=0)
+    """All files together, whichever process or location they are from. What is more than half of it is not kept."""
+    memory_bytes: int = Field(64 * MIB, ge=0)
+    """In each client. Found there, a chunk is not even read from disk."""
+
+
 class Config(BaseModel):
     """Settings of a client. Sizes in bytes, durations as the name says. Values out of bounds are refused."""
 
@@ -50,6 +63,8 @@ class Config(BaseModel):
     """Compactions that read more than this go to Spark when the engine is `auto`."""
     task_bytes: int = Field(128 * MIB, ge=64 * KIB)
     """Input of one merge task."""
+    cache: CacheConfig | None = None
+    """Keep what snapshots and listeners read. None: they ask the store each time."""
 
 
 @dataclass(frozen=True, slots=True)

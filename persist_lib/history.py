@@ -24,6 +24,7 @@ from persist_lib.format.encoding import (
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, SeqNo, ShardId
 from persist_lib.location.api import Blob, Consensus, Newest, Row
+from persist_lib.location.caching import fetch
 
 SCAN_ROWS = 1024
 """Rows of one scan. More than a rollup lags behind by, so that one scan is enough."""
@@ -122,7 +123,7 @@ def row_name(shard: ShardId, seqno: SeqNo) -> str:
 def _fetch_rollup(blob: Blob, shard: ShardId, rollup: tuple[SeqNo, Rollup]) -> Version | None:
     seqno, entry = rollup
     key = blob_key(shard, entry.key)
-    data = blob.get(key)
+    data = fetch(blob, key, 0, entry.size, entry.size, entry.digests)
     if data is None:
         return None
     verify(key, data, entry.digests)

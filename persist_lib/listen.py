@@ -152,7 +152,7 @@ class Listen:
         # and those are exact, as this reader's since is behind the frontier.
         lower = self.frontier.time or 0
         tables: Iterable[pa.Table] = read_updates(
-            machine.blob, machine.shard, (batch,), lower, upper.time, schemas, self._handle.schema
+            machine.reads, machine.shard, (batch,), lower, upper.time, schemas, self._handle.schema
         )
         if self._handle.read_only:
             tables = list(tables)  # a blob may vanish half way, and what was delivered must not come again

@@ -66,9 +66,18 @@ class Machine:
     `version` only advances. All methods are safe to call from several threads.
     """
 
-    def __init__(self, shard: ShardId, blob: Blob, consensus: Consensus, config: Config, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        shard: ShardId,
+        blob: Blob,
+        consensus: Consensus,
+        config: Config,
+        runtime: Runtime,
+        reads: Blob | None = None,
+    ) -> None:
         self.shard = shard
         self.blob = blob
+        self.reads = reads or blob
         self.consensus = consensus
         self.config = config
         self.runtime = runtime
@@ -103,9 +112,9 @@ class Machine:
         """The newest version there is, None when there is no such shard."""
         with self._lock:
             if self._version is None:
-                self._version = fetch_newest(self.blob, self.consensus, self.shard)
+                self._version = fetch_newest(self.reads, self.consensus, self.shard)
             else:
-                self._version = fetch_newer(self.blob, self.consensus, self.shard, self._version)
+                self._version = fetch_newer(self.reads, self.consensus, self.shard, self._version)
             return self._version
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:

@@ -18,6 +18,7 @@ from persist_lib.format.parts import PartSource, decode_inline, decode_part, ope
 from persist_lib.format.paths import blob_key
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.ids import ShardId
+from persist_lib.location import caching
 from persist_lib.location.api import Blob
 from persist_lib.schema import DIFF, Schema
 
@@ -130,7 +131,7 @@ def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: S
     def fetch(start: int, end: int) -> bytes:
         if part.inline is not None:
             return part.inline[start:end]
-        data = blob.get(key) if (start, end) == (0, part.size) else blob.get_range(key, start, end)
+        data = caching.fetch(blob, key, start, end, part.size, part.digests)
         if data is None:
             raise Missing(
                 f"{key} is not there, though a state refers to it. If a reader's lease ended, history was given up: "

@@ -151,7 +151,7 @@ class Snapshot:
 
     @property
     def cost(self) -> Cost:
-        """What it took so far to find and to read it here. It grows as it is read; a split's is counted where that is."""
+        """What it took so far to find it and to read it here. What splits take is counted where they are read."""
         return self._spent.cost
 
     @property
@@ -200,7 +200,7 @@ class Snapshot:
         whole = self._whole()
         machine = self._handle.machine
         with self._spent.again():
-            found = boundaries(machine.blob, machine.shard, whole.inputs, whole.schemas, whole.size // n)
+            found = boundaries(machine.reads, machine.shard, whole.inputs, whole.schemas, whole.size // n)
         ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
         return [self._split(self._keys.meet(range_)) for range_ in ranges]
 
@@ -225,7 +225,7 @@ class Snapshot:
         try:
             with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
                 return read_whole(
-                    machine.blob, machine.shard, whole.inputs, whole.schemas, whole.schema, whole.key_lower,
+                    machine.reads, machine.shard, whole.inputs, whole.schemas, whole.schema, whole.key_lower,
                     whole.key_upper, columns=whole.columns, pool=pool,
                 )  # fmt: skip
         except Missing as missing:
@@ -251,7 +251,7 @@ class Snapshot:
         while True:
             try:
                 skip = done
-                for table in self._split(keys).batches(self._handle.machine.blob):
+                for table in self._split(keys).batches(self._handle.machine.reads):
                     dropped = min(skip, table.num_rows)
                     skip -= dropped
                     fresh = table.slice(dropped)

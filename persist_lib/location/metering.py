@@ -17,6 +17,7 @@ from persist_lib.config import Runtime
 from persist_lib.core.cost import FREE, GIB, Cost, Prices
 from persist_lib.location.api import Blob, Consensus, Row
 from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.caching import CacheCounts
 from persist_lib.location.open import Location, open_location, scheme_of
 from persist_lib.location.spending import COMMITS, DELETES, GETS, LISTS, PUTS, QUERIES, Tally, tallies
 
@@ -232,7 +233,10 @@ def open_metered(
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """What a client asked of its location so far: operations by kind, and what they and other processes' work cost."""
+    """What a client asked of its location so far: operations by kind, what that and other
+    processes' work for it cost, and how often its cache, if it has one, spared it the asking.
+    """
 
     operations: dict[str, Count]
     cost: Cost
+    cache: CacheCounts | None = None

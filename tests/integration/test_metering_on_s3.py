@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -89,6 +90,28 @@ def test_a_client_counts_each_request_that_the_server_saw(scheme: str, log: Log)
             assert cost.commits == cost.queries == 0, "they are requests to S3"
         written = sum(count.sent_bytes for count in client.metrics().operations.values())
         assert cost.bytes_written == written > 8 * 200 * 16
+
+
+def test_what_is_in_the_cache_is_not_asked_of_the_server(log: Log, tmp_path: Path) -> None:
+    url = servers.s3_server().location(log.prefix, "s3+cas")
+    cache = persist.CacheConfig(path=str(tmp_path))
+    config = persist.Config(inline_bytes=0, cache=cache)
+    with persist.open(url, config=config, runtime=QUIET) as client:
+        write, read = client.open_shard("s", SCHEMA)
+        for n in range(3):
+            write.compare_and_append(large(100), n, n + 1)
+        with read.snapshot(2) as snapshot:
+            first, before = snapshot.to_arrow(), log.requests()
+            assert snapshot.to_arrow().equals(first)
+            assert log.requests() == before, "nothing at all"
+    with persist.open(url, config=config, runtime=QUIET, read_only=True) as other, other.open_reader("s") as read:
+        with read.snapshot(2) as snapshot:
+            before = log.requests()
+            assert snapshot.to_arrow().equals(first)
+            assert log.requests() == before
+        counts = other.metrics().cache
+        assert counts is not None
+        assert (counts.disk_hits, counts.misses, counts.hit_rate) == (3, 0, 1.0)
 
 
 def test_each_piece_of_a_large_object_is_a_request_of_the_call_that_stored_it(log: Log) -> None:
