@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from persist_lib.testing.servers import PostgresServer, S3Server, children, free_port, use_test_credentials
+from tests.pooler import Pooler
 
 DSN = "PERSIST_TEST_PG_DSN"
 """A PostgreSQL to use instead of one of our own: a URL whose role may create schemas."""
@@ -21,11 +23,32 @@ def postgres_url() -> str:
     return os.environ.get(DSN) or PostgresServer().url
 
 
+def postgres_at(port: int | None = None, **options: str) -> str:
+    """Its URL, through another port (of a proxy, say), with options added."""
+    parts = urlsplit(postgres_url())
+    place = parts.netloc if port is None else f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{port}"
+    query = [*parse_qsl(parts.query), *options.items()]
+    return urlunsplit(parts._replace(netloc=place, query=urlencode(query)))
+
+
+def postgres_port() -> int:
+    """Where it listens on the loopback interface."""
+    return urlsplit(postgres_url()).port or 5432
+
+
+@functools.cache
+def pooler() -> Pooler:
+    """One in front of `postgres_url`, in this process."""
+    return Pooler(postgres_port())
+
+
 @functools.cache
 def s3_server() -> S3Server:
     """One for everything that does not stop it, with the bucket `tests`."""
     return S3Server(BUCKET)
 
 
-__all__ = ["BUCKET", "DSN", "PostgresServer", "S3Server", "children", "free_port", "postgres_url", "s3_server",
-           "use_test_credentials"]  # fmt: skip
+__all__ = [
+    "BUCKET", "DSN", "PostgresServer", "S3Server", "children", "free_port", "pooler", "postgres_at", "postgres_port",
+    "postgres_url", "s3_server", "use_test_credentials",
+]  # fmt: skip

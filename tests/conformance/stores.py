@@ -1,7 +1,7 @@
 """Every implementation that the conformance suite runs over, in one registry.
 
 To add one: a `BlobKind` or `ConsensusKind` here whose `prepare` answers the URL of a fresh, empty
-place (skipping the test if its server cannot be had). Nothing else in this folder names an implementation.
+place. Nothing else in this folder names an implementation.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def _file_url(path: Path) -> str:
 
 
 def _postgres_url(_: Path) -> str:
-    url = servers.postgres_url()
-    return f"{url}{'&' if '?' in url else '?'}persist_schema=t{os.urandom(8).hex()}"
+    return servers.postgres_at(persist_schema=f"t{os.urandom(8).hex()}")
+
+
+def _pooled_url(_: Path) -> str:
+    return servers.postgres_at(servers.pooler().port, persist_schema=f"t{os.urandom(8).hex()}")
 
 
 def _s3_cas_url(path: Path) -> str:
@@ -100,6 +103,12 @@ CONSENSUSES = {
     "memory": ConsensusKind(_memory_url, is_shared=False),
     "sqlite": ConsensusKind(_file_url),
     "postgresql": ConsensusKind(_postgres_url),
+    "postgresql, pooled": ConsensusKind(_pooled_url, rows_to_race_for=40),
     "s3": ConsensusKind(_s3_cas_url, has_transactions=False, rows_to_race_for=40),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
 }
+
+SHARED_BLOBS = [name for name, kind in BLOBS.items() if kind.is_shared]
+SHARED_CONSENSUSES = [name for name, kind in CONSENSUSES.items() if kind.is_shared]
+TRANSACTIONAL = [name for name, kind in CONSENSUSES.items() if kind.has_transactions]
+"""For `parametrize("consensus_name", ..., indirect=True)`: a test that some cannot pass does not run over those."""

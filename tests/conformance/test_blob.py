@@ -11,7 +11,7 @@ from persist_lib.errors import Corrupt, InvalidName, InvalidUsage
 from persist_lib.location.api import Blob, BlobEntry
 from tests.conformance import racers
 from tests.conformance.conftest import PROCESSES, Race
-from tests.conformance.stores import BlobKind
+from tests.conformance.stores import SHARED_BLOBS, BlobKind
 
 AWKWARD = [
     "s/a b+c%20d.parquet",
@@ -243,9 +243,8 @@ def test_read_only_reads_and_refuses_to_write(blob: Blob, blob_kind: BlobKind, b
     reader.close()
 
 
-def test_a_forked_child_uses_it_as_well_as_its_parent(blob: Blob, blob_kind: BlobKind) -> None:
-    if not blob_kind.is_shared:
-        pytest.skip("not shared among processes")
+@pytest.mark.parametrize("blob_name", SHARED_BLOBS, indirect=True)
+def test_a_forked_child_uses_it_as_well_as_its_parent(blob: Blob) -> None:
     blob.set("s/parent", b"x")
     if (child := os.fork()) == 0:
         try:
@@ -258,11 +257,8 @@ def test_a_forked_child_uses_it_as_well_as_its_parent(blob: Blob, blob_kind: Blo
     blob.set("s/after", b"z")
 
 
-def test_of_processes_that_set_a_key_one_wins(
-    blob: Blob, blob_name: str, blob_kind: BlobKind, blob_url: str, race: Race
-) -> None:
-    if not blob_kind.is_shared:
-        pytest.skip("not shared among processes")
+@pytest.mark.parametrize("blob_name", SHARED_BLOBS, indirect=True)
+def test_of_processes_that_set_a_key_one_wins(blob: Blob, blob_name: str, blob_url: str, race: Race) -> None:
     rounds = 8
     won = race([(racers.set_in_process, blob_name, blob_url, who, rounds) for who in range(PROCESSES)])
     for n in range(rounds):

@@ -17,7 +17,7 @@ from persist_lib.location.memory import MemoryConsensus, is_newest, next_seqno
 from tests.conformance import racers
 from tests.conformance.conftest import PROCESSES, Race
 from tests.conformance.history import violations
-from tests.conformance.stores import ConsensusKind
+from tests.conformance.stores import SHARED_CONSENSUSES, TRANSACTIONAL, ConsensusKind
 from tests.logs import after
 
 EVERYTHING = 1_000_000
@@ -260,10 +260,8 @@ def test_of_threads_that_truncate_meanwhile_none_frees_a_row_to_be_won_twice(con
     assert violations("s", claims, rows) == []
 
 
-def test_of_threads_that_set_many_at_once_none_wins_half(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
-    if not consensus_kind.has_transactions:
-        pytest.skip("no transactions")
-
+@pytest.mark.parametrize("consensus_name", TRANSACTIONAL, indirect=True)
+def test_of_threads_that_set_many_at_once_none_wins_half(consensus: Consensus) -> None:
     def attempt(who: int) -> int:
         wins = 0
         for n in range(12):
@@ -277,11 +275,10 @@ def test_of_threads_that_set_many_at_once_none_wins_half(consensus: Consensus, c
     assert len(rows) == wins
 
 
+@pytest.mark.parametrize("consensus_name", SHARED_CONSENSUSES, indirect=True)
 def test_of_processes_that_create_extend_and_truncate_one_wins_each_row(
     consensus: Consensus, consensus_name: str, consensus_kind: ConsensusKind, consensus_url: str, race: Race
 ) -> None:
-    if not consensus_kind.is_shared:
-        pytest.skip("not shared among processes")
     until = consensus_kind.rows_to_race_for
     calls = [(racers.extend_in_process, consensus_name, consensus_url, "s", who, until) for who in range(PROCESSES - 1)]
     calls.append((racers.truncate_in_process, consensus_name, consensus_url, "s", PROCESSES - 1, until))
@@ -293,11 +290,10 @@ def test_of_processes_that_create_extend_and_truncate_one_wins_each_row(
     assert len(winners) >= PROCESSES // 2, "most of the processes starved"
 
 
+@pytest.mark.parametrize("consensus_name", SHARED_CONSENSUSES, indirect=True)
 def test_of_processes_that_extend_none_loses_an_acknowledged_row(
     consensus: Consensus, consensus_name: str, consensus_kind: ConsensusKind, consensus_url: str, race: Race
 ) -> None:
-    if not consensus_kind.is_shared:
-        pytest.skip("not shared among processes")
     until = consensus_kind.rows_to_race_for
     claims = [
         *chain.from_iterable(
@@ -311,13 +307,12 @@ def test_of_processes_that_extend_none_loses_an_acknowledged_row(
     assert violations("s", claims, rows) == []
 
 
+@pytest.mark.parametrize("consensus_name", SHARED_CONSENSUSES, indirect=True)
 @pytest.mark.parametrize("child_writes_first", [True, False])
 def test_what_a_forked_child_was_told_to_be_done_is_there_after_its_parent_closed(
     consensus_kind: ConsensusKind, consensus_url: str, child_writes_first: bool
 ) -> None:
     """A connection, or only what the library remembers of it, must not be shared with the parent's."""
-    if not consensus_kind.is_shared:
-        pytest.skip("not shared among processes")
     consensus = consensus_kind.open(consensus_url)
     fill(consensus, "s", 1)
     connected, closed = os.pipe(), os.pipe()
