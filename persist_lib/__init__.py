@@ -47,12 +47,14 @@ from persist_lib.location.spending import Spending
 from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
 from persist_lib.snapshot import Snapshot, Split
+from persist_lib.together import Append
 from persist_lib.updates import Update, decode_rows
 from persist_lib.write import Appended, Batching, WriteHandle
 
 __all__ = [
     "TOP",
     "Antichain",
+    "Append",
     "Appended",
     "Batching",
     "BufferFull",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
@@ -52,7 +52,8 @@ from persist_lib.maintain import (
 )
 from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
-from persist_lib.write import Batching, WriteHandle
+from persist_lib.together import Append, append_together
+from persist_lib.write import Appended, Batching, WriteHandle
 
 Progress = Callable[[int, int], None]
 
@@ -307,6 +308,24 @@ class Client:
         """
         self._writable("finish")
         self.machine(name).commit(lambda _state, _now: c.Finish())
+
+    def compare_and_append_many(
+        self, appends: Iterable[Append], *, timeout: float | None = None, token: bytes | None = None
+    ) -> list[Appended]:
+        """Append to several shards at once: all of it or nothing, for every reader and after every crash.
+
+            client.compare_and_append_many([Append(orders, rows, 5, 6), Append(payments, others, 2, 3)])
+
+        Each is as `write.compare_and_append(updates, expected_upper, new_upper)`, on writers of this client, each of
+        another shard; the answers are in their order, with one token in common. What one shard refuses (UpperMismatch,
+        LeaseExpired, ShardFinished: each says which) is refused for all, and nothing was written. After Indeterminate,
+        repeat the call with the `token` it carries: it answers what happened, for all. InvalidUsage where Consensus has
+        no transactions (S3 alone), before anything is uploaded.
+        """
+        self._writable("compare_and_append_many")
+        deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else timeout)
+        token = token or self.runtime.token()
+        return append_together(list(appends), self.consensus, self.machine, deadline, token)
 
     def inspect(self, name: str) -> Version:
         """The newest version of a shard's state, as it is."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from persist_lib.config import Config, Deadline, Runtime
@@ -36,14 +36,15 @@ from persist_lib.errors import (
     TimedOut,
     UpperMismatch,
 )
-from persist_lib.format.encoding import encode_row
+from persist_lib.format.encoding import LogRow, encode_row
 from persist_lib.history import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.ids import SeqNo, ShardId
-from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.deadline import within
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.25
+DOUBT_PAUSE_S = 0.01
 
 
 class Committed(NamedTuple):
@@ -56,6 +57,24 @@ class Committed(NamedTuple):
     attempts: int
 
 
+class Prepared(NamedTuple):
+    """A transition that only has to be committed: the version it follows, its row, the bytes of that, and the state."""
+
+    before: Version
+    row: LogRow
+    data: bytes
+    state: State
+
+    @property
+    def change(self) -> Change:
+        """What Consensus is asked to append."""
+        return row_to_follow(self.before), self.data
+
+    def committed(self, attempts: int) -> Committed:
+        """How it is acknowledged."""
+        return Committed(self.row.seqno, self.row.token, self.before.state, self.state, attempts)
+
+
 Build = Callable[[State, int], c.Command]
 """Makes a command from the newest state and the store's clock (ms). Called again after every lost race."""
 
@@ -63,7 +82,7 @@ Build = Callable[[State, int], c.Command]
 class Machine:
     """One shard as one process sees it. Shared by all its handles there, so that they never race each other.
 
-    `version` only advances. All methods are safe to call from several threads.
+    `version` only advances. All methods are safe to call from several threads; whoever commits holds `turn`.
     """
 
     def __init__(
@@ -81,13 +100,13 @@ class Machine:
         self.consensus = consensus
         self.config = config
         self.runtime = runtime
-        self._lock = threading.RLock()
+        self.turn = threading.RLock()
         self._version: Version | None = None
         _everywhere.add(self)
 
     def after_fork_in_child(self) -> None:
         """Whoever held the lock is not here. The version is whole: it is only ever replaced."""
-        self._lock = threading.RLock()
+        self.turn = threading.RLock()
 
     @property
     def version(self) -> Version:
@@ -110,7 +129,7 @@ class Machine:
 
     def try_fetch(self) -> Version | None:
         """The newest version there is, None when there is no such shard."""
-        with self._lock:
+        with self.turn:
             if self._version is None:
                 self._version = fetch_newest(self.reads, self.consensus, self.shard)
             else:
@@ -134,93 +153,124 @@ class Machine:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         token = token or self.runtime.token()
-        with self._lock, within(deadline):
+        with self.turn, within(deadline):
             return self._commit(build, deadline, token)
 
     def _commit(self, build: Build, deadline: Deadline, token: bytes) -> Committed | c.Refusal:
         is_fresh, attempts, pause = False, 0, FIRST_PAUSE_S
         while True:
-            version = self._version if self._version is not None else self._create_or_fetch()
-            seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
-            command = build(version.state, now)
-            diff = change(version.state, seqno, command)
-            if not isinstance(diff, StateDiff):
-                if is_fresh or (isinstance(diff, c.AlreadyDone) and diff.outcome is not None):
-                    return diff
-                # `version` may be stale: look once more before saying no, or that it is so already. Only a token that
-                # was seen stays seen.
+            prepared = self.prepare(build, token)
+            if not isinstance(prepared, Prepared):
+                if is_fresh or is_remembered(prepared):
+                    return prepared
+                # The version may be stale: look once more before saying no, or that it is so already.
                 self.try_fetch()
                 is_fresh = True
                 continue
-            state = apply_diff(version.state, diff)
-            check_change(version.state, diff, state, seqno)
-            row = next_row(version, diff, state, token, type(command).__name__, now)
-            data = encode_row(row)
             attempts += 1
-            if self._compare_and_set(version, data, deadline, token):
-                # SUBTLE: to find out about an unknown outcome, newer versions than this one may have been fetched.
-                if self._version is None or self._version.seqno < seqno:
-                    self._version = after(row, data, state)
-                return Committed(seqno, token, version.state, state, attempts)
+            if self._compare_and_set(prepared, deadline):
+                self.adopt(prepared)
+                return prepared.committed(attempts)
             if deadline.has_passed():
                 self.try_fetch()  # or the next call starts from the same stale version, and loses again
-                raise self._timed_out(deadline, f"{attempts} lost races for {type(command).__name__}")
+                raise timed_out((self.shard,), deadline, f"{attempts} lost races for {prepared.row.command}")
             if attempts > 1:
                 deadline.pause(pause)
                 pause = min(LONGEST_PAUSE_S, pause * 2)
             self.try_fetch()
             is_fresh = True
 
+    def prepare(self, build: Build, token: bytes) -> Prepared | c.Refusal:
+        """What `build` makes of the newest version this process knows, or why that says no."""
+        version = self._version if self._version is not None else self._create_or_fetch()
+        seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
+        command = build(version.state, now)
+        diff = change(version.state, seqno, command)
+        if not isinstance(diff, StateDiff):
+            return diff
+        state = apply_diff(version.state, diff)
+        check_change(version.state, diff, state, seqno)
+        row = next_row(version, diff, state, token, type(command).__name__, now)
+        return Prepared(version, row, encode_row(row), state)
+
+    def adopt(self, prepared: Prepared) -> None:
+        """Know the version that was just committed.
+
+        SUBTLE: to find out about an unknown outcome, newer versions than this one may have been fetched.
+        """
+        if self._version is None or self._version.seqno < prepared.row.seqno:
+            self._version = after(prepared.row, prepared.data, prepared.state)
+
     def _create_or_fetch(self) -> Version:
         return self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
 
-    def _compare_and_set(self, version: Version, data: bytes, deadline: Deadline, token: bytes) -> bool:
-        """Whether `data` is the row after `version`. Resolves what is indeterminate, or raises Indeterminate.
+    def _compare_and_set(self, prepared: Prepared, deadline: Deadline) -> bool:
+        """Whether it is in the log now. Resolves what is indeterminate, or raises Indeterminate.
 
         SUBTLE: after an indeterminate answer the row may still arrive later, so that "not there" decides nothing. The
         same bytes are sent again until some row is there: ours, or another's, which keeps ours out for ever.
         """
-        expected, seqno = row_to_follow(version), SeqNo(version.seqno + 1)
         doubt: PersistError | None = None
         while True:
             try:
-                won = self.consensus.compare_and_set(self.shard, expected, data)
+                won = self.consensus.compare_and_set(self.shard, *prepared.change)
                 if won or doubt is None:
                     return won
-                rows = self.consensus.scan(self.shard, seqno, 1)
-                if rows and rows[0].seqno == seqno:
-                    return rows[0].data == data
-                # Decided, but truncated since: only the state's memory of tokens can tell.
-                return self._remembers(token, doubt)
+                is_done = self.is_in_log(prepared)
+                if is_done is None:  # decided, but truncated since: only the state's memory of tokens can tell
+                    is_done = self.remembers(prepared.row.token) or None
             except Indeterminate as error:
                 doubt = doubt or error
             except Determinate:
                 if doubt is None:
                     raise
+            else:
+                if is_done is None:
+                    raise in_doubt((self.shard,), prepared.row.token, doubt) from doubt
+                return is_done
             if deadline.has_passed():
-                raise self._in_doubt(token, doubt) from doubt
-            deadline.pause(FIRST_PAUSE_S * 5)
+                raise in_doubt((self.shard,), prepared.row.token, doubt) from doubt
+            deadline.pause(DOUBT_PAUSE_S)
 
-    def _remembers(self, token: bytes, doubt: PersistError) -> bool:
-        version = self.fetch()
-        for writer in version.state.writers.values():
-            if any(outcome.token == token for outcome in writer.outcomes):
-                return True
-        raise self._in_doubt(token, doubt) from doubt
+    def is_in_log(self, prepared: Prepared) -> bool | None:
+        """Whether its row is there; False when another's is, for ever; None when there is no row in its place."""
+        rows = self.consensus.scan(self.shard, prepared.row.seqno, 1)
+        if not rows or rows[0].seqno != prepared.row.seqno:
+            return None
+        return rows[0].data == prepared.data
 
-    def _in_doubt(self, token: bytes, cause: PersistError) -> Indeterminate:
-        return Indeterminate(
-            f"shard {self.shard}: it is not known whether the change with token {token.hex()} was committed ({cause}). "
-            "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
-            shard=self.shard, token=token,
-        )  # fmt: skip
+    def remembers(self, token: bytes) -> bool:
+        """Whether some live writer of the newest state remembers a transition with this token."""
+        writers = self.fetch().state.writers.values()
+        return any(outcome.token == token for writer in writers for outcome in writer.outcomes)
 
-    def _timed_out(self, deadline: Deadline, what: str) -> TimedOut:
-        return TimedOut(
-            f"shard {self.shard}: gave up after {deadline.timeout_s:g} s and {what}; nothing was changed. "
-            "Try again, or with a longer timeout",
-            shard=self.shard, timeout_s=deadline.timeout_s,
-        )  # fmt: skip
+
+def is_remembered(refusal: c.Refusal | Prepared) -> bool:
+    """Whether it says that the token was seen: the one refusal that is true of a stale state, for it stays true."""
+    return isinstance(refusal, c.AlreadyDone) and refusal.outcome is not None
+
+
+def in_doubt(shards: Sequence[ShardId], token: bytes, cause: PersistError) -> Indeterminate:
+    """The error for a transition of these shards whose outcome could not be found out in time."""
+    return Indeterminate(
+        f"{named(shards)}: it is not known whether the change with token {token.hex()} was committed ({cause}). "
+        "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
+        shard=shards[0], token=token,
+    )  # fmt: skip
+
+
+def timed_out(shards: Sequence[ShardId], deadline: Deadline, what: str) -> TimedOut:
+    """The error for a call that ran out of time with nothing changed."""
+    return TimedOut(
+        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {what}; nothing was changed. "
+        "Try again, or with a longer timeout",
+        shard=shards[0], timeout_s=deadline.timeout_s,
+    )  # fmt: skip
+
+
+def named(shards: Sequence[ShardId]) -> str:
+    """How messages name one shard or several."""
+    return f"shard {shards[0]}" if len(shards) == 1 else f"shards {', '.join(shards)}"
 
 
 def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:

@@ -13,6 +13,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
@@ -29,7 +31,7 @@ from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.leases import Leased, Leases
 from persist_lib.location.deadline import within
-from persist_lib.machine import Committed, Machine, refused
+from persist_lib.machine import Build, Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.outbox import Answer, Outbox
@@ -42,6 +44,18 @@ __all__ = ["Appended", "Batching", "WriteHandle"]
 log = logging.getLogger("persist.write")
 ROLLUP_S = 5.0
 """How long an append that is committed may be held up by the rollup that it found due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one handle brings to an append to several shards: its command, and what to do with the answer."""
+
+    machine: Machine
+    build: Build
+    make_room: Callable[[], None]
+    """To be called before it is tried again after InlineFull."""
+    done: Callable[[Committed | c.AlreadyDone], Appended]
+    refused: Callable[[c.Refusal], PersistError]
 
 
 class WriteHandle(Leased):
@@ -117,7 +131,7 @@ class WriteHandle(Leased):
         of these wrote anything. After Indeterminate, repeat the call with the `token` it carries: it answers what
         happened. Waits for what `append_async` accepted before; raises NotSent if that failed and nobody knows yet.
         """
-        lower, upper = _bounds(expected_upper, new_upper)
+        lower, upper = parse_bounds(expected_upper, new_upper)
         deadline = self._begin(timeout)
         try:
             return self._append(self._checked(updates, lower, upper), lower, upper, deadline, token)
@@ -145,7 +159,7 @@ class WriteHandle(Leased):
         looked at a failure, by `result` or `exception`, then the next call on this handle raises NotSent, `flush` and
         `close` what it was; once. A future can be cancelled before it is sent, and is awaited by `asyncio.wrap_future`.
         """
-        lower, upper = _bounds(expected_upper, new_upper)
+        lower, upper = parse_bounds(expected_upper, new_upper)
         deadline = self._deadline(timeout)
         outbox = self._outbox or self._begin_outbox()
         tables = self._checked(updates, lower, upper)
@@ -179,7 +193,7 @@ class WriteHandle(Leased):
         For several writers of identical data: whoever is first wins, the others add what is beyond. Raises
         UpperMismatch when there is a gap before `lower`.
         """
-        low, upper = _bounds(lower, new_upper)
+        low, upper = parse_bounds(lower, new_upper)
 
         def rest(built: Built, state: State) -> Batch:
             is_overlap = low < state.upper and state.upper < upper
@@ -242,6 +256,44 @@ class WriteHandle(Leased):
         self._lock = threading.RLock()
         if self._outbox is not None:
             self._outbox.after_fork_in_child()
+
+    @contextmanager
+    def share(
+        self, updates: object, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes
+    ) -> Iterator[Share]:
+        """This handle's share of an append to several shards; within the block it appends nothing else."""
+        self._begin(deadline.remaining_s())
+        builder, is_asked = self._builder(deadline), False
+        try:
+            built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
+            self._check_in_time(builder, deadline)
+            with _Undoubted(self.shard):
+                writer = self._register(deadline)
+
+            def build(_state: State, now: int) -> c.Command:
+                nonlocal is_asked
+                is_asked = True
+                return c.CompareAndAppend(writer, token, built.batch, now + self.machine.config.lease_ms)
+
+            def make_room() -> None:
+                nonlocal built
+                with _Undoubted(self.shard):
+                    built = self._made_room(builder, built)
+
+            def done(answer: Committed | c.AlreadyDone) -> Appended:
+                if isinstance(answer, Committed):
+                    self._housekeep(answer, deadline)
+                    return Appended(answer.seqno, upper, built.batch.count, token, answer.attempts)
+                seqno = answer.outcome.seqno if answer.outcome else self.machine.version.seqno
+                return Appended(seqno, upper, built.batch.count, token, 0)
+
+            yield Share(self.machine, build, make_room, done, self._refused)
+        except PersistError:
+            if not is_asked:
+                builder.discard()
+            raise
+        finally:
+            self._lock.release()
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
@@ -342,8 +394,7 @@ class WriteHandle(Leased):
             return kind(writer, token, placed, now + lease_ms)
 
         try:
-            if builder.has_uploaded and deadline.has_passed():
-                raise self._timed_out(deadline, "its updates took that long to be uploaded")
+            self._check_in_time(builder, deadline)
             with _Undoubted(self.shard):
                 writer = self._register(deadline)
             while isinstance(answer := self.machine.try_commit(build, deadline.remaining_s(), token), c.InlineFull):
@@ -361,10 +412,17 @@ class WriteHandle(Leased):
             outcome = answer.outcome
             seqno, upper = (outcome.seqno, outcome.upper) if outcome else (self.machine.version.seqno, self.upper)
             return Appended(seqno, upper, 0 if outcome is None else placed.count, token, 0)
-        error = refused(self.machine.shard, answer)
+        raise self._refused(answer)
+
+    def _check_in_time(self, builder: Builder, deadline: Deadline) -> None:
+        if builder.has_uploaded and deadline.has_passed():
+            raise self._timed_out(deadline, "its updates took that long to be uploaded")
+
+    def _refused(self, refusal: c.Refusal) -> PersistError:
+        error = refused(self.machine.shard, refusal)
         if isinstance(error, LeaseExpired):
             self._forget_id()
-        raise error
+        return error
 
     def _forget_id(self) -> WriterId | None:
         """Stop using the id; answers it."""
@@ -424,7 +482,8 @@ class _Undoubted:
             ) from error
 
 
-def _bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:
+def parse_bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:
+    """The bounds of an append as frontiers; InvalidUsage when they are none."""
     low, up = parse_frontier(lower, "expected_upper"), parse_frontier(upper, "new_upper")
     if not low < up:
         raise InvalidUsage(

@@ -24,9 +24,9 @@ SMALL = persist.Config(part_bytes=64 * 1024, inline_bytes=0)
 class World:
     """One location and any number of clients. Rivals act, then requests are recorded, then faults strike."""
 
-    def __init__(self, url: str = "memory:", seed: int = 0) -> None:
+    def __init__(self, url: str = "memory:", seed: int = 0, consensus: str | None = None) -> None:
         self.clock = ManualClock()
-        self.inner = open_location(url, create=True, clock=self.clock)
+        self.inner = open_location(url, consensus, create=True, clock=self.clock)
         self.requests: list[Operation] = []
         self.rival = Rival(self.inner.consensus)
         self.clients: list[persist.Client] = []
@@ -40,7 +40,7 @@ class World:
         rival: Rival | None = None,
         read_only: bool = False,
     ) -> persist.Client:
-        location = open_location(self.inner.url, clock=self.clock, read_only=read_only)
+        location = open_location(self.inner.url, self.inner.consensus_url, clock=self.clock, read_only=read_only)
         consensus = location.consensus
         if plan is not None:
             consensus = FaultyConsensus(consensus, plan, self.clock.sleep)

@@ -1,0 +1,101 @@
+"""Appends to several shards that are committed together: all of them or none.
+
+Each is what `WriteHandle.compare_and_append` does: its updates are built and uploaded first, then one compare-and-set
+over the rows of all shards decides. Needs a Consensus with transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import msgspec
+
+from persist_lib.atomic import Undone, Wanted, try_commit_all
+from persist_lib.config import Deadline
+from persist_lib.core import commands as c
+from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import Antichain
+from persist_lib.location.api import Consensus
+from persist_lib.machine import Machine
+from persist_lib.pending import Appended
+from persist_lib.write import Share, WriteHandle, parse_bounds
+
+
+class Append(msgspec.Struct, frozen=True):
+    """One of several appends to be committed together. As the arguments of `write.compare_and_append`."""
+
+    write: WriteHandle
+    updates: object
+    expected_upper: object
+    new_upper: object
+
+
+class _Checked(NamedTuple):
+    write: WriteHandle
+    updates: object
+    lower: Antichain
+    upper: Antichain
+
+
+def append_together(
+    appends: Sequence[Append],
+    consensus: Consensus,
+    machine_of: Callable[[str], Machine],
+    deadline: Deadline,
+    token: bytes,
+) -> list[Appended]:
+    """Commit them all, or raise why none was. `machine_of` is that of the client, whose handles alone may be used."""
+    consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
+    checked = [_check(append, machine_of) for append in appends]
+    _check_distinct([one.write.shard for one in checked])
+    if not checked:
+        return []
+    with ExitStack() as turns:
+        shares: dict[str, Share] = {}
+        # In the order of names, as every such call takes its turns.
+        for one in sorted(checked, key=lambda one: one.write.shard):
+            share = one.write.share(one.updates, one.lower, one.upper, deadline, token)
+            shares[one.write.shard] = turns.enter_context(share)
+        return _commit([shares[one.write.shard] for one in checked], deadline, token)
+
+
+def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> list[Appended]:
+    while True:
+        answers = try_commit_all([Wanted(share.machine, share.build) for share in shares], deadline, token)
+        if not isinstance(answers, Undone):
+            return [share.done(answer) for share, answer in zip(shares, answers, strict=True)]
+        errors = [
+            shares[at].refused(refusal)
+            for at, refusal in answers.refusals.items()
+            if not isinstance(refusal, c.InlineFull)
+        ]
+        if errors:
+            raise errors[0]
+        for at in answers.refusals:
+            shares[at].make_room()
+
+
+def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
+    if not isinstance(append, Append) or not isinstance(append.write, WriteHandle):
+        raise InvalidUsage(
+            f"compare_and_append_many takes persist.Append(write, updates, expected_upper, new_upper): got {append!r}"
+        )
+    write = append.write
+    if machine_of(write.shard) is not write.machine:
+        raise InvalidUsage(
+            f"shard {write.shard}: this writer was opened by another client. All shards that are appended to together "
+            "must be written by handles of the client that is asked. Nothing was written",
+            shard=write.shard,
+        )
+    return _Checked(write, append.updates, *parse_bounds(append.expected_upper, append.new_upper))
+
+
+def _check_distinct(shards: Sequence[str]) -> None:
+    twice = sorted({shard for shard in shards if shards.count(shard) > 1})
+    if twice:
+        raise InvalidUsage(
+            f"shard {', '.join(twice)} is appended to twice in one call: make one append of both. Nothing was written",
+            shard=twice[0],
+        )

@@ -1,0 +1,453 @@
+"""Appends to several shards at once: all of it or nothing, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib import Append
+from persist_lib.core.commands import Retire
+from persist_lib.core.state import TOKENS_KEPT
+from persist_lib.errors import (
+    Determinate,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    Refused,
+    ShardFinished,
+    TimedOut,
+    UpperMismatch,
+)
+from persist_lib.location.around import Operation
+from persist_lib.testing import Chances, Outcome, Rival, Script, check_world, contents_of
+from tests.conformance.stores import CONSENSUSES
+from tests.worlds import SCHEMA, SMALL, Storm, World, row
+
+KINDS = ["memory", "sqlite", "postgresql"]
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    url = CONSENSUSES[request.param].prepare(tmp_path)
+    made = World(f"file:{tmp_path}/blobs", consensus=url) if request.param == "postgresql" else World(url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def writers(client: persist.Client, *shards: str) -> list[persist.WriteHandle]:
+    """Handles that are registered."""
+    opened = [client.open_writer(shard, SCHEMA) for shard in shards]
+    assert all(write.id for write in opened)
+    return opened
+
+
+def next_of(*opened: persist.WriteHandle, word: str = "w") -> list[Append]:
+    """The next append of each, wherever its upper is as far as its client knows."""
+    return [Append(write, [row(1, word, at)], at, at + 1) for write in opened for at in [write.upper.time or 0]]
+
+
+def words(world: World, shard: str) -> list[str]:
+    """All words, in the order of their times."""
+    client = world.client(read_only=True)
+    upper = client.inspect(shard).state.upper.time or 0
+    if not upper:
+        return []
+    with client.open_reader(shard, SCHEMA) as read:
+        return [word for (_, word) in sorted(contents_of(read.snapshot(upper - 1).to_arrow()).elements())]
+
+
+def test_all_are_appended_with_one_compare_and_set_and_answered_in_order(world: World) -> None:
+    client = world.client()
+    b, a, c = writers(client, "b", "a", "c")
+    a.compare_and_append([row(0)], 0, 1)
+    world.requests.clear()
+    done = client.compare_and_append_many(
+        [Append(b, [row(1), row(2)], 0, 5), Append(a, [], 1, 2), Append(c, [row(3, time=6)], 0, 7)]
+    )
+    assert [request.kind for request in world.requests] == ["compare_and_set_many"]
+    assert [(one.upper.time, one.count, one.attempts) for one in done] == [(5, 2, 1), (2, 0, 1), (7, 1, 1)]
+    assert [one.seqno for one in done] == [client.inspect(shard).seqno for shard in "bac"]
+    assert len({one.token for one in done}) == 1
+    assert [write.upper.time for write in (a, b, c)] == [2, 5, 7]
+    for shard in "abc":
+        check_world(client, shard)
+    a.compare_and_append([row(4, time=2)], 2, 3)
+    assert len(words(world, "b")) == 2
+    assert len(words(world, "a")) == 2
+
+
+def test_one_is_as_good_as_many_and_none_is_nothing(world: World) -> None:
+    client = world.client()
+    (a,) = writers(client, "a")
+    assert client.compare_and_append_many(next_of(a))[0].upper == persist.at(1)
+    world.requests.clear()
+    assert client.compare_and_append_many([]) == []
+    assert client.compare_and_append_many(iter([])) == []
+    assert world.requests == []
+
+
+@pytest.mark.parametrize("config", [persist.Config(), SMALL])
+def test_what_one_shard_refuses_is_refused_for_all_and_names_it(world: World, config: persist.Config) -> None:
+    client = world.client(config)
+    a, b = writers(client, "a", "b")
+    writers(world.client(), "b")[0].compare_and_append([row(1)], 0, 3)
+    before = world.inner.consensus.scan("a", 0, 99)  # type: ignore[arg-type]
+    for appends in ([Append(a, [row(1)], 0, 1), Append(b, [row(1)], 0, 1)], next_of(b, a)):
+        with pytest.raises(UpperMismatch, match="shard b") as told:
+            client.compare_and_append_many(appends)
+        assert (told.value.shard, told.value.expected, told.value.actual) == ("b", persist.at(0), persist.at(3))
+        client.machine("b")._version = None
+    assert world.inner.consensus.scan("a", 0, 99) == before  # type: ignore[arg-type]
+    assert client.compare_and_append_many(next_of(a, b))
+    client.finish("b")
+    with pytest.raises(ShardFinished, match="shard b"):
+        client.compare_and_append_many(next_of(a, b))
+    assert client.inspect("a").state.upper == persist.at(1)
+    check_world(client, "a")
+
+
+def test_a_writer_that_was_retired_refuses_all_and_registers_anew_at_the_next_call(world: World) -> None:
+    client = world.client()
+    a, b = writers(client, "a", "b")
+    retired = b.id
+    client.machine("b").commit(lambda _state, _now: Retire(retired))
+    with pytest.raises(LeaseExpired, match="shard b") as told:
+        client.compare_and_append_many(next_of(a, b))
+    assert told.value.id == retired
+    assert client.inspect("a").state.upper == persist.at(0)
+    assert [one.count for one in client.compare_and_append_many(next_of(a, b))] == [1, 1]
+    assert b.id != retired
+
+
+def test_wrong_calls_are_refused_before_anything_is_written(memory: World) -> None:
+    client, other = memory.client(SMALL), memory.client(SMALL)
+    a, b = writers(client, "a", "b")
+    (theirs,) = writers(other, "b")
+    closed = client.open_writer("c", SCHEMA)
+    closed.close()
+    good = Append(a, [row(1)], 0, 1)
+    memory.requests.clear()
+    wrong: list[tuple[list[Any], type[Exception], str]] = [
+        ([good, Append(a, [row(1, time=1)], 1, 2)], InvalidUsage, "twice"),
+        ([good, Append(theirs, [row(1)], 0, 1)], InvalidUsage, "another client"),
+        ([good, (b, [row(1)], 0, 1)], InvalidUsage, "Append"),
+        ([good, Append("b", [row(1)], 0, 1)], InvalidUsage, "Append"),  # type: ignore[arg-type]
+        ([good, Append(b, [row(1)], 1, 1)], InvalidUsage, "before"),
+        ([good, Append(b, [row(1)], "x", 1)], InvalidUsage, "expected_upper"),
+    ]
+    for appends, error, said in wrong:
+        with pytest.raises(error, match=said):
+            client.compare_and_append_many(appends)
+    assert memory.requests == []
+    for appends, error, said in [
+        ([good, Append(b, [row(1, time=1)], 0, 1)], InvalidUsage, "time"),
+        ([good, Append(b, [5], 0, 1)], InvalidUsage, "update"),
+        ([good, Append(closed, [row(1)], 0, 1)], LeaseExpired, "closed"),
+    ]:
+        with pytest.raises(error, match=said):
+            client.compare_and_append_many(appends)
+    assert memory.count("compare_and_set", "compare_and_set_many") == 0
+    assert [*memory.inner.blob.list("")] == [], "what was uploaded for the right one is gone again"
+    with pytest.raises(InvalidUsage, match="read_only"):
+        memory.client(read_only=True).compare_and_append_many([good])
+    assert len(client.compare_and_append_many([good])) == 1
+
+
+def test_on_a_store_without_transactions_it_is_refused_before_anything_is_uploaded(tmp_path: Path) -> None:
+    world = World(CONSENSUSES["s3"].prepare(tmp_path))
+    client = world.client(SMALL)
+    a, b = (client.open_writer(shard, SCHEMA) for shard in "ab")
+    world.requests.clear()
+    for appends in ([], [Append(a, [row(1)], 0, 1)], [Append(a, [row(1)], 0, 1), Append(b, [row(1)], 0, 1)]):
+        with pytest.raises(InvalidUsage, match="PostgreSQL"):
+            client.compare_and_append_many(appends)
+    assert world.requests == []
+    assert [*world.inner.blob.list("")] == []
+    world.close()
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "ab"])
+def test_a_race_lost_in_one_shard_is_tried_again_for_all(world: World, lost: str) -> None:
+    rival = Rival(world.inner.consensus)
+    client, other = world.client(rival=rival), world.client()
+    a, b = writers(client, "a", "b")
+
+    def act() -> None:
+        for shard in lost:
+            other.set_hold(shard, "h", 0)
+
+    rival.before_next(act)
+    done = client.compare_and_append_many(next_of(a, b))
+    assert [one.attempts for one in done] == [2, 2]
+    assert [one.upper for one in done] == [persist.at(1)] * 2
+    for shard in "ab":
+        check_world(client, shard)
+
+
+def test_a_rival_that_moves_one_upper_leaves_nothing_of_ours_in_any_shard(world: World) -> None:
+    rival = Rival(world.inner.consensus)
+    client, other = world.client(rival=rival), world.client()
+    a, b = writers(client, "a", "b")
+    theirs = writers(other, "b", "c")
+    rival.before_next(lambda: other.compare_and_append_many(next_of(*theirs, word="theirs")))
+    with pytest.raises(UpperMismatch, match="shard b"):
+        client.compare_and_append_many(next_of(a, b, word="ours"))
+    assert (words(world, "a"), words(world, "b"), words(world, "c")) == ([], ["theirs"], ["theirs"])
+
+
+@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN, Outcome.REFUSED])
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("config", [persist.Config(), SMALL])
+def test_an_unknown_outcome_is_found_out_and_all_are_there_exactly_once(
+    world: World, outcome: Outcome, times: int, config: persist.Config
+) -> None:
+    plan = Script({("compare_and_set_many", n): outcome for n in range(1, times + 1)})
+    client = world.client(config, plan=plan)
+    done = client.compare_and_append_many(next_of(*writers(client, "a", "b")))
+    assert plan.seen["compare_and_set_many"] > times
+    assert [one.upper for one in done] == [persist.at(1)] * 2
+    for shard in "ab":
+        assert words(world, shard) == ["w"]
+        check_world(client, shard)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
+@pytest.mark.parametrize("config", [persist.Config(timeout_s=1), SMALL.model_copy(update={"timeout_s": 1})])
+@pytest.mark.parametrize("meanwhile", ["nothing", "a was read", "a forgot", "a was retired", "both went on"])
+def test_after_an_unknown_outcome_the_token_answers_for_all_what_happened(
+    world: World, outcome: Outcome, config: persist.Config, meanwhile: str
+) -> None:
+    """Also when all but one of the writers no longer know."""
+    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set_many", "scan", first=outcome)
+    client = world.client(config, plan=storm)
+    a, b = writers(client, "a", "b")
+    appends = next_of(a, b)
+    storm.blows = True
+    with pytest.raises(Indeterminate) as told:
+        client.compare_and_append_many(appends)
+    storm.blows = False
+    token = told.value.token
+    assert isinstance(token, bytes)
+    happened = outcome is Outcome.HAPPENED_UNKNOWN
+    if meanwhile == "a was read":
+        client.machine("a").fetch()
+    elif meanwhile == "a was retired":
+        client.machine("a").commit(lambda _state, _now: Retire(a.id))
+    else:
+        for write in {"a forgot": [a], "both went on": [a, b], "nothing": []}[meanwhile]:
+            for _ in range(TOKENS_KEPT + (meanwhile == "a forgot") if happened else 0):
+                upper = write.fetch_upper().time or 0
+                write.compare_and_append([row(2, "more", upper)], upper, upper + 1)
+    if meanwhile == "a was retired" and not happened:
+        with pytest.raises(LeaseExpired):
+            client.compare_and_append_many(appends, token=token)
+    if meanwhile == "both went on" and happened:
+        with pytest.raises(UpperMismatch):
+            client.compare_and_append_many(appends, token=token)
+    else:
+        for _ in range(2):
+            done = client.compare_and_append_many(appends, token=token)
+            assert [(one.count, one.token) for one in done] == [(1, token)] * 2
+            assert [one.upper for one in done] == [persist.at(1)] * 2
+            if meanwhile in {"nothing", "a was read"}:
+                assert [one.seqno for one in done] == [client.inspect(shard).seqno for shard in "ab"]
+    for shard in "ab":
+        assert words(world, shard).count("w") == 1
+        check_world(client, shard)
+
+
+def test_a_request_that_arrives_late_changes_nothing_or_all(world: World) -> None:
+    """It got no answer and was sent again; then the first copy arrives, before or after others went on."""
+    client = world.client()
+    late: list[Callable[[], object]] = []
+    a, b = writers(client, "a", "b")
+    inner = client.location.consensus
+
+    class Late(Rival):
+        def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
+            if operation.kind == "compare_and_set_many" and not late:
+                late.append(call)
+                raise Indeterminate("no answer yet")
+            return call()
+
+    client.consensus.inner = Late(inner)
+    done = client.compare_and_append_many(next_of(a, b))
+    assert [one.attempts for one in done] == [1, 1]
+    assert late[0]() is False
+    a.compare_and_append([row(1, "x", 1)], 1, 2)
+    assert late[0]() is False
+    assert (words(world, "a"), words(world, "b")) == (["w", "x"], ["w"])
+
+
+@pytest.mark.parametrize("shard", ["a", "b"])
+def test_an_unknown_outcome_that_a_rival_decided_in_one_shard_is_a_lost_race(world: World, shard: str) -> None:
+    rival = Rival(world.inner.consensus)
+    plan = Script({("compare_and_set_many", 1): Outcome.LOST_UNKNOWN})
+    client, other = world.client(plan=plan, rival=rival), world.client()
+    a, b = writers(client, "a", "b")
+    (theirs,) = writers(other, shard)
+    rival.before_next(lambda: theirs.compare_and_append([row(1, "theirs")], 0, 1))
+    with pytest.raises(UpperMismatch, match=f"shard {shard}"):
+        client.compare_and_append_many(next_of(a, b))
+    assert sorted(words(world, "a") + words(world, "b")) == ["theirs"]
+
+
+def test_an_unknown_outcome_whose_rows_were_truncated_since_is_told_by_a_writer_that_remembers(world: World) -> None:
+    client, other = world.client(persist.Config(rollup_every=1)), world.client(persist.Config(rollup_every=1))
+    a, b = writers(client, "a", "b")
+    inner = client.location.consensus
+    sent: list[Operation] = []
+
+    class Slow(Rival):
+        def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
+            if operation.kind == "compare_and_set_many":
+                sent.append(operation)
+                if len(sent) == 1:
+                    call()
+                    for shard in "ab":
+                        other.roll_up(shard, force=True)
+                        other.set_retention(shard, 3)
+                        other.roll_up(shard, force=True)
+                        other.collect(shard)
+                    raise Indeterminate("no answer")
+            return call()
+
+    client.consensus.inner = Slow(inner)
+    done = client.compare_and_append_many(next_of(a, b))
+    assert [one.upper for one in done] == [persist.at(1)] * 2
+    assert len(sent) == 2
+    assert (words(world, "a"), words(world, "b")) == (["w"], ["w"])
+
+
+def test_a_loser_for_ever_times_out_with_nothing_changed(memory: World) -> None:
+    other = memory.client()
+    plan = Storm(Outcome.DONE)
+    client = memory.client(plan=plan)
+    a, b = writers(client, "a", "b")
+
+    class Unlucky(Rival):
+        def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
+            if operation.kind == "compare_and_set_many":
+                other.set_retention("b", self.times)
+                self.times += 1
+            return call()
+
+        times = 0
+
+    client.consensus.inner = Unlucky(client.location.consensus)
+    with pytest.raises(TimedOut, match="lost races"):
+        client.compare_and_append_many(next_of(a, b), timeout=0.5)
+    assert (words(memory, "a"), words(memory, "b")) == ([], [])
+
+
+def test_a_state_full_of_inline_batches_makes_room_and_all_go_in(memory: World) -> None:
+    client = memory.client(persist.Config(inline_bytes=256 * 1024))
+    a, b = writers(client, "a", "b")
+    for time in range(12):
+        noise = random.Random(time).randbytes(90_000).hex()
+        done = client.compare_and_append_many(
+            [Append(a, [row(1, noise, time)], time, time + 1), Append(b, [row(1, "w", time)], time, time + 1)]
+        )
+        assert [one.upper.time for one in done] == [time + 1] * 2
+        assert client.inspect("a").state.inline_size <= 1024 * 1024
+    assert any(part.inline is None for batch in client.inspect("a").state.trace for part in batch.parts)
+    for shard in "ab":
+        check_world(client, shard)
+        assert len(words(memory, shard)) == 12
+
+
+def test_an_upload_that_fails_leaves_nothing_of_any(memory: World) -> None:
+    plan = Storm(Outcome.REFUSED, "set")
+    client = memory.client(SMALL.model_copy(update={"timeout_s": 1}), plan=plan)
+    a, b = writers(client, "a", "b")
+
+    def failing() -> Iterator[list[dict[str, Any]]]:
+        plan.blows = True
+        yield [row(1)]
+
+    with pytest.raises(Determinate):
+        client.compare_and_append_many([Append(a, [row(1)], 0, 1), Append(b, failing(), 0, 1)])
+    assert [*memory.inner.blob.list("")] == []
+    plan.blows = False
+    client.compare_and_append_many(next_of(a, b))
+
+
+def test_threads_that_name_the_shards_in_other_orders_never_wait_for_each_other(tmp_path: Path) -> None:
+    """All handles are of one client, so that they share machines and their locks."""
+    client = persist.open(f"file:{tmp_path}/x")
+    names = ["a", "b", "c"]
+    handles = [{name: client.open_writer(name, SCHEMA) for name in names} for _ in range(3)]
+    for each in handles:
+        assert all(write.id for write in each.values())
+    barrier, done = threading.Barrier(3), [0, 0, 0]
+
+    def run(who: int) -> None:
+        order, rng = names[who:] + names[:who], random.Random(who)
+        barrier.wait()
+        while done[who] < 25:
+            chosen = order[: rng.choice([2, 3])]
+            try:
+                if rng.random() < 0.3:
+                    write = handles[(who + 1) % 3][chosen[0]]
+                    at = write.fetch_upper().time or 0
+                    write.compare_and_append([row(who, "alone", at)], at, at + 1, timeout=20)
+                else:
+                    together = next_of(*(handles[who][name] for name in reversed(chosen)), word=f"{who}-{done[who]}")
+                    client.compare_and_append_many(together, timeout=20)
+                    done[who] += 1
+            except UpperMismatch:
+                continue
+
+    threads = [threading.Thread(target=run, args=(who,), daemon=True) for who in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert done == [25] * 3, "they wait for each other"
+    for name in names:
+        check_world(client, name)
+    client.close()  # not in a `with` block: it would wait too
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_fails_each_call_is_done_in_all_shards_or_in_none(seed: int) -> None:
+    """Two clients, three shards, random calls and faults."""
+    rng, world = random.Random(seed), World(seed=seed * 100)
+    plan = Chances(seed, {Outcome.HAPPENED_UNKNOWN: 0.1, Outcome.LOST_UNKNOWN: 0.1, Outcome.REFUSED: 0.1}, 0.01)
+    plan.stop()
+    config = persist.Config(timeout_s=rng.choice([0.01, 0.2, 5.0]), inline_bytes=rng.choice([0, 16 * 1024]))
+    clients = [world.client(config, plan=plan) for _ in range(2)]
+    handles = [dict(zip("abc", writers(client, *"abc"), strict=True)) for client in clients]
+    plan.go_on()
+    allowed: dict[str, tuple[set[str], ...]] = {}
+    for number in range(25):
+        who, shards, word = rng.randrange(2), rng.sample("abc", rng.choice([1, 2, 3])), f"n{number}"
+        appends = next_of(*(handles[who][shard] for shard in shards), word=word)
+        try:
+            clients[who].compare_and_append_many(appends)
+            allowed[word] = (set(shards),)
+        except Indeterminate:
+            allowed[word] = (set(), set(shards))
+        except (Determinate, Refused):
+            allowed[word] = (set(),)
+    plan.stop()
+    found = {shard: words(world, shard) for shard in "abc"}
+    for word, sets in allowed.items():
+        assert {shard for shard in "abc" if word in found[shard]} in sets
+    for shard in "abc":
+        assert len(found[shard]) == len(set(found[shard]))
+        check_world(world.client(), shard)
+    world.close()
