@@ -54,6 +54,8 @@ CONNECTIONS = 8
 
 NOT_NOW = re.compile(r"08...|57P..|58...|XX...|F0...|40003")
 """Errors that do not say what became of a write: broken connections, shutdowns, I/O errors, bugs, and unknown ones."""
+DISTRUSTED = re.compile(r"certificate|SSL was required|SSL connection is required")
+"""Libpq's words, its only ones, for a server whose identity it refuses or that has no TLS: no further attempt helps."""
 ROLLED_BACK = "22012"
 UNIQUE_VIOLATION = "23505"
 NO_TABLE = ("42P01", "3F000")
@@ -98,6 +100,8 @@ class PostgresConsensus:
                     raise not_there(self._schema, self._name)
                 create_layout(connection, self._schema, self._name)
         except psycopg.Error as error:
+            if DISTRUSTED.search(str(error)):
+                raise connection_failed(error, self._name) from error
             raise creation_failed(error, self._schema, self._name) from error
 
     def _connection(self, deadline: Deadline) -> psycopg.Connection:
@@ -112,7 +116,7 @@ class PostgresConsensus:
         try:
             return Session(self._connection(deadline), self._runtime.entropy())
         except psycopg.Error as error:
-            raise Determinate(f"could not connect to {self._name}: {str(error).strip()}") from error
+            raise connection_failed(error, self._name) from error
 
     def _deadline(self) -> Deadline:
         return self._runtime.deadline(patience_s(self._operation_s))
@@ -216,6 +220,16 @@ class PostgresConsensus:
 
 def _expected(newest: Newest | None) -> list[tuple[Value, int]]:
     return [(None, INT8), (None, BYTEA)] if newest is None else [(newest.seqno, INT8), (newest.start, BYTEA)]
+
+
+def connection_failed(error: psycopg.Error, name: str) -> PersistError:
+    """What a connection that was never made means. Nothing was sent."""
+    what = f"could not connect to {name}: {str(error).strip()}"
+    if DISTRUSTED.search(str(error)):
+        return InvalidUsage(
+            f"{what}. Check sslmode, sslrootcert (the bundle of the server's authority, PEM) and the host in the URL"
+        )
+    return Determinate(what)
 
 
 def _rows(records: Sequence[Record]) -> list[Row]:

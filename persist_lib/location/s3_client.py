@@ -10,9 +10,11 @@ success for somebody else's, and what is safe to retry is retried above, within 
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -31,6 +33,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 from botocore.loaders import create_loader
+from urllib3.util.ssl_match_hostname import CertificateError
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidName, InvalidUsage, NotFound, PersistError
 from persist_lib.location.deadline import patience_s
@@ -135,6 +138,8 @@ _models = create_loader()
 
 def _make(target: Target, answer_s: float) -> Any:
     options = target.options
+    if "ca" in options and not Path(options["ca"]).exists():
+        raise InvalidUsage(f"there is no file {options['ca']}; ?ca= names the certificates of authorities (PEM)")
     config = ClientConfig(
         retries={"total_max_attempts": 1, "mode": "standard"},
         connect_timeout=min(CONNECT_S, answer_s),
@@ -208,6 +213,20 @@ def _is_head(error: Exception) -> bool:
     return isinstance(error, ClientError) and error.operation_name.startswith("Head")
 
 
+def is_distrusted(error: BaseException | None) -> bool:
+    """Whether the server's certificate was refused: before anything was sent, and again at each further attempt.
+
+    Other failures of TLS may pass. What botocore raises wraps what urllib3 raises, which wraps what Python's ssl does.
+    """
+    seen: list[object] = [error]
+    for found in seen:
+        if isinstance(found, (ssl.SSLCertVerificationError, CertificateError)):
+            return True
+        if isinstance(found, BaseException) and len(seen) < 50:
+            seen += [*found.args, *getattr(found, "kwargs", {}).values(), found.__cause__, found.__context__]
+    return False
+
+
 def is_taken(error: Exception) -> bool:
     """Whether a conditional PUT found its condition false."""
     return status_of(error) == 412
@@ -243,6 +262,10 @@ def failed(error: Exception, doing: str, unknown: type[PersistError]) -> Persist
     code, status = code_of(error), status_of(error)
     if isinstance(error, MISCONFIGURED):
         return InvalidUsage(what)
+    if is_distrusted(error):
+        return InvalidUsage(
+            f"{what}. Its certificate is not trusted: name the bundle of its authority with ?ca=, and check the host"
+        )
     if isinstance(error, NEVER_SENT):
         return Determinate(what)
     if code == "NoSuchBucket":

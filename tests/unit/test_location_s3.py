@@ -381,6 +381,7 @@ def test_a_key_longer_than_s3_takes_is_refused() -> None:
 
 
 def test_settings_of_the_url_reach_the_client(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").touch()
     clients = Clients(parse_url(f"s3://b/x?endpoint=https://h:1&region=eu-west-3&ca={tmp_path}/ca.pem&path_style=true"))
     client = clients.get()
     assert client.meta.region_name == "eu-west-3"
