@@ -28,7 +28,9 @@ from examples.picture import draw_moments, fetch_states
 from examples.places import Place
 from orchestration.run import RunReport, run_maintenance
 from persist_lib.cli.render import compare_table, plain_table, shards_table
-from persist_lib.cli.units import size
+from persist_lib.cli.units import dollars, size
+from persist_lib.core.cost import Cost
+from persist_lib.location.spending import Spending
 from persist_lib.maintain import Census
 
 OUTPUT = Path("demo-output")
@@ -43,18 +45,19 @@ screen = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 class Clock:
-    """Where the time went, phase by phase."""
+    """Where the time went, and the money, phase by phase. What the killed process asked for is nobody's."""
 
     def __init__(self) -> None:
-        self.phases: list[tuple[str, float]] = []
+        self.phases: list[tuple[str, float, Cost]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Announce a phase and time it."""
         screen.print(f"\n[bold cyan]{name}[/bold cyan]")
         started = time.perf_counter()
-        yield
-        self.phases.append((name, time.perf_counter() - started))
+        with Spending() as spent:
+            yield
+        self.phases.append((name, time.perf_counter() - started, spent.cost))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -186,10 +189,16 @@ def report(run: RunReport) -> None:
 
 def summary(clock: Clock, place: Place, output: Path, commits: int) -> None:
     """Where the time and the bytes went."""
-    table = plain_table("where the time went", "seconds", right=("seconds",))
-    for name, seconds in clock.phases:
-        table.add_row(name, f"{seconds:.1f}")
-    table.add_row("[bold]all[/bold]", f"[bold]{sum(seconds for _, seconds in clock.phases):.1f}[/bold]")
+    columns = "seconds", "requests", "read", "written", "dollars"
+    table = plain_table("where the time and the money went", *columns, right=columns)
+    all_of_it = (
+        "[bold]all[/bold]",
+        sum(seconds for _, seconds, _ in clock.phases),
+        sum((c for *_, c in clock.phases), Cost()),
+    )
+    for name, seconds, cost in (*clock.phases, all_of_it):
+        spent = size(cost.bytes_read), size(cost.bytes_written), dollars(cost.dollars)
+        table.add_row(name, f"{seconds:.1f}", f"{cost.requests:,}", *spent)
     screen.print(table)
     table = plain_table("where the bytes went", "objects", "bytes", right=("objects", "bytes"))
     with place.open(read_only=True) as client:
