@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.config import Deadline
+from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.format.columns import integers
 from persist_lib.format.consolidation import I64_MAX, consolidate
@@ -28,7 +29,8 @@ ROOM_BYTES = 1024
 class Appended(msgspec.Struct, frozen=True):
     """An acknowledged append: committed at which seqno, upper from then on, how many updates, under which token.
 
-    Appends that were committed together have seqno, upper and token in common; `count` is each one's own.
+    Appends that were committed together have seqno, upper and token in common, and `cost`, which is what all of them
+    together asked of the location; `count` is each one's own.
     """
 
     seqno: SeqNo
@@ -36,6 +38,7 @@ class Appended(msgspec.Struct, frozen=True):
     count: int
     token: bytes
     attempts: int
+    cost: Cost = Cost()
 
 
 class Batching(msgspec.Struct, frozen=True):
@@ -111,17 +114,23 @@ def size_of(table: pa.Table | None) -> int:
     return ROOM_BYTES + (0 if table is None else table.nbytes)
 
 
-def take_over(schema: Schema, tables: Iterator[pa.Table], *, is_shared: bool) -> pa.Table | None:
+def is_shared(updates: object) -> bool:
+    """Whether columns made of these may be memory of somebody's who writes to it. Arrow's never are, values neither."""
+    is_rows = type(updates) is list and set(map(type, updates)) <= {dict}
+    return not (is_rows or isinstance(updates, (pa.Table, pa.RecordBatch)))
+
+
+def take_over(schema: Schema, tables: Iterator[pa.Table], *, copies: bool) -> pa.Table | None:
     """The tables as one that nobody else changes; None for no updates. Raises DiffOverflow: later all would fail.
 
-    SUBTLE: a column made of a numpy array or a pandas frame is that array. `is_shared` says that it may be such, and
-    whoever is told "accepted" may write into it before it is sent.
+    SUBTLE: a column made of a numpy array or a pandas frame is that array. `copies` is for those: who is
+    told "accepted" may write into it before it is sent.
     """
     held = list(tables)
     if not held:
         return None
     table = pa.concat_tables(held) if len(held) > 1 else held[0]
-    if is_shared:
+    if copies:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
@@ -141,7 +150,8 @@ def coalesced(schema: Schema, batch: Sequence[Pending]) -> tuple[pa.Table | None
     tables = [pending.table for pending in batch if pending.table is not None]
     if not tables:
         return None, [0] * len(batch)
-    table = consolidate(schema, pa.concat_tables(tables))
+    # In one piece: whatever comes next costs so much for each.
+    table = consolidate(schema, pa.concat_tables(tables).combine_chunks())
     times = np.sort(integers(table.column(TIME)))
     starts = np.searchsorted(times, np.array([pending.lower.time for pending in batch], np.uint64))
     return table, [int(count) for count in np.diff(starts, append=len(times))]

@@ -31,11 +31,12 @@ from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.leases import Leased, Leases
 from persist_lib.location.deadline import within
+from persist_lib.location.spending import Spending
 from persist_lib.machine import Build, Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.outbox import Answer, Outbox
-from persist_lib.pending import Appended, Batching, Pending, coalesced, copied, size_of, take_over
+from persist_lib.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
 from persist_lib.schema import Schema
 from persist_lib.updates import check_times, iter_updates
 
@@ -163,7 +164,7 @@ class WriteHandle(Leased):
         deadline = self._deadline(timeout)
         outbox = self._outbox or self._begin_outbox()
         tables = self._checked(updates, lower, upper)
-        table = take_over(self.schema, tables, is_shared=not isinstance(updates, (pa.Table, pa.RecordBatch)))
+        table = take_over(self.schema, tables, copies=is_shared(updates))
         accepted_s = self.machine.runtime.monotonic()
         pending = Pending(table, lower, upper, token, deadline, accepted_s, size_of(table))
         return outbox.accept(pending, self._send, block=block)
@@ -201,9 +202,10 @@ class WriteHandle(Leased):
 
         deadline = self._begin(timeout)
         try:
-            builder = self._builder(deadline)
-            built = self._build(builder, self._checked(updates, low, upper), low, upper, by_time=True)
-            return self._commit(builder, built, rest, c.Append, deadline, token)
+            with Spending() as spent:
+                builder = self._builder(deadline)
+                built = self._build(builder, self._checked(updates, low, upper), low, upper, by_time=True)
+                return self._commit(builder, built, rest, c.Append, deadline, token, spent)
         finally:
             self._lock.release()
 
@@ -220,7 +222,8 @@ class WriteHandle(Leased):
             if upper <= self.upper:
                 return Appended(self.machine.version.seqno, self.upper, 0, token=b"", attempts=0)
             built = Built(Batch(0, 0, MINIMUM, upper, MINIMUM, 0, 0, 0))
-            return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None)
+            with Spending() as spent:
+                return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None, spent)
         finally:
             self._lock.release()
 
@@ -328,18 +331,19 @@ class WriteHandle(Leased):
     def _append(
         self, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None
     ) -> Appended:
-        builder = self._builder(deadline)
-        if token is not None and (found := self._doubts.find(token)) is not None:
-            doubt, count = found
-            done = self._commit(builder, doubt.built, _whole, c.CompareAndAppend, deadline, doubt.token)
-            return msgspec.structs.replace(done, count=count)
-        built = self._build(builder, tables, lower, upper)
-        return self._commit(builder, built, _whole, c.CompareAndAppend, deadline, token)
+        with Spending() as spent:
+            builder = self._builder(deadline)
+            if token is not None and (found := self._doubts.find(token)) is not None:
+                doubt, count = found
+                done = self._commit(builder, doubt.built, _whole, c.CompareAndAppend, deadline, doubt.token, spent)
+                return msgspec.structs.replace(done, count=count)
+            built = self._build(builder, tables, lower, upper)
+            return self._commit(builder, built, _whole, c.CompareAndAppend, deadline, token, spent)
 
     def _send(self, batch: Sequence[Pending]) -> Sequence[Answer]:
         """Carry out accepted appends, all together or not at all."""
         first, last = batch[0], batch[-1]
-        with self._lock:
+        with self._lock, Spending() as spent:
             if first.deadline.has_passed():
                 raise self._timed_out(first.deadline, "those that were accepted before took that long")
             if len(batch) == 1:
@@ -349,7 +353,7 @@ class WriteHandle(Leased):
             builder, token = self._builder(first.deadline), self.machine.runtime.token()
             built = self._build(builder, iter(() if table is None else (table,)), first.lower, last.upper)
             try:
-                done = self._commit(builder, built, _whole, c.CompareAndAppend, first.deadline, token)
+                done = self._commit(builder, built, _whole, c.CompareAndAppend, first.deadline, token, spent)
             except Indeterminate as error:
                 tokens = [self.machine.runtime.token() for _ in batch]
                 return self._doubts.add(Doubt(built, token), tokens, counts, error)
@@ -384,6 +388,7 @@ class WriteHandle(Leased):
         kind: type[c.CompareAndAppend | c.Append],
         deadline: Deadline,
         token: bytes | None,
+        spent: Spending,
     ) -> Appended:
         token = token or self.machine.runtime.token()
         lease_ms, placed, is_asked = self.machine.config.lease_ms, built.batch, False
@@ -407,11 +412,11 @@ class WriteHandle(Leased):
             raise
         if isinstance(answer, Committed):
             self._housekeep(answer, deadline)
-            return Appended(answer.seqno, answer.after.upper, placed.count, token, answer.attempts)
+            return Appended(answer.seqno, answer.after.upper, placed.count, token, answer.attempts, spent.cost)
         if isinstance(answer, c.AlreadyDone):
             outcome = answer.outcome
             seqno, upper = (outcome.seqno, outcome.upper) if outcome else (self.machine.version.seqno, self.upper)
-            return Appended(seqno, upper, 0 if outcome is None else placed.count, token, 0)
+            return Appended(seqno, upper, 0 if outcome is None else placed.count, token, 0, spent.cost)
         raise self._refused(answer)
 
     def _check_in_time(self, builder: Builder, deadline: Deadline) -> None:
