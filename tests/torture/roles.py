@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, LeaseExpired, SinceViolation, UpperMismatch
+from persist_lib.errors import Determinate, LeaseExpired, NotSent, SinceViolation, UpperMismatch
 from persist_lib.location import open_location
 from persist_lib.testing import ManualClock, contents_of, updates_of
 
@@ -30,6 +30,7 @@ SHARD = "s"
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 LEASE_MS = 60_000
 """Long enough that no renewing process is started at once: whoever wants leases to end has a clock that is ahead."""
+NOT_THERE = (UpperMismatch, LeaseExpired, Determinate, NotSent)
 EAGER = persist.Policy(weight=1e9, advance=0.01)
 
 
@@ -62,24 +63,41 @@ def ids_of(number: int, rows: int) -> list[int]:
 
 
 def write(url: str, directory: Path, name: str, seed: int) -> None:
-    """Append for ever. The log has `try number lower upper rows` before each append, and `ack` or `no` after it."""
+    """Append for ever, one at a time or several without waiting.
+
+    The log has `try number lower upper rows` before each append, and `ack` or `no` after it.
+    """
     rng, log = random.Random(f"{name} {seed}"), Log(directory / f"log-{name}")
+    batching = rng.choice([None, persist.Batching(bytes=10**6, age_s=0.02)])
     with persist.open(url, config=config(rng)) as client:
-        handle = client.open_writer(SHARD, SCHEMA)
-        for n in count():
-            number = int.from_bytes(name.encode()) % 1000 * 10**9 + seed * 1000 + n
-            lower = handle.fetch_upper().time or 0
-            upper, rows = lower + rng.randrange(1, 4), rng.choice([0, 1, 5, 60])
-            word = rng.choice(["a", "word", "x" * 300])
-            updates = [
-                {"id": i, "word": word, "_time": rng.randrange(lower, upper), "_diff": 1} for i in ids_of(number, rows)
-            ]
-            log.say("try", number, lower, upper, rows)
-            try:
-                handle.compare_and_append(updates, lower, upper)
-                log.say("ack", number)
-            except (UpperMismatch, LeaseExpired, Determinate):
-                log.say("no", number)
+        handle = client.open_writer(SHARD, SCHEMA, batching=batching)
+        numbers = count(int.from_bytes(name.encode()) % 1000 * 10**9 + seed * 1000)
+        while True:
+            upper, under_way = handle.fetch_upper().time or 0, []
+            for _ in range(rng.choice([1, 1, 1, 2, 8])):
+                number, lower = next(numbers), upper
+                upper, rows = lower + rng.randrange(1, 4), rng.choice([0, 1, 5, 60])
+                word = rng.choice(["a", "word", "x" * 300])
+                updates = [
+                    {"id": i, "word": word, "_time": rng.randrange(lower, upper), "_diff": 1}
+                    for i in ids_of(number, rows)
+                ]
+                log.say("try", number, lower, upper, rows)
+                try:
+                    if rng.random() < 0.2:
+                        handle.compare_and_append(updates, lower, upper)
+                        log.say("ack", number)
+                    else:
+                        under_way.append((number, handle.append_async(updates, lower, upper)))
+                except NOT_THERE:
+                    log.say("no", number)
+                    break
+            for number, future in under_way:
+                try:
+                    future.result()
+                    log.say("ack", number)
+                except NOT_THERE:
+                    log.say("no", number)
 
 
 def maintain(url: str, directory: Path, name: str, seed: int) -> None:
