@@ -84,7 +84,10 @@ class Story:
         token = None
         for _ in range(20):
             try:
-                write.compare_and_append(rows, lower, upper, token=token)
+                if write.machine.runtime.random.random() < 0.3:
+                    write.append_async(rows, lower, upper, token=token).result(0)
+                else:
+                    write.compare_and_append(rows, lower, upper, token=token)
             except Indeterminate as error:
                 if "token" not in error.fields:
                     return "unknown"  # it was its registration, or an upload, that got no answer
