@@ -31,14 +31,17 @@ Unknown failures of a store count as `Indeterminate`. Every message says what wa
 
 from __future__ import annotations
 
+from persist_lib.redaction import redacted
+
 
 class PersistError(Exception):
-    """Base of all of them. Fields are keyword arguments and stay readable as attributes."""
+    """Base of all of them. Fields are keyword arguments and stay readable as attributes. Passwords are left out."""
 
     def __init__(self, message: str, **fields: object) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fields = fields
+        # Here, and not wherever a message is made: many quote a URL, or what some library had to say about it.
+        self.message = redacted(message)
+        super().__init__(self.message)
+        self.fields = {name: redacted(value) if isinstance(value, str) else value for name, value in fields.items()}
 
     def __getattr__(self, name: str) -> object:
         # Only called for names not found otherwise; `fields` may be missing while unpickling.

@@ -155,23 +155,23 @@ class Leases:
             if self._process.poll() is None:
                 return
             _end(self._process)
-        command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", *self._urls]
-        command += [str(self._config.lease_ms), str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", str(os.getpid())]
         path = os.pathsep.join(folder for folder in sys.path if folder)
         env = {**os.environ, "PYTHONPATH": path}  # noqa: TID251 - handed on, not read
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
+        self._tell(*self._urls, self._config.lease_ms)  # not as arguments: those anybody may read
         for shard, (_, ids) in self._kept.items():
             for id_ in ids:
                 self._tell("keep", shard, id_)
 
-    def _tell(self, verb: str, shard: str, id_: str) -> None:
+    def _tell(self, *words: str | int) -> None:
         if self._process is None:
             return
         pipe: IO[bytes] | None = self._process.stdin
         if pipe is None:
             return
         try:
-            pipe.write(json.dumps([verb, shard, id_]).encode() + b"\n")
+            pipe.write(json.dumps(words).encode() + b"\n")
             pipe.flush()
         except (OSError, ValueError):
             log.warning("the renewing process ended; the thread alone keeps leases up")

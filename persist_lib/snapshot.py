@@ -31,6 +31,7 @@ from persist_lib.location.metering import Meter, metered
 from persist_lib.location.retrying import retrying
 from persist_lib.location.spending import Spending
 from persist_lib.merge import Run, merge_contents
+from persist_lib.redaction import redacted
 from persist_lib.runs import boundaries, inputs_of, open_runs, overlapping, read_whole
 from persist_lib.schema import DIFF, TIME, Schema
 
@@ -92,6 +93,10 @@ class Split(msgspec.Struct, frozen=True):
     key_upper: bytes | None
     columns: tuple[str, ...] | None
     merge_bytes: int
+
+    def __repr__(self) -> str:
+        where = redacted(self.urls[0])
+        return f"Split({where!r}, {self.shard!r}, as_of={self.as_of}, size={self.size})"
 
     @property
     def size(self) -> int:

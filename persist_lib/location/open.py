@@ -27,6 +27,7 @@ from persist_lib.location.clock import Clock, machine_clock
 from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.location.scheme import Opening, Scheme
+from persist_lib.redaction import HIDDEN, redacted
 
 ENTRY_POINTS = "persist.locations"
 _POSTGRES = lazy_scheme("persist_lib.location.postgres", "postgres", has_blob=False, has_consensus=True)
@@ -46,15 +47,19 @@ BUILT_IN: Mapping[str, Scheme] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Location:
     """An open Blob and Consensus, and the absolute URLs by which any process opens the same. Pickles as those."""
 
     url: str
     consensus_url: str
     read_only: bool
-    blob: Blob = field(repr=False, compare=False)
-    consensus: Consensus = field(repr=False, compare=False)
+    blob: Blob = field(compare=False)
+    consensus: Consensus = field(compare=False)
+
+    def __repr__(self) -> str:
+        urls = ", ".join(repr(redacted(url)) for url in dict.fromkeys((self.url, self.consensus_url)))
+        return f"Location({urls}{', read_only=True' if self.read_only else ''})"
 
     def close(self) -> None:
         """Release connections and files. Idempotent."""
@@ -127,8 +132,10 @@ def scheme_of(url: str) -> Scheme:
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if not colon or name not in added:
         known = ", ".join(f"{known}:" for known in sorted({*BUILT_IN, *added}))
+        # What is no URL may be the end of one: user:password@host.
+        shown = HIDDEN + url[url.rindex("@") :] if isinstance(url, str) and "@" in url and "://" not in url else url
         raise InvalidUsage(
-            f"a location's URL starts with its scheme ({known}), as in 'file:./data': got {url!r}", url=url
+            f"a location's URL starts with its scheme ({known}), as in 'file:./data': got {shown!r}", url=shown
         )
     scheme = added[name].load()
     if not isinstance(scheme, Scheme):

@@ -60,6 +60,7 @@ ROLLED_BACK = "22012"
 UNIQUE_VIOLATION = "23505"
 NO_TABLE = ("42P01", "3F000")
 FORBIDDEN = "42501"
+QUOTED = re.compile(r'"[^"]*"')
 
 
 class PostgresConsensus:
@@ -285,7 +286,9 @@ def parse_url(url: str) -> tuple[str, str]:
         settings.update(conninfo_to_dict(url))
         return make_conninfo("", **settings), schema
     except psycopg.ProgrammingError as error:
-        raise InvalidUsage(f"this is no URL of PostgreSQL: {str(error).strip()}") from error
+        # Libpq quotes what it does not understand, and that may be a piece of the password: so no `from error` either.
+        said = QUOTED.sub('"…"', str(error).strip())
+        raise InvalidUsage(f"{url!r} is no URL of PostgreSQL: {said}") from None
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -81,8 +81,8 @@ def owners() -> Iterator[list[Owner]]:
         owner.close()
 
 
-def renewers(parent: int | None = None, url: str = "") -> list[int]:
-    """The renewing processes of a process, or of a location."""
+def renewers(parent: int) -> list[int]:
+    """The renewing processes of a process."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -93,9 +93,14 @@ def renewers(parent: int | None = None, url: str = "") -> list[int]:
         except OSError:
             continue
         mine = "persist_lib.heartbeat" in command and status[0] != "Z"
-        if mine and url in command and (parent is None or command[-2] == str(parent)):
+        if mine and command[-2] == str(parent):
             found.append(int(entry.name))
     return found
+
+
+def renewer(client: persist.Client) -> int:
+    process = client.leases._process
+    return process.pid if process is not None else 0
 
 
 @pytest.mark.slow
@@ -190,8 +195,9 @@ def children(parent: int) -> list[int]:
 def test_a_client_that_closes_leaves_no_process_and_no_lease(url: str) -> None:
     with persist.open(url, config=CONFIG) as client:
         client.open_shard("s", SCHEMA)[0].compare_and_append([row(1)], 0, 1)
-        eventually(lambda: bool(renewers(os.getpid(), client.url)))
-    eventually(lambda: not renewers(os.getpid(), url), 5)
+        eventually(lambda: renewer(client) in renewers(os.getpid()))
+        mine = renewer(client)
+    eventually(lambda: mine not in renewers(os.getpid()), 5)
     with persist.open(url, read_only=True) as client:
         state = client.inspect("s").state
         assert not state.writers
@@ -202,10 +208,10 @@ def test_a_renewing_process_that_died_is_replaced(url: str) -> None:
     with persist.open(url, config=CONFIG) as client:
         write, read = client.open_shard("s", SCHEMA)
         write.compare_and_append([row(1)], 0, 1)
-        eventually(lambda: bool(renewers(os.getpid(), client.url)))
-        (first,) = renewers(os.getpid(), client.url)
+        eventually(lambda: renewer(client) in renewers(os.getpid()))
+        first = renewer(client)
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: renewers(os.getpid(), client.url) not in ([], [first]))
+        eventually(lambda: renewer(client) != first and renewer(client) in renewers(os.getpid()))
         state = client.inspect("s").state
         assert {write.id, read.id} == {*state.writers, *state.readers}
 
