@@ -1,4 +1,6 @@
-"""Processes that append to the same place: `python -m bench.contender persist|bare WRITERS SECONDS BLOBS CONSENSUS`.
+"""Processes that append to the same place.
+
+    python -m bench.contender persist|bare WRITERS SECONDS ROW_BYTES BLOBS CONSENSUS
 
 Each has a connection of its own. When all are ready they begin, append for that long as fast as they can, and how often
 each of them won is printed as a line of JSON, with the slowest append of each (ms).
@@ -23,15 +25,12 @@ from bench.append import SMALL
 from bench.bare_log import BareLog
 from persist_lib.config import Runtime
 
-ROW_BYTES = 1_600
-"""Of a bare row: as many as one of ours."""
-
 Append = Callable[[], bool]
 """Tries once, from the newest known place; whether it won."""
 
 
 @contextmanager
-def ours(url: str, consensus: str) -> Iterator[Append]:
+def ours(_size: int, url: str, consensus: str) -> Iterator[Append]:
     """A writer of the shard `busy`. One that was too late goes on from the upper that it was told."""
     with (
         persist.open(url, consensus, runtime=Runtime(background=False)) as client,
@@ -55,9 +54,9 @@ def ours(url: str, consensus: str) -> Iterator[Append]:
 
 
 @contextmanager
-def bare(_url: str, consensus: str) -> Iterator[Append]:
+def bare(size: int, _url: str, consensus: str) -> Iterator[Append]:
     """A connection that looks which row is the newest when it was too late."""
-    log = BareLog(consensus, ROW_BYTES)
+    log = BareLog(consensus, size)
     log.refresh()
 
     def append() -> bool:
@@ -74,10 +73,10 @@ KINDS = {"persist": ours, "bare": bare}
 
 
 def race(
-    kind: str, seconds: float, urls: tuple[str, str], start: Barrier, answers: multiprocessing.Queue[object]
+    kind: str, seconds: float, size: int, urls: tuple[str, str], start: Barrier, answers: multiprocessing.Queue[object]
 ) -> None:
     """One of them."""
-    with KINDS[kind](*urls) as append:
+    with KINDS[kind](size, *urls) as append:
         start.wait()
         won, slowest, begun = 0, 0.0, time.monotonic()
         last, end = begun, begun + seconds
@@ -93,12 +92,12 @@ def warm_up() -> None:
         write.compare_and_append([{"id": 1, "text": "x", "_time": 0}], 0, 1)
 
 
-def main(kind: str, writers: int, seconds: float, *urls: str) -> None:
+def main(kind: str, writers: int, seconds: float, size: int, *urls: str) -> None:
     """Let them race."""
     warm_up()
     context = multiprocessing.get_context("fork")
     start, answers = context.Barrier(writers), context.Queue()
-    racing = [context.Process(target=race, args=(kind, seconds, urls, start, answers)) for _ in range(writers)]
+    racing = [context.Process(target=race, args=(kind, seconds, size, urls, start, answers)) for _ in range(writers)]
     for process in racing:
         process.start()
     found = [answers.get(timeout=seconds + 300) for _ in racing]
@@ -108,4 +107,4 @@ def main(kind: str, writers: int, seconds: float, *urls: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

@@ -1,4 +1,4 @@
-"""What a million updates cost on S3, in a thousand appends, one scan, one compaction, and one scan more.
+"""What a million updates cost on S3, in 250 appends, one scan, one compaction, and one scan more.
 
 Beside deltalake, and pyiceberg with a SQL catalog and its default FileIO, on the same S3 server. Requests are those
 that the server's own log tells of, so they are counted alike for all, and priced by the same table. Ours has its
@@ -170,7 +170,7 @@ PHASES = ("ingest", "scan", "compaction", "scan after")
 
 def cost(quick: bool) -> list[Figure]:
     """Requests and dollars of each phase, per million updates."""
-    appends, rows = (20, 1_000) if quick else (1_000, 1_000)
+    appends, rows = (20, 1_000) if quick else (250, 4_000)
     use_test_credentials()
     updates = bulk_table(rows, is_shuffled=True)
     plain = updates.drop_columns(["_time", "_diff"])

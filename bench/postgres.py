@@ -19,6 +19,8 @@ from bench.bare_log import BareLog
 from bench.figures import Figure, timed
 from persist_lib.testing.servers import PostgresServer
 
+WARM = 50
+"""Appends before anything is measured."""
 WRITERS = 16
 LEAST_SHARE = 0.25
 """Of an equal share: below that a writer counts as starved."""
@@ -38,11 +40,11 @@ def postgres_append(quick: bool) -> list[Figure]:
         def append(n: int) -> object:
             return write.compare_and_append([{"id": n, "text": "x" * 1000, "_time": n}], n, n + 1)
 
-        for number in range(50):
+        for number in range(WARM):
             append(number)
         bare = BareLog.create(server.url, _row_bytes(server.url))
         ours, peers = [], []
-        for number in range(50, 50 + total):
+        for number in range(WARM, WARM + total):
             ours.append(timed(lambda n=number: append(n)))  # type: ignore[misc]
             peers.append(timed(bare.try_append))
         if bare.seqno != total:
@@ -68,12 +70,16 @@ def contention(quick: bool) -> list[Figure]:
     with PostgresServer() as server, TemporaryDirectory(prefix="persist-bench-") as folder:
         urls = f"file:{folder}", server.url
         with persist.open(*urls) as client, client.open_writer("busy", SMALL) as write:
-            write.advance_upper(1)
-        BareLog.create(server.url, 1).close()
-        pairs = [tuple(_race(kind, writers, seconds, urls) for kind in ("persist", "bare")) for _ in range(rounds)]
+            for n in range(WARM):
+                write.compare_and_append([{"id": n, "text": "x" * 1000, "_time": n}], n, n + 1)
+        size = _row_bytes(server.url)
+        BareLog.create(server.url, size).close()
+        pairs = [
+            tuple(_race(kind, writers, seconds, size, urls) for kind in ("persist", "bare")) for _ in range(rounds)
+        ]
         with persist.open(*urls, read_only=True) as client:
             appended = sum(sum(ours.won) for ours, _ in pairs)
-            if (upper := client.inspect("busy").state.upper.time) != appended + 1:
+            if (upper := client.inspect("busy").state.upper.time) != appended + WARM:
                 raise SystemExit(f"{appended} appends were acknowledged, and the shard holds {upper}")
     ours, bare = sorted(pairs, key=lambda pair: sum(pair[0].won) / max(1, sum(pair[1].won)))[rounds // 2]
     worst, beside = min(pairs, key=lambda pair: pair[0].least_share)
@@ -99,8 +105,8 @@ class Race(NamedTuple):
         return min(self.won) / max(1e-9, statistics.mean(self.won))
 
 
-def _race(kind: str, writers: int, seconds: float, urls: tuple[str, str]) -> Race:
-    command = [sys.executable, "-m", "bench.contender", kind, str(writers), str(seconds), *urls]
+def _race(kind: str, writers: int, seconds: float, size: int, urls: tuple[str, str]) -> Race:
+    command = [sys.executable, "-m", "bench.contender", kind, str(writers), str(seconds), str(size), *urls]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     found = json.loads(done.stdout)
     return Race([won for won, _ in found], max(waited for _, waited in found))
