@@ -26,7 +26,7 @@ from orchestration.checks import CHECKS
 from orchestration.definitions import build_definitions
 from orchestration.duties import DUTIES
 from orchestration.settings import Settings
-from persist_lib.config import Config, Runtime
+from persist_lib.config import CacheConfig, Config, Runtime
 from persist_lib.core.commands import Expire
 from persist_lib.ids import SeqNo
 from persist_lib.location import s3_client
@@ -68,6 +68,19 @@ def test_every_error_has_a_line_that_says_what_to_do() -> None:
     assert all(cell.strip() for line in table.splitlines() if line.startswith("| `") for cell in line.split("|")[1:-1])
 
 
+def shown(name: str, value: object) -> str:
+    """A default as the manual writes it."""
+    match value:
+        case int() if name.endswith("_bytes"):
+            return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
+        case int() if name.endswith("_ms"):
+            return f"{value // 60_000} min"
+        case float():
+            return f"{value:g}"
+        case _:
+            return "none" if value is None else str(value)
+
+
 def test_options_of_urls_and_settings_are_those_that_there_are() -> None:
     text = section("Locations and settings")
     s3 = next(line for line in text.splitlines() if line.startswith("| `s3://"))
@@ -75,8 +88,12 @@ def test_options_of_urls_and_settings_are_those_that_there_are() -> None:
     found = set(re.findall(r"`(persist_\w+)", text))
     source = "".join(path.read_text() for path in (ROOT / "persist_lib" / "location").glob("postgres*.py"))
     assert found == set(re.findall(r"\bpersist_(?:schema|notify)\b", source))
-    settings = first_cells(text)
-    assert {"part_bytes", *settings} <= set(Config.model_fields)
+    for names, default in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", text, re.MULTILINE):
+        for name in re.findall(r"\w+", names):
+            assert default.strip() == shown(name, Config.model_fields[name].default), name
+    for settings in re.findall(r"`({\"\w+\".*?})`", text):
+        found = json.loads(settings)
+        (CacheConfig if "path" in found else Config).model_validate(found)
 
 
 def test_what_to_watch_is_called_as_dagster_shows_it() -> None:
