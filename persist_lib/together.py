@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from persist_lib.appending import Share, parse_bounds
 from persist_lib.atomic import Undone, Wanted, try_commit_all
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
@@ -20,7 +21,7 @@ from persist_lib.frontier import Antichain
 from persist_lib.location.api import Consensus
 from persist_lib.machine import Machine
 from persist_lib.pending import Appended
-from persist_lib.write import Share, WriteHandle, parse_bounds
+from persist_lib.write import WriteHandle
 
 
 class Append(msgspec.Struct, frozen=True):

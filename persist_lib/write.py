@@ -14,25 +14,25 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
 import pyarrow as pa
 
+from persist_lib.appending import Share, Undoubted, parse_bounds, whole
 from persist_lib.batch import Builder, Built
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy, plan_flush
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
 from persist_lib.doubts import Doubt, Doubts
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, PersistError, TimedOut
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.leases import Leased, Leases
 from persist_lib.location.deadline import within
 from persist_lib.location.spending import Spending
-from persist_lib.machine import Build, Committed, Machine, refused
+from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.outbox import Answer, Outbox
@@ -45,18 +45,6 @@ __all__ = ["Appended", "Batching", "WriteHandle"]
 log = logging.getLogger("persist.write")
 ROLLUP_S = 5.0
 """How long an append that is committed may be held up by the rollup that it found due."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one handle brings to an append to several shards: its command, and what to do with the answer."""
-
-    machine: Machine
-    build: Build
-    make_room: Callable[[], None]
-    """To be called before it is tried again after InlineFull."""
-    done: Callable[[Committed | c.AlreadyDone], Appended]
-    refused: Callable[[c.Refusal], PersistError]
 
 
 class WriteHandle(Leased):
@@ -270,7 +258,7 @@ class WriteHandle(Leased):
         try:
             built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
             self._check_in_time(builder, deadline)
-            with _Undoubted(self.shard):
+            with Undoubted(self.shard):
                 writer = self._register(deadline)
 
             def build(_state: State, now: int) -> c.Command:
@@ -280,7 +268,7 @@ class WriteHandle(Leased):
 
             def make_room() -> None:
                 nonlocal built
-                with _Undoubted(self.shard):
+                with Undoubted(self.shard):
                     built = self._made_room(builder, built)
 
             def done(answer: Committed | c.AlreadyDone) -> Appended:
@@ -291,7 +279,7 @@ class WriteHandle(Leased):
                 return Appended(seqno, upper, built.batch.count, token, 0)
 
             yield Share(self.machine, build, make_room, done, self._refused)
-        except PersistError:
+        except Exception:
             if not is_asked:
                 builder.discard()
             raise
@@ -335,10 +323,10 @@ class WriteHandle(Leased):
             builder = self._builder(deadline)
             if token is not None and (found := self._doubts.find(token)) is not None:
                 doubt, count = found
-                done = self._commit(builder, doubt.built, _whole, c.CompareAndAppend, deadline, doubt.token, spent)
+                done = self._commit(builder, doubt.built, whole, c.CompareAndAppend, deadline, doubt.token, spent)
                 return msgspec.structs.replace(done, count=count)
             built = self._build(builder, tables, lower, upper)
-            return self._commit(builder, built, _whole, c.CompareAndAppend, deadline, token, spent)
+            return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
 
     def _send(self, batch: Sequence[Pending]) -> Sequence[Answer]:
         """Carry out accepted appends, all together or not at all."""
@@ -353,7 +341,7 @@ class WriteHandle(Leased):
             builder, token = self._builder(first.deadline), self.machine.runtime.token()
             built = self._build(builder, iter(() if table is None else (table,)), first.lower, last.upper)
             try:
-                done = self._commit(builder, built, _whole, c.CompareAndAppend, first.deadline, token, spent)
+                done = self._commit(builder, built, whole, c.CompareAndAppend, first.deadline, token, spent)
             except Indeterminate as error:
                 tokens = [self.machine.runtime.token() for _ in batch]
                 return self._doubts.add(Doubt(built, token), tokens, counts, error)
@@ -375,7 +363,7 @@ class WriteHandle(Leased):
     def _build(
         self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, *, by_time: bool = False
     ) -> Built:
-        with _Undoubted(self.shard):
+        with Undoubted(self.shard):
             room = INLINE_TOTAL_BYTES - self.machine.state.inline_size
             inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
             return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
@@ -400,12 +388,12 @@ class WriteHandle(Leased):
 
         try:
             self._check_in_time(builder, deadline)
-            with _Undoubted(self.shard):
+            with Undoubted(self.shard):
                 writer = self._register(deadline)
             while isinstance(answer := self.machine.try_commit(build, deadline.remaining_s(), token), c.InlineFull):
-                with _Undoubted(self.shard):
+                with Undoubted(self.shard):
                     built = self._made_room(builder, built)
-        except PersistError:
+        except Exception:
             # SUBTLE: once a command was made of it, the log may refer to what was uploaded, or will: never delete that.
             if not is_asked:
                 builder.discard()
@@ -466,41 +454,6 @@ class WriteHandle(Leased):
                 write_rollup(self.machine, self.id)
         except PersistError as error:
             log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
-
-
-class _Undoubted:
-    """What fails in here leaves no doubt about the append: it was not sent yet. A class, as it is cheaper to enter."""
-
-    __slots__ = ("_shard",)
-
-    def __init__(self, shard: str) -> None:
-        self._shard = shard
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Indeterminate):
-            raise Determinate(
-                f"shard {self._shard}: nothing was appended, as what comes before failed: {error.message}. Try again",
-                shard=self._shard,
-            ) from error
-
-
-def parse_bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:
-    """The bounds of an append as frontiers; InvalidUsage when they are none."""
-    low, up = parse_frontier(lower, "expected_upper"), parse_frontier(upper, "new_upper")
-    if not low < up:
-        raise InvalidUsage(
-            f"an append covers times from its lower to below its upper, so {low} must be before {up}",
-            lower=low,
-            upper=up,
-        )
-    return low, up
-
-
-def _whole(built: Built, _state: State) -> Batch:
-    return built.batch
 
 
 _with_outbox: weakref.WeakSet[WriteHandle] = weakref.WeakSet()
