@@ -16,6 +16,8 @@ from persist_lib.location.api import Blob, Consensus
 from tests.conformance.stores import BLOBS, CONSENSUSES, BlobKind, ConsensusKind
 
 PROCESSES = 8
+CROWD = 32
+IMPORTED_ONCE = ["tests.conformance.racers", "persist_lib.location.postgres", "persist_lib.location.s3_cas"]
 
 
 @pytest.fixture(params=sorted(BLOBS))
@@ -69,17 +71,37 @@ def processes() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
+@pytest.fixture(scope="session")
+def crowd() -> Iterator[ProcessPoolExecutor]:
+    """Many processes, forked from one that has imported all and opened nothing: 32 times to import is a minute."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
+    with ProcessPoolExecutor(CROWD, mp_context=context) as pool:
+        yield pool
+
+
 Race = Callable[[list[tuple[Any, ...]]], list[Any]]
 
 
 @pytest.fixture
 def race(processes: ProcessPoolExecutor, tmp_path: Path) -> Race:
     """Run `(function, *arguments)` each in a process of its own, all at the same moment; answers their results."""
+    return racing(processes, tmp_path)
+
+
+@pytest.fixture
+def crowd_race(crowd: ProcessPoolExecutor, tmp_path: Path) -> Race:
+    """`race` among up to 32."""
+    return racing(crowd, tmp_path)
+
+
+def racing(pool: ProcessPoolExecutor, folder: Path) -> Race:
+    """The runner of a race in `pool`."""
 
     def run(calls: list[tuple[Any, ...]]) -> list[Any]:
-        start = tmp_path / "start"
+        start = folder / "start"
         start.mkdir()
-        futures = [processes.submit(partial(call[0], *call[1:], str(start))) for call in calls]
+        futures = [pool.submit(partial(call[0], *call[1:], str(start))) for call in calls]
         while len(list(start.iterdir())) < len(calls):
             for future in futures:
                 if future.done():

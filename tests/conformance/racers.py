@@ -45,6 +45,15 @@ def truncate_in_process(kind: str, url: str, key: str, who: int, until: int, sta
     return []
 
 
+def create_in_process(kind: str, url: str, keys: int, who: int, start: str) -> list[Claim]:
+    """Try to be the first in each of many keys."""
+    consensus = CONSENSUSES[kind].open(url)
+    wait_for_start(start, who)
+    claims = [claim(consensus, f"s{n}", None, f"{who}:{n}".encode()) for n in range(keys)]
+    consensus.close()
+    return claims
+
+
 def set_once(blob: Blob, key: str, data: bytes) -> bool:
     """Whether `data` is what the key holds now for ever."""
     try:
