@@ -13,10 +13,11 @@ import pyarrow as pa
 from persist_lib.core.compaction import TaskInput
 from persist_lib.core.state import Batch, Part
 from persist_lib.errors import Missing
+from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import PartSource, decode_inline, decode_part, open_run
 from persist_lib.format.paths import blob_key
-from persist_lib.format.ranged import ChunkedReader
+from persist_lib.format.ranged import ChunkedReader, Map
 from persist_lib.ids import ShardId
 from persist_lib.location import caching
 from persist_lib.location.api import Blob
@@ -75,7 +76,11 @@ def read_whole(
     columns: Sequence[str] | None = None,
     pool: Executor,
 ) -> pa.Table:
-    """All parts of the runs as one table, one after the other; fetched and decoded in the pool."""
+    """All parts of the runs as one table, one after the other; fetched and decoded in the pool.
+
+    Of a large part that is not wanted whole, only the chunks around the wanted row groups and columns are fetched.
+    """
+    is_whole = key_lower is None and key_upper is None and columns is None
     sources = [(part, source_of(blob, shard, part, run, schemas)) for run in inputs for part in run.parts]
 
     def read(pair: tuple[Part, PartSource]) -> pa.Table:
@@ -84,6 +89,8 @@ def read_whole(
             return decode_inline(
                 source.key, part.inline, source.schema, schema, columns=columns, lo=key_lower, hi=key_upper
             )
+        if part.size > CHUNK and not is_whole:
+            return _some_of(source, schema, columns, key_lower, key_upper, pool.map if len(sources) == 1 else map)
         return decode_part(
             source.key, source.fetch(0, part.size), part.digests, schema, columns=columns, lo=key_lower, hi=key_upper
         )
@@ -92,6 +99,16 @@ def read_whole(
     empty = schema.contents.empty_table().select([*names, DIFF])
     tables = list(pool.map(read, sources)) if len(sources) > 1 else [read(source) for source in sources]
     return pa.concat_tables([empty, *(table.select([*names, DIFF]) for table in tables)])
+
+
+def _some_of(
+    source: PartSource, schema: Schema, columns: Sequence[str] | None, lo: bytes | None, hi: bytes | None, parallel: Map
+) -> pa.Table:
+    """SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other."""
+    reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
+    file = PartFile(source.key, reader, schema, columns)
+    reader.prefetch(file.wanted_ranges(lo, hi))
+    return file.read(lo, hi)
 
 
 def boundaries(

@@ -196,6 +196,13 @@ class PartFile:
             found.append((min(start for start, _ in spans), max(end for _, end in spans)))
         return found
 
+    def wanted_ranges(self, lo: bytes | None = None, hi: bytes | None = None) -> list[tuple[int, int]]:
+        """Where in the object the wanted columns of the row groups that may hold keys in `[lo, hi)` lie."""
+        names, metadata = self._wanted(lo, hi), self._file.metadata
+        groups = map(metadata.row_group, self.groups(lo, hi))
+        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+        return [_span(c) for c in columns if names is None or c.path_in_schema.partition(".")[0] in names]
+
     def boundaries(self) -> list[tuple[bytes, int]]:
         """Where the object can be cut by key: the lower bound of each row group, and its bytes."""
         spans = self.byte_ranges(range(len(self._bounds)))
