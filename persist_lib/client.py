@@ -317,10 +317,10 @@ class Client:
             client.compare_and_append_many([Append(orders, rows, 5, 6), Append(payments, others, 2, 3)])
 
         Each is as `write.compare_and_append(updates, expected_upper, new_upper)`, on writers of this client, each of
-        another shard; the answers are in their order, with one token in common. What one shard refuses (UpperMismatch,
-        LeaseExpired, ShardFinished: each says which) is refused for all, and nothing was written. After Indeterminate,
-        repeat the call with the `token` it carries: it answers what happened, for all. InvalidUsage where Consensus has
-        no transactions (S3 alone), before anything is uploaded.
+        another shard; the answers are in their order, with one token and cost in common. What one shard refuses
+        (UpperMismatch, LeaseExpired, ShardFinished: each says which) is refused for all, and nothing was written. After
+        Indeterminate, repeat the call with the `token` it carries: it answers what happened, for all. InvalidUsage
+        where Consensus has no transactions (S3 alone), before anything is uploaded.
         """
         self._writable("compare_and_append_many")
         deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else timeout)

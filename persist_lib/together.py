@@ -19,6 +19,7 @@ from persist_lib.core import commands as c
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain
 from persist_lib.location.api import Consensus
+from persist_lib.location.spending import Spending
 from persist_lib.machine import Machine
 from persist_lib.pending import Appended
 from persist_lib.write import WriteHandle
@@ -53,13 +54,14 @@ def append_together(
     _check_distinct([one.write.shard for one in checked])
     if not checked:
         return []
-    with ExitStack() as turns:
+    with Spending() as spent, ExitStack() as turns:
         shares: dict[str, Share] = {}
         # In the order of names, as every such call takes its turns.
         for one in sorted(checked, key=lambda one: one.write.shard):
             share = one.write.share(one.updates, one.lower, one.upper, deadline, token)
             shares[one.write.shard] = turns.enter_context(share)
-        return _commit([shares[one.write.shard] for one in checked], deadline, token)
+        done = _commit([shares[one.write.shard] for one in checked], deadline, token)
+        return [msgspec.structs.replace(one, cost=spent.cost) for one in done]
 
 
 def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> list[Appended]:

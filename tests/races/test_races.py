@@ -49,6 +49,9 @@ class Side:
         client = self.client
         return {
             "compare_and_append": lambda: self.append("compare_and_append", UPPER + 1),
+            "append many": lambda: client.compare_and_append_many(
+                [persist.Append(self.write, MORE[:1], UPPER, UPPER + 1)]
+            ),
             "append": lambda: self.append("append", UPPER + 2),
             "advance_upper": lambda: self.write.advance_upper(UPPER),
             "close writer": self.write.close,
@@ -72,8 +75,8 @@ class Side:
 
 
 NAMES = [
-    "compare_and_append", "append", "advance_upper", "close writer", "open reader", "listen", "downgrade",
-    "close reader", "heartbeat", "set hold", "retention", "retain", "expire", "compact", "roll up", "collect", "audit",
+    "compare_and_append", "append many", "append", "advance_upper", "close writer", "open reader", "listen",
+    "downgrade", "close reader", "heartbeat", "set hold", "retention", "retain", "expire", "compact", "roll up", "collect", "audit",
     "maintain", "evolve", "finish",
 ]  # fmt: skip
 REASONS = (
@@ -82,6 +85,7 @@ REASONS = (
 )  # fmt: skip
 ALLOWED: dict[str, tuple[type[Exception], ...]] = {
     "compare_and_append": (UpperMismatch,),
+    "append many": (UpperMismatch,),
     "set hold": (HoldConflict,),
     "finish": (StillRead,),
 }
@@ -130,7 +134,7 @@ def test_two_operations_race_and_both_are_told_the_truth(world: World, ours: str
     for name, error in ((ours, ours_told), (theirs, told[0])):
         assert error is None or isinstance(error, ALLOWED.get(name, ())), f"{name} was told {error!r}"
     upper = us.client.inspect("s").state.upper.time
-    appended = {"compare_and_append": UPPER + 1, "append": UPPER + 2}
+    appended = {"compare_and_append": UPPER + 1, "append many": UPPER + 1, "append": UPPER + 2}
     reached = [appended[n] for n, error in ((ours, ours_told), (theirs, told[0])) if n in appended and error is None]
     assert upper == max(reached, default=UPPER)
     model.append([u for u in updates(MORE) if u[1] < upper], persist.at(UPPER), persist.at(upper))

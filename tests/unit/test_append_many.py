@@ -81,6 +81,7 @@ def test_all_are_appended_with_one_compare_and_set_and_answered_in_order(world: 
     assert [(one.upper.time, one.count, one.attempts) for one in done] == [(5, 2, 1), (2, 0, 1), (7, 1, 1)]
     assert [one.seqno for one in done] == [client.inspect(shard).seqno for shard in "bac"]
     assert len({one.token for one in done}) == 1
+    assert {(one.cost.commits, one.cost.puts) for one in done} == {(1, 0)}, "what it cost all of them together"
     assert [write.upper.time for write in (a, b, c)] == [2, 5, 7]
     for shard in "abc":
         check_world(client, shard)
