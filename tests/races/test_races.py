@@ -76,8 +76,8 @@ class Side:
 
 NAMES = [
     "compare_and_append", "append many", "append", "advance_upper", "close writer", "open reader", "listen",
-    "downgrade", "close reader", "heartbeat", "set hold", "retention", "retain", "expire", "compact", "roll up", "collect", "audit",
-    "maintain", "evolve", "finish",
+    "downgrade", "close reader", "heartbeat", "set hold", "retention", "retain", "expire", "compact", "roll up",
+    "collect", "audit", "maintain", "evolve", "finish",
 ]  # fmt: skip
 REASONS = (
     UpperMismatch, LeaseExpired, HoldConflict, SinceViolation, StillRead, ShardFinished, SchemaMismatch,
