@@ -89,6 +89,8 @@ class WriteHandle(Leased):
                 shard=self.shard,
             )
         if self._id is None:
+            if deadline.has_passed():  # without time for an answer it would only be in doubt
+                raise self._timed_out(deadline, "what comes before its registration took that long")
             fresh = format_writer_id(self.machine.runtime.entropy())
             lease_ms = self.machine.config.lease_ms
             build = lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms)  # noqa: E731

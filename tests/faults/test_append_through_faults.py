@@ -85,7 +85,7 @@ def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
     proxy = place.proxies[server]
     with open_quietly(place.direct) as witness, open_quietly(place.through) as client:
         write = client.open_writer("s", SCHEMA)
-        write.compare_and_append(rows(0), 0, 1)
+        write.compare_and_append(rows(0), 0, 1, timeout=60)  # the first one of a process may have a lot to import
         upper, index, acknowledged = 1, 1, 1
         while True:
             proxy.at(index, fault)

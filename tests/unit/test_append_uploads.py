@@ -230,6 +230,7 @@ def test_nothing_is_deleted_after_a_race_was_lost_or_an_id_expired(world: World)
 def test_what_was_uploaded_is_deleted_when_there_is_no_time_to_ask_for_the_commit(world: World) -> None:
     client = world.client(SMALL)
     write = client.open_writer("s", SCHEMA)
+    assert write.id
 
     def until_late() -> Iterator[Any]:
         yield parts(2)
@@ -240,3 +241,16 @@ def test_what_was_uploaded_is_deleted_when_there_is_no_time_to_ask_for_the_commi
     assert world.count("set") >= 1
     assert not [*world.inner.blob.list("s/")]
     assert write.compare_and_append(parts(2), 0, 1).count == 3200
+
+
+def test_without_time_left_nobody_registers(world: World) -> None:
+    write = world.client(SMALL).open_writer("s", SCHEMA)
+
+    def until_late() -> Iterator[Any]:
+        world.clock.advance(100)
+        yield parts(2)
+
+    before = world.bytes("s")
+    with pytest.raises(TimedOut):
+        write.compare_and_append(until_late(), 0, 1, timeout=10)
+    assert world.bytes("s") == before
