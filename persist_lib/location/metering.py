@@ -14,12 +14,25 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from persist_lib.config import Runtime
-from persist_lib.core.cost import FREE, GIB, Cost, Prices
-from persist_lib.location.api import Blob, Consensus, Row
+from persist_lib.core.cost import FREE, Cost, Prices
+from persist_lib.location.api import Blob, Consensus, Newest, Row
 from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.location.caching import CacheCounts
 from persist_lib.location.open import Location, open_location, scheme_of
-from persist_lib.location.spending import COMMITS, DELETES, GETS, LISTS, PUTS, QUERIES, Tally, tallies
+from persist_lib.location.spending import (
+    COMMITS,
+    DELETES,
+    GETS,
+    LISTS,
+    PUTS,
+    QUERIES,
+    Event,
+    Rates,
+    Sums,
+    Tally,
+    note,
+    tallies,
+)
 
 T = TypeVar("T")
 
@@ -33,7 +46,7 @@ CLASS_OF = {
 BUCKETS = 32
 """Latencies by powers of two of a microsecond, up to half an hour."""
 
-_sending: ContextVar[_Kind | None] = ContextVar("persist_sending", default=None)
+_sending: ContextVar[tuple[Tally, _Kind] | None] = ContextVar("persist_sending", default=None)
 
 
 class Count(NamedTuple):
@@ -61,51 +74,58 @@ class Count(NamedTuple):
         return self.longest_s
 
 
-class _Kind:
-    """One kind of operation of one meter: its counts, its prices, and whether its store tells of its requests."""
+class _Kind(Rates):
+    """One kind of operation of one meter: its counts, its prices, and what class of request it is, if always one."""
 
-    __slots__ = (
-        "calls", "egress", "failures", "latencies", "longest", "price", "prices", "request", "seconds", "tally",
-    )  # fmt: skip
+    __slots__ = ("calls", "failures", "latencies", "longest", "request", "seconds", "sums")
 
     def __init__(self, kind: str, prices: Prices, by_request: bool) -> None:
-        self.tally = Tally()
+        super().__init__(prices)
+        self.request = None if by_request else CLASS_OF.get(kind)
+        self.clear()
+
+    def clear(self) -> None:
+        """Start from zero."""
+        self.sums = Sums()
         self.calls = self.failures = 0
         self.seconds = self.longest = 0.0
         self.latencies = [0] * BUCKETS
-        self.prices = (prices.get, prices.put, prices.list, prices.delete, prices.commit, prices.query)
-        self.request = None if by_request else CLASS_OF.get(kind)
-        self.price = 0.0 if self.request is None else self.prices[self.request]
-        self.egress = prices.egress_gib / GIB
 
-    def done(self, failed: bool, sent: int, received: int, seconds: float) -> None:
-        """One operation is over."""
-        dollars = self.price + received * self.egress
-        bucket = min(BUCKETS - 1, int(seconds * 1e6).bit_length())
-        with Tally.lock:
+    def add(self, event: Event, *, is_operation: bool) -> None:
+        """One operation more, or a request of one."""
+        self.sums.add(event)
+        if is_operation:
+            _, failed, _, _, seconds, _ = event
             self.calls += 1
             self.failures += failed
             self.seconds += seconds
-            self.latencies[bucket] += 1
+            self.latencies[min(BUCKETS - 1, int(seconds * 1e6).bit_length())] += 1
             self.longest = max(self.longest, seconds)
-            self.tally.add(self.request, sent, received, dollars)
-            for tally in tallies():
-                tally.add(self.request, sent, received, dollars)
-
-    def requested(self, request: int) -> None:
-        """One request was sent."""
-        with Tally.lock:
-            for tally in (self.tally, *tallies()):
-                tally.add(request, 0, 0, self.prices[request])
 
     def count(self) -> Count:
-        """What was counted so far."""
-        cost = self.tally.cost()
-        with Tally.lock:
-            return Count(
-                self.calls, self.failures, cost.bytes_written, cost.bytes_read, self.seconds, self.longest,
-                tuple(self.latencies), cost,
-            )  # fmt: skip
+        """What was added so far."""
+        sums = self.sums
+        return Count(
+            self.calls, self.failures, sums.sent, sums.received, self.seconds, self.longest, tuple(self.latencies),
+            sums.cost(),
+        )  # fmt: skip
+
+
+class _Kinds(Tally):
+    """Events that are added up by kind, and not in its own sums."""
+
+    def add_up(self) -> Sums:
+        """See `Tally`."""
+        events = self[:]
+        del self[: len(events)]
+        for event in events:
+            kind = event[0]
+            if isinstance(kind, _Kind):
+                kind.add(event, is_operation=event[5] is None or kind.request is not None)
+        return _NOTHING
+
+
+_NOTHING = Sums()
 
 
 class Meter:
@@ -113,14 +133,14 @@ class Meter:
 
     def __init__(self, monotonic: Callable[[], float] | None = None) -> None:
         self.monotonic = monotonic or Runtime().monotonic
+        self.tally: Tally = _Kinds()
         self._kinds: dict[str, _Kind] = {}
         self._elsewhere = Tally()
 
     def charge(self, cost: Cost) -> None:
         """Add what another process spent on behalf of this code, as Spark's tasks do."""
-        with Tally.lock:
-            for tally in (self._elsewhere, *tallies()):
-                tally.add_cost(cost)
+        for tally in (self._elsewhere, *tallies()):
+            tally.add_cost(cost)
 
     def elsewhere(self) -> Cost:
         """What other processes spent so far."""
@@ -128,36 +148,47 @@ class Meter:
 
     def counts(self) -> dict[str, Count]:
         """What was counted so far, by kind."""
-        return {name: kind.count() for name, kind in self._kinds.copy().items()}
+        with Tally.lock:
+            self.tally.add_up()
+            return {name: kind.count() for name, kind in self._kinds.copy().items() if kind.calls}
 
     def calls(self, kind: str) -> int:
         """How many operations of this kind there were."""
-        return self._kinds[kind].calls if kind in self._kinds else 0
+        return self.counts().get(kind, Count()).calls
 
     def reset(self) -> dict[str, Count]:
-        """Answer the counts and start from zero. What is under way is counted in neither."""
-        kinds, self._kinds = self._kinds, {}
-        return {name: kind.count() for name, kind in kinds.items()}
+        """Answer the counts and start from zero, with nothing counted twice or lost in between."""
+        with Tally.lock:
+            self.tally.add_up()
+            kinds = self._kinds.copy()
+            found = {name: kind.count() for name, kind in kinds.items() if kind.calls}
+            for kind in kinds.values():
+                kind.clear()
+            return found
+
+    def kind(self, name: str, prices: Prices, *, by_request: bool) -> _Kind:
+        """What operations of this name are counted as."""
+        found = self._kinds.get(name)
+        return self._kinds.setdefault(name, _Kind(name, prices, by_request)) if found is None else found
 
     def measure(
         self, operation: Operation, call: Callable[[], T], prices: Prices = FREE, *, by_request: bool = False
     ) -> T:
         """Carry out `call` and count it; `by_request` where the store calls `requested` for each of its requests."""
         name, _, sent = operation
-        kind = self._kinds.get(name)
-        if kind is None:
-            kind = self._kinds.setdefault(name, _Kind(name, prices, by_request))
-        token = _sending.set(kind) if by_request else None
+        kind = self.kind(name, prices, by_request=by_request)
+        token = _sending.set((self.tally, kind)) if by_request else None
         started = self.monotonic()
         try:
             result = call()
         except BaseException:
-            kind.done(True, sent, 0, self.monotonic() - started)
+            note(self.tally, (kind, True, sent, 0, self.monotonic() - started, kind.request))
             raise
         finally:
             if token is not None:
                 _sending.reset(token)
-        kind.done(False, sent, _size(result) if name in RECEIVING else 0, self.monotonic() - started)
+        received = _size(result) if name in RECEIVING else 0
+        note(self.tally, (kind, False, sent, received, self.monotonic() - started, kind.request))
         return result
 
 
@@ -179,8 +210,9 @@ def _size(result: object) -> int:
 
 def requested(request: int) -> None:
     """A store sent a request of this class. Called by stores for which an operation may take several, or none."""
-    if (kind := _sending.get()) is not None:
-        kind.requested(request)
+    if (sending := _sending.get()) is not None:
+        tally, kind = sending
+        note(tally, (kind, False, 0, 0, 0.0, request))
 
 
 class MeteredBlob(AroundBlob):
@@ -201,6 +233,20 @@ class MeteredConsensus(AroundConsensus):
     def __init__(self, inner: Consensus, meter: Meter, prices: Prices = FREE, *, by_request: bool = False) -> None:
         super().__init__(inner)
         self.meter, self.prices, self.by_request = meter, prices, by_request
+        self._commit = meter.kind("compare_and_set", prices, by_request=by_request)
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        """See `api.Consensus`. As `around` would, for less: a small append consists of this one call."""
+        if self.by_request:
+            return super().compare_and_set(key, expected, data)
+        meter, kind, has_failed = self.meter, self._commit, True
+        started = meter.monotonic()
+        try:
+            won = self.inner.compare_and_set(key, expected, data)
+            has_failed = False
+        finally:
+            note(meter.tally, (kind, has_failed, len(data), 0, meter.monotonic() - started, COMMITS))
+        return won
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
         """Count it."""

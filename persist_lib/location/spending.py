@@ -19,7 +19,7 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import msgspec
 
-from persist_lib.core.cost import Cost
+from persist_lib.core.cost import GIB, Cost, Prices
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -29,26 +29,47 @@ CLASSES = ("gets", "puts", "lists", "deletes", "commits", "queries")
 GETS, PUTS, LISTS, DELETES, COMMITS, QUERIES = range(len(CLASSES))
 
 
-class Tally:
-    """Requests by class, bytes and dollars, while they are counted. Whoever adds holds `Tally.lock`."""
+class Rates:
+    """What requests of each class and bytes cost, where an operation was carried out."""
+
+    __slots__ = ("egress", "prices")
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = (prices.get, prices.put, prices.list, prices.delete, prices.commit, prices.query)
+        self.egress = prices.egress_gib / GIB
+
+    def dollars(self, request: int | None, received: int) -> float:
+        """The price of one request and of the bytes that came back."""
+        return (0.0 if request is None else self.prices[request]) + received * self.egress
+
+
+Event = tuple[Rates, bool, int, int, float, int | None]
+"""One operation or request: its rates, whether it failed, bytes sent and received, seconds, and the request's class.
+
+A request that is told of beside its operation has a class, and the operation has none.
+"""
+MANY = 1024
+"""So many are remembered one by one before they are added up."""
+
+
+class Sums:
+    """Requests by class, bytes and dollars, added up. Whoever adds holds the lock of tallies."""
 
     __slots__ = ("classes", "dollars", "received", "sent")
-
-    lock: ClassVar[threading.Lock] = threading.Lock()
-    """One for all, as an operation adds to several."""
 
     def __init__(self) -> None:
         self.classes = [0] * len(CLASSES)
         self.sent = self.received = 0
         self.dollars = 0.0
 
-    def add(self, request: int | None, sent: int, received: int, dollars: float) -> None:
-        """One operation or request more."""
+    def add(self, event: Event) -> None:
+        """One more."""
+        rates, _, sent, received, _, request = event
         if request is not None:
             self.classes[request] += 1
         self.sent += sent
         self.received += received
-        self.dollars += dollars
+        self.dollars += rates.dollars(request, received)
 
     def add_cost(self, cost: Cost) -> None:
         """What was counted in another process."""
@@ -59,10 +80,57 @@ class Tally:
         self.dollars += cost.dollars
 
     def cost(self) -> Cost:
-        """What was counted so far. Takes the lock."""
+        """All of it."""
+        gets, puts, lists, deletes, commits, queries = self.classes
+        return Cost(self.received, self.sent, gets, puts, lists, deletes, commits, queries, self.dollars)
+
+
+class Tally(list[Event]):
+    """What is not added up yet, and the sums of what is.
+
+    SUBTLE: to note something is to append to a list: atomic, without a lock, and all that an operation waits for.
+    """
+
+    sums: Sums | None = None
+    """None before anything was added up. A small append makes one of these, so it has no constructor of its own."""
+    lock: ClassVar[threading.Lock] = threading.Lock()
+    """Held by whoever adds up, one for all tallies."""
+
+    def add_up(self) -> Sums:
+        """Empty the list into the sums. Holds the lock; what is noted meanwhile stays in the list."""
+        sums = self.sums = self.sums or Sums()
+        events = self[:]
+        del self[: len(events)]
+        for event in events:
+            sums.add(event)
+        return sums
+
+    def add_cost(self, cost: Cost) -> None:
+        """What was counted in another process."""
         with Tally.lock:
-            gets, puts, lists, deletes, commits, queries = self.classes
-            return Cost(self.received, self.sent, gets, puts, lists, deletes, commits, queries, self.dollars)
+            self.add_up().add_cost(cost)
+
+    def cost(self) -> Cost:
+        """What was noted so far."""
+        if len(self) == 1 and self.sums is None:  # a small append
+            rates, _, sent, received, _, request = self[0]
+            if request == COMMITS:
+                return Cost(received, sent, commits=1, dollars=rates.dollars(request, received))
+        with Tally.lock:
+            return self.add_up().cost()
+
+
+def note(own: Tally, event: Event) -> None:
+    """Count it for `own`, and for all in whose block it happened."""
+    own.append(event)
+    for tally in _open.get():
+        tally.append(event)
+        if len(tally) >= MANY:
+            with Tally.lock:
+                tally.add_up()
+    if len(own) >= MANY:
+        with Tally.lock:
+            own.add_up()
 
 
 def _fresh_lock() -> None:
@@ -80,11 +148,11 @@ tallies = _open.get
 class Spending:
     """Counts what is asked of locations within its block, as `cost`. They nest, and the outer one has all."""
 
-    __slots__ = ("_tally", "_tokens")
+    __slots__ = ("_tally", "_token")
 
     def __init__(self, tally: Tally | None = None) -> None:
-        self._tally = tally or Tally()
-        self._tokens: list[Token[tuple[Tally, ...]]] = []
+        self._tally = Tally() if tally is None else tally
+        self._token: Token[tuple[Tally, ...]] | None = None
 
     @property
     def cost(self) -> Cost:
@@ -97,13 +165,17 @@ class Spending:
 
     def __enter__(self) -> Self:
         outer = _open.get()
-        self._tokens.append(_open.set(outer if self._tally in outer else (*outer, self._tally)))
+        # SUBTLE: by identity, as two lists of the same are equal. Within itself it counts once.
+        if not (outer and any(tally is self._tally for tally in outer)):
+            self._token = _open.set((*outer, self._tally))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _open.reset(self._tokens.pop())
+        if self._token is not None:
+            _open.reset(self._token)
+            self._token = None
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; what it takes to make them is counted, and not what their consumer does in between."""

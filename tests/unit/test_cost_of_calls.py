@@ -1,4 +1,4 @@
-"""Every call says what it cost: appends aside (see test_write), snapshots, splits, duties, plans and the census."""
+"""Every call says what it cost: appends, snapshots, splits, duties, plans and the census."""
 
 from __future__ import annotations
 
@@ -52,6 +52,55 @@ def counted() -> Iterator[Counted]:
         write.compare_and_append([{"id": id_, "word": f"w{n}"} for id_ in range(20)], n, n + 1)
     yield counted
     counted.client.close()
+
+
+def rows(n: int, time: int = 0) -> list[dict[str, Any]]:
+    return [{"id": id_, "word": "w", "_time": time, "_diff": 1} for id_ in range(n)]
+
+
+def test_an_append_costs_one_compare_and_set_and_a_put_for_each_part() -> None:
+    counted = Counted(persist.Config())
+    with counted.client, counted.client.open_writer("s", SCHEMA) as write:
+        first, seen = counted.classes(lambda: write.compare_and_append(rows(1), 0, 1))
+        assert told(first.cost) == seen == Counter(commits=2), "the writer registers with its first"
+        small, seen = counted.classes(lambda: write.compare_and_append(rows(1, 1), 1, 2))
+        assert told(small.cost) == seen == Counter(commits=1)
+        assert small.cost.dollars == DEAR.commit
+        assert 0 < small.cost.bytes_written < 1000
+        large, seen = counted.classes(lambda: write.compare_and_append(rows(50_000, 2), 2, 3))
+        assert told(large.cost) == seen == Counter(commits=1, puts=1)
+        assert large.cost.bytes_written > counted.client.inspect("s").state.trace[-1].size
+        idle, seen = counted.classes(lambda: write.advance_upper(9))
+        assert told(idle.cost) == seen == Counter(commits=1)
+        covered, seen = counted.classes(lambda: write.append(rows(1, 5), 5, 6))
+        assert told(covered.cost) == seen == Counter(queries=1), "looked again before saying that it is there"
+
+
+def test_uploads_of_several_parts_are_of_the_append_whose_threads_send_them() -> None:
+    counted = Counted(persist.Config(inline_bytes=0, part_bytes=64 * 1024))
+    counted.client.close()
+    client = persist.open(counted.recording.location, config=counted.client.config)  # with threads
+    with client, client.open_writer("s", SCHEMA) as write:
+        one = write.compare_and_append(rows(20_000), 0, 1)
+        assert one.cost.puts == len(client.inspect("s").state.trace[0].parts) > 4
+
+
+def test_appends_that_share_a_commit_have_its_cost_in_common() -> None:
+    counted = Counted(persist.Config())
+    with counted.client as client, client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append(rows(1), 0, 1)
+        with write._lock:  # nothing is sent meanwhile
+            futures = [write.append_async(rows(1, n), n, n + 1) for n in range(1, 4)] if write._outbox else []
+        done = [future.result(10) for future in futures] or [
+            future.result(10) for future in [write.append_async(rows(1, n), n, n + 1) for n in range(1, 4)]
+        ]
+        assert all(each.cost.commits == 1 for each in done)
+    with persist.open("memory:") as client:
+        writers = [client.open_writer(name, SCHEMA) for name in ("a", "b")]
+        for write in writers:
+            assert write.id
+        both = client.compare_and_append_many([persist.Append(write, rows(1), 0, 1) for write in writers])
+        assert [each.cost.commits for each in both] == [1, 1], "one transaction for both"
 
 
 DUTIES: dict[str, Callable[[persist.Client], Any]] = {
