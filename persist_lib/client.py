@@ -350,6 +350,10 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            for handle in list(self._handles.values()):
+                if isinstance(handle, WriteHandle):
+                    handle.mute()
         self.close()
 
     def _writable(self, what: str) -> None:

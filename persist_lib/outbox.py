@@ -100,7 +100,7 @@ class Outbox:
                 )  # fmt: skip
 
     def mute(self) -> None:
-        """Tell of no failure any more: what went wrong first matters more."""
+        """Tell of no failure any more."""
         self._is_muted = True
 
     def take_failure(self) -> BaseException | None:

@@ -240,9 +240,14 @@ class WriteHandle(Leased):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._outbox is not None:
-            self._outbox.mute()
+        if error is not None:
+            self.mute()
         super().__exit__(kind, error, trace)
+
+    def mute(self) -> None:
+        """Tell of no append that failed any more: what went wrong first matters more."""
+        if self._outbox is not None:
+            self._outbox.mute()
 
     def after_fork_in_child(self) -> None:
         """What is on its way is the parent's, and so is whoever holds the lock."""

@@ -294,7 +294,19 @@ def test_the_end_of_a_block_does_not_hide_what_went_wrong_in_it(make: Callable[.
     with pytest.raises(ZeroDivisionError):
         fail()
     t = make()
+
+    def fail_in_the_clients() -> None:
+        with t.client:
+            lose(t)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_the_clients()
+    t = make()
     with pytest.raises(UpperMismatch), t.write:
+        lose(t)
+    t = make()
+    with pytest.raises(UpperMismatch), t.client:
         lose(t)
 
 
