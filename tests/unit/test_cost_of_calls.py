@@ -87,14 +87,13 @@ def test_uploads_of_several_parts_are_of_the_append_whose_threads_send_them() ->
 
 def test_appends_that_share_a_commit_have_its_cost_in_common() -> None:
     counted = Counted(persist.Config())
-    with counted.client as client, client.open_writer("s", SCHEMA) as write:
+    batching = persist.Batching(bytes=1 << 20, age_s=60.0)
+    with counted.client as client, client.open_writer("s", SCHEMA, batching=batching) as write:
         write.compare_and_append(rows(1), 0, 1)
-        with write._lock:  # nothing is sent meanwhile
-            futures = [write.append_async(rows(1, n), n, n + 1) for n in range(1, 4)] if write._outbox else []
-        done = [future.result(10) for future in futures] or [
-            future.result(10) for future in [write.append_async(rows(1, n), n, n + 1) for n in range(1, 4)]
-        ]
-        assert all(each.cost.commits == 1 for each in done)
+        futures = [write.append_async(rows(1, n), n, n + 1) for n in range(1, 4)]
+        _, seen = counted.classes(write.flush)
+        assert seen == Counter(commits=1)
+        assert [told(future.result(0).cost) for future in futures] == [seen] * 3
     with persist.open("memory:") as client:
         writers = [client.open_writer(name, SCHEMA) for name in ("a", "b")]
         for write in writers:
