@@ -17,15 +17,20 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, LeaseExpired, NotSent, SinceViolation, UpperMismatch
 from persist_lib.location import open_location
+from persist_lib.location.api import Consensus
+from persist_lib.location.around import AroundConsensus, Operation
 from persist_lib.testing import ManualClock, contents_of, updates_of
 
+T = TypeVar("T")
 SHARD = "s"
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 LEASE_MS = 60_000
@@ -41,9 +46,24 @@ def config(rng: random.Random) -> persist.Config:
     )  # fmt: skip
 
 
+class Ahead(AroundConsensus):
+    """A Consensus whose clock is ahead."""
+
+    def __init__(self, inner: Consensus, ahead_s: float) -> None:
+        super().__init__(inner)
+        self._ahead_ms = int(ahead_s * 1000)
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        return call()
+
+    def now(self) -> int:
+        return self.inner.now() + self._ahead_ms
+
+
 def open_ahead(url: str, rng: random.Random, ahead_s: float) -> persist.Client:
-    """A client whose location's clock is ahead."""
-    location = open_location(url, clock=lambda: time.time_ns() + int(ahead_s * 1e9))
+    """A client whose location's clock is ahead. `url`: that of the blobs, and behind a space that of Consensus."""
+    location = open_location(*url.split(" "))
+    location = replace(location, consensus=Ahead(location.consensus, ahead_s))
     return persist.open(location, config=config(rng))
 
 
@@ -69,7 +89,7 @@ def write(url: str, directory: Path, name: str, seed: int) -> None:
     """
     rng, log = random.Random(f"{name} {seed}"), Log(directory / f"log-{name}")
     batching = rng.choice([None, persist.Batching(bytes=10**6, age_s=0.02)])
-    with persist.open(url, config=config(rng)) as client:
+    with persist.open(*url.split(" "), config=config(rng)) as client:
         handle = client.open_writer(SHARD, SCHEMA, batching=batching)
         numbers = count(int.from_bytes(name.encode()) % 1000 * 10**9 + seed * 1000)
         while True:
@@ -126,7 +146,7 @@ def read(url: str, directory: Path, name: str, seed: int) -> None:
     """Read the same times again and again, and listen beside: everybody always gets the same."""
     rng = random.Random(f"{name} {seed}")
     known: dict[int, Any] = {}
-    with persist.open(url, config=config(rng)) as client:
+    with persist.open(*url.split(" "), config=config(rng)) as client:
         while True:
             try:
                 with client.open_reader(SHARD) as handle:
@@ -176,6 +196,8 @@ def run(role: str, url: str, directory: Path, name: str, seed: int) -> None:
 
 def warm_up() -> None:
     """Have everything imported and looked up that the first calls need, without a thread or a connection to fork."""
+    for module in ("postgres", "s3"):
+        import_module(f"persist_lib.location.{module}")
     clock = ManualClock()
     location = open_location("memory:", create=True, clock=clock)
     with persist.open(location, config=persist.Config(inline_bytes=0), runtime=clock.runtime()) as client:
