@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import persist_lib as persist
 from persist_lib.format.encoding import StoredState, encode_state
 from persist_lib.location import open_location
-from persist_lib.location.around import Operation
+from persist_lib.location.api import Consensus
+from persist_lib.location.around import AroundConsensus, Operation
 from persist_lib.testing import Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Rival
 from persist_lib.testing.faults import Plan
 from persist_lib.testing.model import Update, updates_from
 from persist_lib.testing.recording import RecordingBlob, RecordingConsensus
 
+T = TypeVar("T")
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 WIDER = persist.Schema(key={"id": "int64 not null"}, value={"word": "string", "more": "int64"})
 SMALL = persist.Config(part_bytes=64 * 1024, inline_bytes=0)
 """No inline batches."""
+
+
+class Clocked(AroundConsensus):
+    """A server's Consensus, by the clock of the test."""
+
+    def __init__(self, inner: Consensus, clock: ManualClock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        return call()
+
+    def now(self) -> int:
+        return self._clock() // 1_000_000
 
 
 class World:
@@ -42,6 +58,8 @@ class World:
     ) -> persist.Client:
         location = open_location(self.inner.url, self.inner.consensus_url, clock=self.clock, read_only=read_only)
         consensus = location.consensus
+        if not self.inner.consensus_url.startswith(("memory:", "file:")):
+            consensus = Clocked(consensus, self.clock)
         if plan is not None:
             consensus = FaultyConsensus(consensus, plan, self.clock.sleep)
         consensus = RecordingConsensus(consensus, self.requests)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -19,6 +20,7 @@ import persist_lib as persist
 from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.testing import Chances, Model, Outcome, check_swept, check_world, contents_of, updates_of
 from persist_lib.testing.model import Row, summed
+from tests import servers
 from tests.worlds import World
 
 SCHEMAS = [
@@ -52,6 +54,7 @@ class LibraryMachine(RuleBasedStateMachine):
     """Three clients of one shard; the middle one's location fails now and then."""
 
     url = "memory:"
+    consensus: str | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +69,7 @@ class LibraryMachine(RuleBasedStateMachine):
     @initialize(config=st.sampled_from(CONFIGS), seed=st.integers(0, 1000))
     def begin(self, config: persist.Config, seed: int) -> None:
         self.config = config
-        self.world = World(self.url, seed)
+        self.world = World(self.url, seed, self.consensus)
         self.faults = Chances(seed, FAULTS)
         self.faults.stop()
         self.clients = [
@@ -412,8 +415,21 @@ class FileMachine(LibraryMachine):
             shutil.rmtree(self.directory)
 
 
+class ServerMachine(LibraryMachine):
+    """The same on S3 and PostgreSQL."""
+
+    def __init__(self) -> None:
+        servers.use_test_credentials()
+        name = f"t{os.urandom(8).hex()}"
+        self.url = servers.s3_server().location(name)
+        self.consensus = servers.postgres_at(persist_schema=name)
+        super().__init__()
+
+
 EXAMPLES = int(os.environ.get("PERSIST_MODEL_EXAMPLES", "25"))
 TestInMemory = LibraryMachine.TestCase
 TestInMemory.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
 TestOnFiles = FileMachine.TestCase
 TestOnFiles.settings = settings(max_examples=max(4, EXAMPLES // 10), stateful_step_count=25)
+TestOnServers = pytest.mark.slow(ServerMachine.TestCase)
+TestOnServers.settings = settings(max_examples=max(3, EXAMPLES // 20), stateful_step_count=15)
