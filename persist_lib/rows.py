@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,10 +103,12 @@ def taking_of(kind: pa.DataType) -> Taking:
         return Taking(_with_none(dt.date), lambda values: pa.array(values, kind), _near_date)
     if _is.is_integer(kind):
         return Taking(_with_none(int), _integers(kind), _near_int)
-    types: tuple[type, ...] = (bytes,)
     if _is.is_string(kind):
-        types = (str,)
-    elif _is.is_boolean(kind):
+        return Taking(_with_none(str), _byte_strings(kind, str.encode))
+    if _is.is_binary(kind):
+        return Taking(_with_none(bytes), _byte_strings(kind, bytes))
+    types: tuple[type, ...] = (bytes,)
+    if _is.is_boolean(kind):
         types = (bool,)
     elif _is.is_floating(kind):
         types = (float, int)
@@ -188,7 +191,10 @@ def _near_tick(value: Any, kind: str) -> Any:
 
 
 def _integers(kind: pa.DataType) -> Callable[[Values], pa.Array]:
-    """A few are handed over as they lie in memory: `pa.array` spends three times as long, and appends are often few."""
+    """A few are handed over as they lie in memory: `pa.array` spends three times as long, and appends are often few.
+
+    The first `pa.array` of a process even imports pandas, where it is installed, which takes a second.
+    """
     code = "bhiq"[kind.bit_width.bit_length() - 4]
     code = code if _is.is_signed_integer(kind) else code.upper()
 
@@ -196,6 +202,20 @@ def _integers(kind: pa.DataType) -> Callable[[Values], pa.Array]:
         if len(values) > FEW or None in values:
             return pa.array(values, kind)
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(array(code, values))])
+
+    return build
+
+
+def _byte_strings(kind: pa.DataType, encode: Callable[[Any], bytes]) -> Callable[[Values], pa.Array]:
+    """The same for text and bytes: offsets, and the bytes themselves."""
+
+    def build(values: Values) -> pa.Array:
+        if len(values) > FEW or None in values:
+            return pa.array(values, kind)
+        encoded = [encode(value) for value in values]
+        offsets = array("i", accumulate(map(len, encoded), initial=0))
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+        return pa.Array.from_buffers(kind, len(values), buffers)
 
     return build
 

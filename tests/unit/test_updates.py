@@ -490,3 +490,16 @@ def test_pandas_columns_that_arrow_does_not_know_are_refused_by_name():
     for series in (pd.Series(pd.period_range("2020", periods=2)), pd.Series([1 + 2j]), pd.Series([{1}, {2}])):
         found = refusal(Schema(key={"k": "string"}), series.to_frame("k"), time=0)
         assert (found.problem, found.column) == ("type", "k")
+
+
+def test_a_small_append_does_not_wait_for_pandas_to_be_imported() -> None:
+    program = """
+import sys
+import persist_lib as persist
+
+schema = persist.Schema(key={"id": "int64", "raw": "binary"}, value={"text": "string"})
+with persist.open("memory:") as client, client.open_writer("s", schema) as write:
+    write.compare_and_append([{"id": 1, "raw": b"", "text": "x", "_time": 0}], 0, 1)
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
