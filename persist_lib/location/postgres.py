@@ -1,6 +1,7 @@
 """Consensus in PostgreSQL: durable on return, safe among processes and machines, one round trip for each operation.
 
 `postgresql://user@host/database?persist_schema=persist`: any URL of libpq, and the schema that holds the tables.
+With `&persist_notify=1` who waits is woken (see `postgres_notify`); not through a pooler in transaction mode.
 """
 
 from __future__ import annotations
