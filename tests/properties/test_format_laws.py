@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from persist_lib.format import encoded
 from persist_lib.format.columns import plain_table
-from persist_lib.format.fingerprint import fingerprint, hash_rows
+from persist_lib.format.fingerprint import FEW, fingerprint, hash_rows
 from persist_lib.format.hashing import hash_few
 from persist_lib.format.keys import decode_key, encode_key, encode_row, lower_bound, slice_sorted, upper_bound
 from persist_lib.format.order import sort_updates
@@ -88,7 +88,7 @@ def test_parts_and_inline_bytes_give_back_what_was_stored(data):
 @given(st.data())
 def test_a_few_updates_are_described_as_many_are(data):
     schema = data.draw(schemas())
-    updates = data.draw(updates_of(schema, max_size=encoded.FEW))
+    updates = data.draw(updates_of(schema, max_size=FEW))
     assume(updates)
     table = sort_updates(schema, build(schema, updates))
     few = encoded.describe(schema, table)

@@ -61,7 +61,7 @@ class Cluster:
             **os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m",
             "JAVA_HOME": find_java_home(),
         }  # fmt: skip
-        command = [home / "bin" / "spark-class", f"org.apache.spark.deploy.{daemon}", *arguments]
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{daemon}", *arguments]
         with (self._folder / "log").open("ab") as log:
             self._processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
 
