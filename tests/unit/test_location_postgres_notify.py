@@ -106,7 +106,7 @@ def test_each_thread_looks_once_more_after_the_connection_was_made_again(
     """What was committed while nobody listened was announced to nobody."""
     writer, waiter = opened(), opened()
     settle(waiter)
-    killed = kill_listeners(url)
+    killed = listeners(url, "pg_terminate_backend(pid)")
     assert killed == 1
     deadline = time.monotonic() + 20
     while not waiter.wait("s", SeqNo(0), 0.001):
@@ -118,11 +118,12 @@ def test_each_thread_looks_once_more_after_the_connection_was_made_again(
     assert timed(lambda: waiter.wait("s", SeqNo(0), 30))[1] < WOKEN_S
 
 
-def kill_listeners(url: str) -> int:
+def listeners(url: str, act: str = "pid") -> int:
+    """How many connections listen; `act` is done to each."""
     with psycopg.connect(servers.postgres_url(), autocommit=True) as sql:
         schema = url.partition("persist_schema=")[2].partition("&")[0]
         rows = sql.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            f"SELECT {act} FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
             "AND (query LIKE %s OR query LIKE 'SELECT pg_catalog.pg_notify%%') AND application_name = 'persist'",
             (f'LISTEN "persist_{schema}"%',),
         ).fetchall()
@@ -150,6 +151,7 @@ def through(url: str, proxy: Proxy) -> str:
     return url.replace(f":{port}/", f":{proxy.port}/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.BLACK_HOLE, Fault.BLACK_HOLE_REPLY])
 def test_a_connection_that_fell_silent_makes_news_late_and_never_lost(url: str, fault: Fault) -> None:
     """The listening connection is swallowed; the ones that read are not."""
@@ -195,6 +197,7 @@ def test_a_store_that_tells_nonsense_makes_nobody_look_more_often_than_without_i
         assert recording.count("scan") <= 45
 
 
+@pytest.mark.slow
 def test_an_idle_listener_hardly_asks_and_one_without_notifications_does(url: str) -> None:
     asked = []
     for shard, option in (("told", "persist_notify=1"), ("not-told", "persist_notify=0")):
@@ -210,7 +213,7 @@ def test_an_idle_listener_hardly_asks_and_one_without_notifications_does(url: st
                 next(read.listen(0, timeout=5))
             asked.append(recording.count("scan"))
     assert asked[0] <= 8
-    assert asked[1] > 100
+    assert asked[1] > 50
 
 
 def test_a_listener_hears_of_appends_soon_after_they_are_acknowledged(url: str) -> None:
@@ -280,7 +283,10 @@ def test_closing_lets_waiters_go_and_ends_the_thread_and_the_connection(
     assert notifier._thread is not None
     assert not notifier._thread.is_alive()
     assert not waiter.wait("s", SeqNo(0), 30)
-    assert kill_listeners(url) == 0, "a connection is left"
+    deadline = time.monotonic() + 5  # the server takes its time to notice
+    while listeners(url):
+        assert time.monotonic() < deadline, "a connection is left"
+        time.sleep(0.05)
 
 
 def test_where_what_one_tells_oneself_does_not_come_back_nobody_waits(url: str) -> None:
