@@ -317,7 +317,9 @@ class S3Consensus:
                 return True  # what another left undone below it is done now
             if not self._is_there(key, max(seqno, FIRST)):
                 newest = self.head(key)
-                raise passes_newest(key, seqno, newest.seqno if newest else None)
+                if newest is None or newest.seqno < seqno:
+                    raise passes_newest(key, seqno, newest.seqno if newest else None)
+                continue  # it was there, and another truncation has deleted it since: the floor says so by now
             if seqno <= FIRST:
                 return False
             if self._put_floor(key, seqno, floor):

@@ -187,6 +187,18 @@ def test_of_two_truncations_the_floor_keeps_the_higher(
     assert high.scan("s", SeqNo(0), 9) == rows(6, 6)
 
 
+@pytest.mark.parametrize("seqno", [1, 3])
+def test_a_truncation_whose_row_another_one_has_deleted_by_now_has_nothing_to_do(
+    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch, seqno: int
+) -> None:
+    """It is no attempt to pass the newest row, though its own is not there."""
+    low, high = opened(), opened()
+    fill(low, 1, 6)
+    interpose(low, monkeypatch, "head_object", lambda: high.truncate("s", SeqNo(5)))
+    assert low.truncate("s", SeqNo(seqno)) == 0
+    assert high.scan("s", SeqNo(0), 9) == rows(5, 6)
+
+
 def test_a_row_that_is_lost_is_damage_and_no_end_of_the_log(opened: Callable[[], S3Consensus]) -> None:
     consensus = opened()
     fill(consensus, 1, 5)
