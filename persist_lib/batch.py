@@ -212,9 +212,9 @@ class Builder:
         parts = [piece.part for piece in stored]
         batch = Batch(
             0, 0, lower, upper, MINIMUM,
-            count=sum(part.rows for part in parts),
-            diff_sum=(sum(piece.diff_sum for piece in stored) + 2**63) % MODULUS - 2**63,
-            fingerprint=sum(piece.fingerprint for piece in stored) % MODULUS,
+            count=sum([part.rows for part in parts]),
+            diff_sum=(sum([piece.diff_sum for piece in stored]) + 2**63) % MODULUS - 2**63,
+            fingerprint=sum([piece.fingerprint for piece in stored]) % MODULUS,
             parts=tuple(parts), runs=_runs(parts),
         )  # fmt: skip
         return Built(batch, ByTime.of(times) if times else None, table)

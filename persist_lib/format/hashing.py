@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from persist_lib.format.columns import plain, words_of
+from persist_lib.format.columns import joined, words_of
 from persist_lib.schema import Schema
 
 LONG = 256  # bytes; longer values are hashed by xxh3, as their words would be visited one by one
@@ -39,7 +39,7 @@ def hash_few(schema: Schema, batch: pa.RecordBatch | pa.Table) -> list[int]:
     for role, columns in (("key", schema.key), ("value", schema.value)):
         for column in columns:
             if column.name in present:
-                array = plain(batch.column(column.name))
+                array = joined(batch.column(column.name))
                 hashes = _hashing(array.type)(array, seed_of(column.name, role))
                 totals = list(map(add, totals, hashes))
     return [finish(total & MASK) for total in totals]
@@ -51,6 +51,9 @@ Hashing = Callable[[pa.Array, int], Iterable[int]]
 @lru_cache(maxsize=1024)
 def _hashing(kind: pa.DataType) -> Hashing:
     """How the values of a type are hashed: looked up once, as asking Arrow costs more than hashing a value."""
+    if pa.types.is_dictionary(kind):
+        hashing = _hashing(kind.value_type)
+        return lambda array, seed: hashing(array.dictionary_decode(), seed)
     if pa.types.is_string(kind):
         return _each(lambda value, seed: hash_bytes(value.encode(), seed))
     if pa.types.is_binary(kind) or (pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)):

@@ -52,7 +52,7 @@ def decode_key(schema: Schema, data: bytes) -> tuple[pa.Scalar, ...]:
 
 def encode_row(schema: Schema, rows: Rows, index: int) -> bytes:
     """The encoding of one row's key."""
-    return b"".join(encode_cell(rows.column(column.name), index) for column in schema.key)
+    return b"".join([encode_cell(rows.column(column.name), index) for column in schema.key])
 
 
 def encode_cell(column: pa.Array | pa.ChunkedArray, index: int) -> bytes:

@@ -38,12 +38,13 @@ INSERT INTO consensus (key, seqno, data)
 SELECT ?1, 1, ?2 WHERE NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1)
 """
 # As seqnos are contiguous, `expected` is the newest if it is there and its successor is not. How it starts tells it
-# from another row that came to its place after an older copy was restored. (The substr of an empty blob is null.)
+# from another row that came to its place after an older copy was restored. Without it there is no seqno to insert at,
+# with a successor it is taken; both are ignored. (The substr of an empty blob is null.)
 APPEND = """
-INSERT INTO consensus (key, seqno, data)
-SELECT ?1, ?2 + 1, ?3
-WHERE EXISTS (SELECT 1 FROM consensus WHERE key = ?1 AND seqno = ?2 AND ifnull(substr(data, 1, length(?4)), x'') = ?4)
-AND NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1 AND seqno = ?2 + 1)
+INSERT OR IGNORE INTO consensus (key, seqno, data) VALUES (?1, (
+    SELECT seqno + 1 FROM consensus
+    WHERE key = ?1 AND seqno = ?2 AND ifnull(substr(data, 1, length(?4)), x'') = ?4
+), ?3)
 """
 TRUNCATE = "DELETE FROM consensus WHERE key = ? AND seqno < ?"
 # DISTINCT would read every row; this seeks from key to key.
