@@ -94,7 +94,7 @@ def merge_folder(source: Path, target: Path, since: int) -> dict[str, int]:
     for index, part in enumerate(merge_to_parts(runs, SCHEMA, 0, advance_to=since)):
         with (target / f"{index}.parquet").open("wb") as file:
             file.write(part.data)
-        rows, written = rows + part.rows, written + part.size
+        rows, written = rows + part.said.rows, written + part.size
         del part  # or it would be in memory while the next one grows
     return {"rows": rows, "bytes": written}
 

@@ -141,7 +141,7 @@ class Builder:
         if second is None and (first.num_rows <= FEW or first.nbytes <= inline_bytes):
             inline = encode_inline(self._schema, self._schema_id, first)
             if inline.size <= inline_bytes:
-                stored = Stored(as_part(inline, None, self._schema_id), inline.diff_sum, inline.fingerprint)
+                stored = Stored(as_part(inline, None, self._schema_id), inline.said.diff_sum, inline.said.fingerprint)
                 return self._built([stored], lower, upper, [_by_time(self._schema, first)] if by_time else [], first)
         return self._upload(first, second, chunks, lower, upper, by_time)
 
@@ -228,14 +228,15 @@ class Builder:
         """Upload it; answers all that is to be remembered, so that its bytes are not."""
         with within(self._deadline):
             self._blob.set(blob_key(self._shard, key), encoded.data)
-        return Stored(as_part(encoded, key, self._schema_id), encoded.diff_sum, encoded.fingerprint)
+        return Stored(as_part(encoded, key, self._schema_id), encoded.said.diff_sum, encoded.said.fingerprint)
 
 
 def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
     """How the state refers to an encoded part that was stored under `key`, or holds it itself (None)."""
+    said = encoded.said
     return Part(
-        key or PartKey(""), encoded.size, encoded.rows, encoded.digests, encoded.key_lower, encoded.key_upper,
-        encoded.time_lower, encoded.time_upper, schema_id, None if key else bytes(encoded.data), encoded.earliest,
+        key or PartKey(""), encoded.size, said.rows, encoded.digests, said.key_lower, said.key_upper, said.time_lower,
+        said.time_upper, schema_id, None if key else bytes(encoded.data), said.earliest,
     )  # fmt: skip
 
 

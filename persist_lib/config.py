@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 T = TypeVar("T")
@@ -118,8 +119,7 @@ class _AtOnce(Executor):
         return done
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(msgspec.Struct, frozen=True):
     """When a call gives up."""
 
     runtime: Runtime

@@ -108,7 +108,8 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     for outcome in writer.outcomes:
         if outcome.token == command.token:
             return c.AlreadyDone(outcome)
-    if strangers := _dead_uploaders(state, batch.keys):
+    keys = batch.keys
+    if keys and (strangers := _dead_uploaders(state, keys)):
         return c.NotLive(strangers)
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return c.InvalidBounds("; ".join(problems))
@@ -118,7 +119,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         batch = msgspec.structs.replace(batch, lower=state.upper)
     if batch.lower != state.upper:
         return c.WrongUpper(batch.lower, state.upper)
-    if known := known_keys(state, batch.keys):
+    if keys and (known := known_keys(state, keys)):
         return c.Exists(known[0])
     if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
         return c.InlineFull(state.inline_size)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from operator import mul
 
+import msgspec
 import pyarrow as pa
 
 from persist_lib.format.columns import integers
@@ -16,17 +17,13 @@ from persist_lib.schema import DIFF, TIME, Schema
 MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPart:
-    """Bytes to be stored and what the state will say about it.
+class Description(msgspec.Struct, frozen=True):
+    """What the state says about some updates, wherever they are stored. Sums of two are added modulo 2**64.
 
-    Times are inclusive, `earliest` is how many updates are at the first of them; sums are modulo 2**64.
+    Times are inclusive, `earliest` is how many updates are at the first of them.
     """
 
-    data: bytes | memoryview
     rows: int
-    schema_id: int
-    digests: bytes
     key_lower: bytes
     key_upper: bytes
     time_lower: int
@@ -34,6 +31,15 @@ class EncodedPart:
     diff_sum: int
     fingerprint: int
     earliest: int
+
+
+class EncodedPart(msgspec.Struct, frozen=True):
+    """Bytes to be stored, their digests, and what is in them."""
+
+    data: bytes | memoryview
+    schema_id: int
+    digests: bytes
+    said: Description
 
     @property
     def size(self) -> int:
@@ -41,18 +47,19 @@ class EncodedPart:
         return len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What the state says about some updates, wherever they are stored. Sums of two are added modulo 2**64."""
-
-    rows: int
-    key_lower: bytes
-    key_upper: bytes
-    time_lower: int
-    time_upper: int
-    diff_sum: int
-    fingerprint: int
-    earliest: int
+def join(said: Sequence[Description]) -> Description:
+    """The description of updates that follow one another in order, from those of their pieces."""
+    first = min(piece.time_lower for piece in said)
+    return Description(
+        rows=sum(piece.rows for piece in said),
+        key_lower=said[0].key_lower,
+        key_upper=said[-1].key_upper,
+        time_lower=first,
+        time_upper=max(piece.time_upper for piece in said),
+        diff_sum=wrap_signed(sum(piece.diff_sum for piece in said)),
+        fingerprint=sum(piece.fingerprint for piece in said) & MASK,
+        earliest=sum(piece.earliest for piece in said if piece.time_lower == first),
+    )
 
 
 def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
 from persist_lib.format.columns import POOL, array_of, plain_table
 from persist_lib.format.digest import digest
-from persist_lib.format.encoded import MASK, Description, EncodedPart, describe, wrap_signed
+from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.keys import slice_sorted
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.schema import DIFF, TIME, Schema
@@ -85,20 +85,7 @@ class PartEncoder:
         self._writer.add_key_value_metadata({GROUPS: base64.b64encode(msgspec.msgpack.encode(bounds)).decode()})
         self._writer.close()
         data = memoryview(self._sink.getvalue())
-        first = min(group.time_lower for group in self._groups)
-        return EncodedPart(
-            data=data,
-            rows=self.rows,
-            schema_id=self._schema_id,
-            digests=digest(data),
-            key_lower=self._groups[0].key_lower,
-            key_upper=self._groups[-1].key_upper,
-            time_lower=first,
-            time_upper=max(group.time_upper for group in self._groups),
-            diff_sum=wrap_signed(sum(group.diff_sum for group in self._groups)),
-            fingerprint=sum(group.fingerprint for group in self._groups) & MASK,
-            earliest=sum(group.earliest for group in self._groups if group.time_lower == first),
-        )
+        return EncodedPart(data, self._schema_id, digest(data), join(self._groups))
 
     def _open(self, table: pa.Table) -> pq.ParquetWriter:
         metadata = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}

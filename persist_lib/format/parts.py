@@ -59,11 +59,8 @@ def encode_part(schema: Schema, schema_id: int, table: pa.Table, parallel: Descr
 def encode_inline(schema: Schema, schema_id: int, table: pa.Table | pa.RecordBatch) -> EncodedPart:
     """The same as inline bytes."""
     batch = one_batch(table)
-    data, said = pack_inline(batch), describe(schema, batch)
-    return EncodedPart(
-        data, said.rows, schema_id, digest(data), said.key_lower, said.key_upper, said.time_lower, said.time_upper,
-        said.diff_sum, said.fingerprint, said.earliest,
-    )  # fmt: skip
+    data = pack_inline(batch)
+    return EncodedPart(data, schema_id, digest(data), describe(schema, batch))
 
 
 def decode_part(

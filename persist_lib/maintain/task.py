@@ -31,8 +31,8 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskRes
         key = part_key(WriterId(task.uploader), entropy())
         blob.set(blob_key(shard, key), encoded.data)
         parts.append(as_part(encoded, key, task.schema))
-        diff_sum += encoded.diff_sum
-        fingerprint_ += encoded.fingerprint
+        diff_sum += encoded.said.diff_sum
+        fingerprint_ += encoded.said.fingerprint
         del encoded  # or it stays in memory while the next one grows
     return TaskResult(
         tuple(parts), sum(part.rows for part in parts), (diff_sum + 2**63) % 2**64 - 2**63, fingerprint_ % 2**64

@@ -110,7 +110,7 @@ def test_parts_have_about_the_asked_size_and_follow_each_other():
     parts = list(merge_to_parts([iter([run]) for run in runs], SCHEMA, 0, part_bytes=1 << 20))
     assert len(parts) > 2
     assert all(part.size < 3 << 20 for part in parts)
-    assert all(before.key_upper < after.key_lower for before, after in pairwise(parts))
+    assert all(before.said.key_upper < after.said.key_lower for before, after in pairwise(parts))
     tables = [decode_part("k", part.data, part.digests, SCHEMA) for part in parts]
     assert pa.concat_tables(tables).equals(merged(runs))
 
