@@ -41,10 +41,14 @@ from persist_lib.history import after, fetch_newer, fetch_newest, next_row, row_
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.deadline import within
+from persist_lib.pace import Pace
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.25
 DOUBT_PAUSE_S = 0.01
+ROOM_S = 0.5
+ROOM_PAUSE_S = 0.03
+"""How long somebody else is given to make room in a full state, and how often to look."""
 
 
 class Committed(NamedTuple):
@@ -102,6 +106,7 @@ class Machine:
         self.runtime = runtime
         self.turn = threading.RLock()
         self._version: Version | None = None
+        self._pace = Pace()
         _everywhere.add(self)
 
     def after_fork_in_child(self) -> None:
@@ -130,10 +135,12 @@ class Machine:
     def try_fetch(self) -> Version | None:
         """The newest version there is, None when there is no such shard."""
         with self.turn:
-            if self._version is None:
+            if (known := self._version) is None:
                 self._version = fetch_newest(self.reads, self.consensus, self.shard)
             else:
-                self._version = fetch_newer(self.reads, self.consensus, self.shard, self._version)
+                self._version = fetch_newer(self.reads, self.consensus, self.shard, known)
+                if self._version.seqno > known.seqno:
+                    self._pace.overtaken()
             return self._version
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
@@ -157,11 +164,12 @@ class Machine:
             return self._commit(build, deadline, token)
 
     def _commit(self, build: Build, deadline: Deadline, token: bytes) -> Committed | c.Refusal:
-        is_fresh, attempts, pause = False, 0, FIRST_PAUSE_S
+        is_fresh, attempts, backoff_s = self._has_given_way(deadline), 0, 0.0
         while True:
+            started = self.runtime.monotonic()
             prepared = self.prepare(build, token)
             if not isinstance(prepared, Prepared):
-                if is_fresh or is_remembered(prepared):
+                if is_remembered(prepared) or (is_fresh and not self._others_made_room(prepared, deadline)):
                     return prepared
                 # The version may be stale: look once more before saying no, or that it is so already.
                 self.try_fetch()
@@ -174,11 +182,39 @@ class Machine:
             if deadline.has_passed():
                 self.try_fetch()  # or the next call starts from the same stale version, and loses again
                 raise timed_out((self.shard,), deadline, f"{attempts} lost races for {prepared.row.command}")
-            if attempts > 1:
-                deadline.pause(pause)
-                pause = min(LONGEST_PAUSE_S, pause * 2)
+            # Others than writers contend too. The first race that is lost to one of them is taken for an accident.
+            backoff_s = max(FIRST_PAUSE_S, backoff_s * 2) if attempts > 1 else 0.0
+            self._pause(deadline, max(backoff_s, self._pace.lost(prepared.before, self.runtime.monotonic() - started)))
             self.try_fetch()
             is_fresh = True
+
+    def _pause(self, deadline: Deadline, seconds: float) -> None:
+        if seconds:
+            deadline.pause(min(LONGEST_PAUSE_S, seconds))
+
+    def _has_given_way(self, deadline: Deadline) -> bool:
+        """Whether others were let go first, and the version was read afresh after that."""
+        version = self._version
+        if version is None or not self._pace.has_had_its_turn() or not (pause_s := self._pace.gives_way(version)):
+            return False
+        self._pause(deadline, pause_s)
+        self.try_fetch()
+        return True
+
+    def _others_made_room(self, refusal: c.Refusal, deadline: Deadline) -> bool:
+        """Whether it was refused for want of room, and others have made some meanwhile.
+
+        Whoever is told that a state is full makes room, which is much work. Told all at once, all would do the same.
+        """
+        if not isinstance(refusal, c.InlineFull) or not self._pace.is_others_duty(self.version):
+            return False
+        full = self.state.inline_size
+        patience = self.runtime.deadline(min(deadline.remaining_s(), ROOM_S * self.runtime.random.uniform(0.5, 1.5)))
+        while not patience.has_passed():
+            patience.pause(ROOM_PAUSE_S)
+            if self.fetch().state.inline_size < full:
+                return True
+        return False
 
     def prepare(self, build: Build, token: bytes) -> Prepared | c.Refusal:
         """What `build` makes of the newest version this process knows, or why that says no."""
@@ -200,6 +236,7 @@ class Machine:
         """
         if self._version is None or self._version.seqno < prepared.row.seqno:
             self._version = after(prepared.row, prepared.data, prepared.state)
+            self._pace.won(prepared.row.seqno)
 
     def _create_or_fetch(self) -> Version:
         return self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
