@@ -858,6 +858,7 @@ for n in range(50):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", ["None", "persist.Batching(bytes=10**9, age_s=3600)"])
 @pytest.mark.parametrize("inline", [0, 16 * 1024])
 def test_a_program_that_just_ends_has_written_what_it_accepted(tmp_path: Path, batching: str, inline: int) -> None:

@@ -29,7 +29,7 @@ from persist_lib.testing import Chances, Outcome, Rival, Script, check_world, co
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
 
-KINDS = ["memory", "sqlite", "postgresql"]
+KINDS = ["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=KINDS)

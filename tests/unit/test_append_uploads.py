@@ -22,6 +22,8 @@ from persist_lib.testing import Chances, Fate, FaultyBlob, Outcome, Script, chec
 from persist_lib.testing.faults import Plan
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 

@@ -235,6 +235,7 @@ print(counts.hits, counts.misses, counts.refused, [file.stat().st_size for file 
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_done_without_and_nothing_half_written_stays(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, cwd=ROOT, text=True, check=False
@@ -336,6 +337,7 @@ print(rows, counts.disk_hits, counts.misses, gets)
 """
 
 
+@pytest.mark.slow
 def test_another_process_finds_what_this_one_read_rollups_too(tmp_path: Path) -> None:
     url, cache = f"file:{tmp_path}/data", str(tmp_path / "cache")
     with persist.open(url, config=OBJECTS, cache=persist.CacheConfig(path=cache)) as client:
@@ -371,6 +373,7 @@ print(counts.hits, counts.misses, counts.damaged, counts.refused)
 """
 
 
+@pytest.mark.slow
 def test_processes_share_a_folder_within_its_limit_and_read_nothing_wrong(tmp_path: Path) -> None:
     limit = 300_000
     program = [sys.executable, "-W", "error", "-c", HAMMER, str(tmp_path)]

@@ -33,6 +33,8 @@ from tests import servers
 from tests.faults.proxy import Fault, Proxy
 from tests.logs import after
 
+pytestmark = pytest.mark.slow
+
 LOCK_MS = "5000"
 
 

@@ -25,6 +25,8 @@ from tests import servers
 from tests.faults.proxy import Fault, Proxy
 from tests.worlds import SCHEMA, row
 
+pytestmark = pytest.mark.slow
+
 WOKEN_S = 2.0
 """Far below the time after which a waiter looks by itself, and far above what a notification takes."""
 

@@ -37,6 +37,8 @@ from persist_lib.location.scheme import Opening
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 
+pytestmark = pytest.mark.slow
+
 servers.use_test_credentials()
 MIB = 1024 * 1024
 
@@ -288,6 +290,37 @@ def test_a_key_that_could_not_be_deleted_is_named_though_the_answer_is_a_200(
     intercept(monkeypatch, blob, delete_objects=delete_objects)
     assert {key: type(error) for key, error in blob.delete_many(["s/w/a", "s/w/b"]).items()} == {"s/w/b": Determinate}
     assert [entry.key for entry in blob.list("")] == ["s/w/b"]
+
+
+def test_a_key_that_may_not_be_deleted_is_told_at_once_and_the_others_are_deleted(
+    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is denied, one has a failure that passes: the second is tried again for, the first is not."""
+    for key in ("s/w/a", "s/w/denied", "s/w/failing"):
+        blob.set(key, b"data")
+    client = blob._clients.get()
+    asked: list[list[str]] = []
+
+    def delete_objects(**arguments: Any) -> Any:
+        names = [entry["Key"] for entry in arguments["Delete"]["Objects"]]
+        asked.append([name.rpartition("/")[2] for name in names])
+        codes = {"denied": "AccessDenied"} | ({"failing": "InternalError"} if len(asked) == 1 else {})
+        errors = [{"Key": name, "Code": codes[end]} for name in names if (end := name.rpartition("/")[2]) in codes]
+        refused = {error["Key"] for error in errors}
+        if not (left := [name for name in names if name not in refused]):
+            return {"Errors": errors}
+        answer = client.delete_objects(Bucket=arguments["Bucket"], Delete={"Objects": [{"Key": name} for name in left]})
+        return {**answer, "Errors": errors}
+
+    intercept(monkeypatch, blob, delete_objects=delete_objects)
+    trying = RetryingBlob(blob, timeout_s=30)
+    failures = trying.delete_many(["s/w/a", "s/w/denied", "s/w/failing"])
+    assert {key: type(error) for key, error in failures.items()} == {"s/w/denied": InvalidUsage}
+    assert "operations.md" in str(failures["s/w/denied"])
+    assert asked == [["a", "denied", "failing"], ["denied", "failing"]]
+    assert [entry.key for entry in blob.list("")] == ["s/w/denied"]
+    trying.delete_many(["s/w/denied"])
+    assert len(asked) == 3
 
 
 def test_a_thousand_keys_are_one_request_and_a_failed_request_names_only_its_own(

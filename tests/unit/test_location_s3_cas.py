@@ -21,6 +21,8 @@ from tests import servers
 from tests.faults.proxy import Fault, Proxy
 from tests.logs import after
 
+pytestmark = pytest.mark.slow
+
 servers.use_test_credentials()
 
 
