@@ -258,6 +258,12 @@ def _delete_chunk(clients: Clients, names: list[str]) -> dict[str, Exception]:
 def _not_deleted(name: str, error: dict[str, str] | None) -> Exception:
     if error is None:
         return Indeterminate(f"{name} may have been deleted: the answer does not say")
+    if error.get("Code") == "AccessDenied":  # told key by key, as a policy may allow some; no further attempt helps
+        return InvalidUsage(
+            f"could not delete {name}: AccessDenied {error.get('Message', '')}. Check the credentials, and the policy "
+            "in docs/operations.md",
+            code="AccessDenied",
+        )
     return Determinate(
         f"could not delete {name}: {error.get('Code')} {error.get('Message', '')}", code=error.get("Code")
     )
