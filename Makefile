@@ -18,7 +18,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture sim demo demo-s3 dev bench lock clean
+.PHONY: help setup check format test torture sim faults demo demo-s3 dev bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 
 sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
 	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) $(PYTEST) -n 2 --timeout=0 tests/simulation
+
+faults: $(PROJECT) ## each request of everything to production servers broken once
+	PERSIST_FAULTS=all $(PYTEST) --timeout=0 tests/faults
 
 demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))

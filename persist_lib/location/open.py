@@ -4,6 +4,7 @@
     file:./data      blobs below ./data/blob, consensus in ./data/consensus.sqlite
     file:/x, file:///x                                       absolute paths
     postgresql://user@host/db?persist_schema=persist         consensus only; any URL of libpq
+    postgresql://user@host/db?persist_notify=1               the same, and who waits for news is woken
     s3://bucket/prefix?endpoint=http://host:9000             blobs only; see s3_client for the options
     s3+cas://bucket/prefix                                   blobs and consensus, without a database
 
