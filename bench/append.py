@@ -23,8 +23,8 @@ def small_append(quick: bool) -> list[Figure]:
     """One update of about 1 KiB at a time, file + SQLite, beside one insert of as many bytes in a bare transaction.
 
     Flat is what an append adds to the bare transactions of its own moment, late beside early. Not the ratio to them:
-    while SQLite's log still grows, in the first 500 or so, each sync takes both twice as long. That makes the early ratio
-    small, and the late one look as if appends had become slower.
+    while SQLite's log still grows, in the first 500 or so, each sync takes both twice as long. That makes the early
+    ratio small, and the late one look as if appends had become slower.
     """
     total, window = (1_200, 200) if quick else (10_200, 400)
     with TemporaryDirectory(prefix="persist-bench-") as folder:
