@@ -71,8 +71,9 @@ def place(proxies: dict[str, Proxy]) -> Iterator[Place]:
         proxy.at(0, None)
 
 
-def open_quietly(urls: tuple[str, str]) -> persist.Client:
-    return persist.open(*urls, config=CONFIG, runtime=Runtime(background=False))
+def open_quietly(urls: tuple[str, str], timeout_s: float = TIMEOUT_S) -> persist.Client:
+    config = CONFIG.model_copy(update={"timeout_s": timeout_s})
+    return persist.open(*urls, config=config, runtime=Runtime(background=False))
 
 
 def rows(*ids: int) -> list[dict[str, Any]]:
@@ -90,7 +91,7 @@ def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
     place: Place, server: str, fault: Fault
 ) -> None:
     proxy = place.proxies[server]
-    with open_quietly(place.direct) as witness, open_quietly(place.through) as client:
+    with open_quietly(place.direct, PATIENT_S) as witness, open_quietly(place.through) as client:
         write = client.open_writer("s", SCHEMA)
         write.compare_and_append(rows(0), 0, 1, timeout=PATIENT_S)
         upper, index, acknowledged = 1, 1, 1
@@ -128,7 +129,7 @@ def test_maintenance_broken_at_any_request_deletes_nothing_that_is_alive(
     place: Place, server: str, fault: Fault
 ) -> None:
     proxy = place.proxies[server]
-    with open_quietly(place.direct) as witness, open_quietly(place.through) as client:
+    with open_quietly(place.direct, PATIENT_S) as witness, open_quietly(place.through) as client:
         write = witness.open_writer("s", SCHEMA)
         upper, index = 0, 1
         while True:
@@ -155,7 +156,7 @@ def test_maintenance_broken_at_any_request_deletes_nothing_that_is_alive(
 @pytest.mark.parametrize("server", ["s3", "postgresql"])
 def test_a_snapshot_broken_at_any_request_is_whole_or_an_error(place: Place, server: str, fault: Fault) -> None:
     proxy = place.proxies[server]
-    with open_quietly(place.direct) as witness:
+    with open_quietly(place.direct, PATIENT_S) as witness:
         write = witness.open_writer("s", SCHEMA)
         for n in range(4):
             write.compare_and_append(rows(n), n, n + 1)
