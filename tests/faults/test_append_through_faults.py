@@ -85,6 +85,17 @@ def contents(client: persist.Client, as_of: int) -> dict[Any, int]:
         return dict(contents_of(read.snapshot(as_of).to_arrow()))
 
 
+def undisturbed_contents(client: persist.Client, as_of: int) -> dict[Any, int]:
+    """What it reads when nothing is broken any more, however busy the machine is."""
+    patience = Runtime().deadline(PATIENT_S)
+    while True:
+        try:
+            return contents(client, as_of)
+        except Determinate:
+            if patience.has_passed():
+                raise
+
+
 @pytest.mark.parametrize("fault", [*Fault])
 @pytest.mark.parametrize("server", ["s3", "postgresql"])
 def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
@@ -115,9 +126,9 @@ def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
             acknowledged += 1
             upper += 1
             assert contents(witness, upper - 1) == {(n, "w"): 1 for n in range(acknowledged)}
-            if not struck:
+            if not struck and outcome == "acknowledged":
                 break
-            index += 1
+            index += bool(struck)  # else the machine was too busy for it to come that far in time: once more
         assert index > 1
         check_world(witness, "s")
 
@@ -137,14 +148,16 @@ def test_maintenance_broken_at_any_request_deletes_nothing_that_is_alive(
                 write.compare_and_append(rows(upper), upper, upper + 1, timeout=PATIENT_S)
                 upper += 1
             proxy.at(index, fault)
+            is_through = False
             with suppress(Determinate, Indeterminate):
                 client.maintain("s", policy=EAGER)
+                is_through = True
             struck = proxy.struck
             proxy.at(0, None)
             assert contents(witness, upper - 1) == {(n, "w"): 1 for n in range(upper)}
-            if not struck:
+            if not struck and is_through:
                 break
-            index = after(index, fault)
+            index = after(index, fault) if struck else index
         assert index > 10
         for _ in range(3):
             witness.maintain("s")
@@ -164,11 +177,13 @@ def test_a_snapshot_broken_at_any_request_is_whole_or_an_error(place: Place, ser
     while True:
         with open_quietly(place.through) as client:
             proxy.at(index, fault)
+            is_through = False
             with suppress(Determinate, Indeterminate):
                 assert contents(client, 3) == {(n, "w"): 1 for n in range(4)}
+                is_through = True
             struck = proxy.struck
             proxy.at(0, None)
-            assert contents(client, 3) == {(n, "w"): 1 for n in range(4)}
-        if not struck:
+            assert undisturbed_contents(client, 3) == {(n, "w"): 1 for n in range(4)}
+        if not struck and is_through:
             return
-        index = after(index, fault)
+        index = after(index, fault) if struck else index
