@@ -24,6 +24,7 @@ from persist_lib.format.keys import lower_bound, upper_bound
 from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, ShardId
+from persist_lib.location.api import Row
 from persist_lib.schema import TIME
 
 APPENDS = frozenset({"CompareAndAppend", "Append"})
@@ -66,7 +67,7 @@ def check_swept(client: Client, shard: str) -> World:
 
 def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple[LogRow, ...]]:
     """Every version that the log still tells, oldest first, each rollup proven equal to what the rows lead to."""
-    name, rows = ShardId(shard), client.consensus.scan(shard, SeqNo(0), ROWS)
+    name, rows = ShardId(shard), _all_rows(client, shard)
     _expect(bool(rows), "there are no rows")
     seqnos = [row.seqno for row in rows]
     _expect(seqnos == list(range(seqnos[0], seqnos[0] + len(rows))), f"rows are not contiguous: {seqnos}")
@@ -101,6 +102,14 @@ def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple
             decoded.append(row)
     _expect(bool(versions), "neither the first row nor any rollup is there")
     return tuple(versions), tuple(decoded)
+
+
+def _all_rows(client: Client, shard: str) -> list[Row]:
+    """However many there are: where collectors are killed all the time, nobody truncates."""
+    rows: list[Row] = []
+    while page := client.consensus.scan(shard, SeqNo(rows[-1].seqno + 1) if rows else SeqNo(0), ROWS):
+        rows += page
+    return rows
 
 
 def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> None:
