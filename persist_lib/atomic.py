@@ -12,20 +12,18 @@ from typing import NamedTuple
 
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
-from persist_lib.errors import Determinate, Indeterminate, PersistError
 from persist_lib.location.api import Change
 from persist_lib.location.deadline import within
 from persist_lib.machine import (
-    DOUBT_PAUSE_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     Build,
     Committed,
     Machine,
     Prepared,
-    in_doubt,
     is_remembered,
     timed_out,
+    until_decided,
 )
 
 Done = Committed | c.AlreadyDone
@@ -106,42 +104,8 @@ class _Attempt:
         return [answer if isinstance(answer, c.AlreadyDone) else c.AlreadyDone() for answer in answers]
 
     def _compare_and_set(self, prepared: Sequence[Prepared]) -> bool:
-        """Whether all are in their logs now. Resolves what is indeterminate, or raises Indeterminate.
-
-        As for one row, the same bytes are sent again until that is decided.
-        """
-        consensus = self._wanted[0].machine.consensus
+        """Whether all are in their logs now. Resolves what is indeterminate, or raises Indeterminate."""
+        machines = [machine for machine, _ in self._wanted]
         changes: dict[str, Change] = dict(zip(self._shards, (one.change for one in prepared), strict=True))
-        doubt: PersistError | None = None
-        while True:
-            try:
-                won = consensus.compare_and_set_many(changes)
-                if won or doubt is None:
-                    return won
-                is_done = self._is_done(prepared)
-            except Indeterminate as error:
-                doubt = doubt or error
-            except Determinate:
-                if doubt is None:
-                    raise
-            else:
-                if is_done is None:
-                    raise in_doubt(self._shards, self._token, doubt) from doubt
-                return is_done
-            if self._deadline.has_passed():
-                raise in_doubt(self._shards, self._token, doubt) from doubt
-            self._deadline.pause(DOUBT_PAUSE_S)
-
-    def _is_done(self, prepared: Sequence[Prepared]) -> bool | None:
-        """What became of rows that were sent with an unknown outcome, and refused when sent again; None: nothing tells.
-
-        SUBTLE: refused means that in at least one shard our place is taken. Where it is not, nothing is decided. Where
-        it is taken by our row, all of ours are there, as they came together; where by another's, ours can never come
-        to that place, and so to none, however late a copy of the request arrives. Which shard it is does not matter,
-        nor that they are looked at one after the other: what is in a place stays there. Only truncation can hide it;
-        then a writer's memory tells, which can say yes, but never no.
-        """
-        for (machine, _), one in zip(self._wanted, prepared, strict=True):
-            if (is_ours := machine.is_in_log(one)) is not None:
-                return is_ours
-        return any(machine.remembers(self._token) for machine, _ in self._wanted) or None
+        sent = list(zip(machines, prepared, strict=True))
+        return until_decided(lambda: machines[0].consensus.compare_and_set_many(changes), sent, self._deadline)

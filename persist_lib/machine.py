@@ -242,32 +242,9 @@ class Machine:
         return self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
 
     def _compare_and_set(self, prepared: Prepared, deadline: Deadline) -> bool:
-        """Whether it is in the log now. Resolves what is indeterminate, or raises Indeterminate.
-
-        SUBTLE: after an indeterminate answer the row may still arrive later, so that "not there" decides nothing. The
-        same bytes are sent again until some row is there: ours, or another's, which keeps ours out for ever.
-        """
-        doubt: PersistError | None = None
-        while True:
-            try:
-                won = self.consensus.compare_and_set(self.shard, *prepared.change)
-                if won or doubt is None:
-                    return won
-                is_done = self.is_in_log(prepared)
-                if is_done is None:  # decided, but truncated since: only the state's memory of tokens can tell
-                    is_done = self.remembers(prepared.row.token) or None
-            except Indeterminate as error:
-                doubt = doubt or error
-            except Determinate:
-                if doubt is None:
-                    raise
-            else:
-                if is_done is None:
-                    raise in_doubt((self.shard,), prepared.row.token, doubt) from doubt
-                return is_done
-            if deadline.has_passed():
-                raise in_doubt((self.shard,), prepared.row.token, doubt) from doubt
-            deadline.pause(DOUBT_PAUSE_S)
+        """Whether it is in the log now. Resolves what is indeterminate, or raises Indeterminate."""
+        change = prepared.change
+        return until_decided(lambda: self.consensus.compare_and_set(self.shard, *change), [(self, prepared)], deadline)
 
     def is_in_log(self, prepared: Prepared) -> bool | None:
         """Whether its row is there; False when another's is, for ever; None when there is no row in its place."""
@@ -282,18 +259,61 @@ class Machine:
         return any(outcome.token == token for writer in writers for outcome in writer.outcomes)
 
 
-def is_remembered(refusal: c.Refusal | Prepared) -> bool:
-    """Whether it says that the token was seen: the one refusal that is true of a stale state, for it stays true."""
-    return isinstance(refusal, c.AlreadyDone) and refusal.outcome is not None
+def until_decided(send: Callable[[], bool], sent: Sequence[tuple[Machine, Prepared]], deadline: Deadline) -> bool:
+    """Whether the rows that `send` appends together, by one compare-and-set, are in their logs now.
+
+    Resolves what is indeterminate, or raises Indeterminate. SUBTLE: after an indeterminate answer the rows may still
+    arrive later, so that "not there" decides nothing. The same bytes are sent again until some row is there: ours, or
+    another's, which keeps ours out for ever.
+    """
+    doubt: PersistError | None = None
+    while True:
+        try:
+            won = send()
+            if won or doubt is None:
+                return won
+            is_done = _is_done(sent)
+        except Indeterminate as error:
+            doubt = doubt or error
+        except Determinate:
+            if doubt is None:
+                raise
+        else:
+            if is_done is None:
+                raise _in_doubt(sent, doubt) from doubt
+            return is_done
+        if deadline.has_passed():
+            raise _in_doubt(sent, doubt) from doubt
+        deadline.pause(DOUBT_PAUSE_S)
 
 
-def in_doubt(shards: Sequence[ShardId], token: bytes, cause: PersistError) -> Indeterminate:
-    """The error for a transition of these shards whose outcome could not be found out in time."""
+def _is_done(sent: Sequence[tuple[Machine, Prepared]]) -> bool | None:
+    """What became of rows that were sent with an unknown outcome, and refused when sent again; None: nothing tells.
+
+    SUBTLE: refused means that in at least one shard our place is taken. Where it is not, nothing is decided. Where it
+    is taken by our row, all of ours are there, as they came together; where by another's, ours can never come to that
+    place, and so to none, however late a copy of the request arrives. Which shard it is does not matter, nor that they
+    are looked at one after the other: what is in a place stays there. Only truncation can hide it; then a writer's
+    memory of tokens tells, which can say yes, but never no.
+    """
+    for machine, prepared in sent:
+        if (is_ours := machine.is_in_log(prepared)) is not None:
+            return is_ours
+    return any(machine.remembers(prepared.row.token) for machine, prepared in sent) or None
+
+
+def _in_doubt(sent: Sequence[tuple[Machine, Prepared]], cause: PersistError) -> Indeterminate:
+    shards, token = [machine.shard for machine, _ in sent], sent[0][1].row.token
     return Indeterminate(
         f"{named(shards)}: it is not known whether the change with token {token.hex()} was committed ({cause}). "
         "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
         shard=shards[0], token=token,
     )  # fmt: skip
+
+
+def is_remembered(refusal: c.Refusal | Prepared) -> bool:
+    """Whether it says that the token was seen: the one refusal that is true of a stale state, for it stays true."""
+    return isinstance(refusal, c.AlreadyDone) and refusal.outcome is not None
 
 
 def timed_out(shards: Sequence[ShardId], deadline: Deadline, what: str) -> TimedOut:

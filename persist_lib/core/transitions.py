@@ -109,7 +109,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         if outcome.token == command.token:
             return c.AlreadyDone(outcome)
     keys = batch.keys
-    if keys and (strangers := _dead_uploaders(state, keys)):
+    if strangers := _dead_uploaders(state, keys):
         return c.NotLive(strangers)
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return c.InvalidBounds("; ".join(problems))
@@ -119,7 +119,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         batch = msgspec.structs.replace(batch, lower=state.upper)
     if batch.lower != state.upper:
         return c.WrongUpper(batch.lower, state.upper)
-    if keys and (known := known_keys(state, keys)):
+    if known := known_keys(state, keys):
         return c.Exists(known[0])
     if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
         return c.InlineFull(state.inline_size)
@@ -296,4 +296,6 @@ def _finish(state: State, seqno: SeqNo) -> StateDiff | c.Refusal:
 
 
 def _dead_uploaders(state: State, keys: tuple[PartKey, ...]) -> tuple[str, ...]:
+    if not keys:
+        return ()
     return tuple(sorted({uploader_of(key) for key in keys} - state.writers.keys()))
