@@ -44,6 +44,7 @@ from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.listen import Listen, Progress, Updates
 from persist_lib.location.metering import Metrics
 from persist_lib.location.spending import Spending
+from persist_lib.outcomes import Verdict
 from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
 from persist_lib.snapshot import Snapshot, Split
@@ -99,6 +100,7 @@ __all__ = [
     "Update",
     "Updates",
     "UpperMismatch",
+    "Verdict",
     "WriteHandle",
     "at",
     "decode_rows",

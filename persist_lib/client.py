@@ -12,10 +12,12 @@ from typing import Literal, Self
 
 import msgspec
 
+from persist_lib.appending import parse_bounds
 from persist_lib.config import CacheConfig, Config, Runtime
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy
 from persist_lib.core.cost import Cost, Prices
+from persist_lib.core.formats import CREATED, NEWEST
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import parse_frontier
@@ -36,20 +38,25 @@ from persist_lib.maintain import (
     Engine,
     Expired,
     Maintained,
+    Repaired,
     Retained,
     RolledUp,
     Scrubbed,
+    Upgraded,
     Worker,
     audit_orphans,
     collect,
     compact,
     expire,
     maintain,
+    repair,
     retain,
     roll_up,
     scrub,
     take_census,
+    upgrade,
 )
+from persist_lib.outcomes import Verdict, judge
 from persist_lib.read import ReadHandle
 from persist_lib.schema import Schema
 from persist_lib.together import Append, append_together
@@ -168,7 +175,7 @@ class Client:
         self._writable("open_writer")
         machine = self.machine(name)
         if machine.try_fetch() is None:
-            answer = machine.try_commit(lambda _state, _now: c.Create(schema))
+            answer = machine.try_commit(lambda _state, _now: c.Create(schema, self.config.format or CREATED))
             if isinstance(answer, c.Exists):
                 machine.fetch()  # somebody else created it at the same moment
         handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema), batching)
@@ -324,8 +331,41 @@ class Client:
         """
         self._writable("compare_and_append_many")
         deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else timeout)
-        token = token or self.runtime.token()
         return append_together(list(appends), self.consensus, self.machine, deadline, token)
+
+    def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
+        """What became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.
+
+        For an append with an unknown outcome, by whatever process and however long ago. The `answer` is `committed`
+        (with its `seqno`), `never`, `open` (not by now, but it may still come) or `unknown`; the first two are certain.
+        To decide what is open, repeat the append with its token. Raises NotFound when there is no such shard.
+        """
+        return judge(self.machine(name), token, *parse_bounds(expected_upper, new_upper))
+
+    def upgrade(self, name: str, format_: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
+        """Write the shard's log in a newer format from now on; the newest that this release knows, by default.
+
+        For when every program that uses the shard knows that format: older ones refuse the shard from then on, with
+        NewerFormat, before they do anything. There is no way back. A shard that has the format, or is finished, is left
+        as it is. Raises InvalidUsage for a format that this release does not know, or that is older than the shard's.
+        """
+        if not dry_run:
+            self._writable("upgrade")
+        return upgrade(self.machine(name), format_, dry_run=dry_run)
+
+    def repair(self, name: str, *, dry_run: bool = False) -> Repaired:
+        """Take back the newest versions of a shard that nobody can read, and all after them. Do a dry run first.
+
+        For a log that is damaged, or holds a row that no reader decodes: up to the first such version the shard is as
+        it was, and what was appended from there on is gone. Only for when nobody else uses the shard: clients that have
+        seen what is taken back raise HistoryRegressed from then on. Changes nothing where every version can be read.
+
+        Raises NewerFormat where a newer release wrote the log: upgrade instead. Raises Missing when a repair would not
+        make the shard readable.
+        """
+        if not dry_run:
+            self._writable("repair")
+        return repair(self.machine(name), dry_run=dry_run)
 
     def inspect(self, name: str) -> Version:
         """The newest version of a shard's state, as it is."""

@@ -64,6 +64,9 @@ class Config(BaseModel):
     """Compactions that read more than this go to Spark when the engine is `auto`."""
     task_bytes: int = Field(128 * MIB, ge=64 * KIB)
     """Input of one merge task."""
+    format: int | None = Field(None, ge=1)
+    """The format of the log in which shards are created. None: the one that this release uses by default. While a fleet
+    is upgraded machine by machine, set it to what the oldest program of the fleet knows."""
     cache: CacheConfig | None = None
     """Keep what snapshots and listeners read. None: they ask the store each time."""
 

@@ -17,7 +17,7 @@ from persist_lib.errors import InvalidUsage
 MAX_TIME = 2**64 - 1
 
 
-class Antichain(msgspec.Struct, frozen=True, array_like=True, eq=True):
+class Antichain(msgspec.Struct, frozen=True, array_like=True, eq=True, forbid_unknown_fields=True):
     """A frontier. `time` is None for the empty antichain, the greatest of all."""
 
     time: int | None = None

@@ -19,6 +19,7 @@ from persist_lib.format.encoding import (
     decode_state,
     encode_state,
     row_digest,
+    row_format,
     row_start,
 )
 from persist_lib.format.paths import blob_key
@@ -36,7 +37,7 @@ def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | 
     head = consensus.head(shard) or _newest_row(consensus, shard, SeqNo(0))
     while head is not None:
         rollup = decode_row(head.data, row_name(shard, head.seqno)).rollup
-        start = _fetch_rollup(blob, shard, rollup) if rollup else Version(SeqNo(0), State(), GENESIS)
+        start = fetch_rollup(blob, shard, rollup) if rollup else Version(SeqNo(0), State(), GENESIS)
         if start is not None:
             version = _replay(consensus, shard, start)
             if version is not None and version.seqno >= head.seqno:
@@ -101,12 +102,12 @@ def next_row(version: Version, diff: StateDiff, state: State, token: bytes, comm
 
 def row_to_follow(version: Version) -> Newest | None:
     """How a compare-and-set names the row that led to `version`, so that it follows that one and no other."""
-    return Newest(version.seqno, row_start(version.digest)) if version.seqno else None
+    return Newest(version.seqno, row_start(version.digest, version.row_format)) if version.seqno else None
 
 
 def after(row: LogRow, data: bytes, state: State) -> Version:
     """The version that `row`, stored as `data`, leads to."""
-    return Version(row.seqno, state, row_digest(data), row.rollup)
+    return Version(row.seqno, state, row_digest(data), row.rollup, row_format(data))
 
 
 def encode_rollup(version: Version, key: PartKey) -> tuple[bytes, Rollup]:
@@ -120,7 +121,8 @@ def row_name(shard: ShardId, seqno: SeqNo) -> str:
     return f"{shard} v{seqno}"
 
 
-def _fetch_rollup(blob: Blob, shard: ShardId, rollup: tuple[SeqNo, Rollup]) -> Version | None:
+def fetch_rollup(blob: Blob, shard: ShardId, rollup: tuple[SeqNo, Rollup]) -> Version | None:
+    """The version that a rollup holds; None when it is not there (any more)."""
     seqno, entry = rollup
     key = blob_key(shard, entry.key)
     data = fetch(blob, key, 0, entry.size, entry.size, entry.digests)
@@ -147,7 +149,7 @@ def _replay(consensus: Consensus, shard: ShardId, start: Version) -> Version | N
 
 def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
     state = version.state
-    seqno, previous, rollup = version.seqno, version.digest, version.rollup
+    seqno, previous, rollup, format_ = version.seqno, version.digest, version.rollup, version.row_format
     for seqno_found, data in rows:
         name = row_name(shard, seqno_found)
         row = decode_row(data, name)
@@ -161,8 +163,8 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
             state = apply_diff(state, row.diff)
         except InvariantViolated as error:
             raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
-        seqno, previous, rollup = row.seqno, row_digest(data), row.rollup
-    return Version(seqno, state, previous, rollup)
+        seqno, previous, rollup, format_ = row.seqno, row_digest(data), row.rollup, row_format(data)
+    return Version(seqno, state, previous, rollup, format_)
 
 
 def _regressed(shard: ShardId, known: Version, found: Row | None) -> HistoryRegressed:

@@ -23,7 +23,7 @@ from typing import IO, Self
 from persist_lib.config import Config, Runtime
 from persist_lib.core.commands import Heartbeat, Retire
 from persist_lib.core.state import State
-from persist_lib.errors import Determinate, PersistError, Refused
+from persist_lib.errors import Determinate, NewerFormat, PersistError, Refused
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.machine import Machine
 
@@ -76,7 +76,9 @@ class Leases:
         """Drop an id and give it up at once, unless it is the parent's."""
         self.drop(machine, id_)
         if not self.is_inherited():
-            with suppress(Refused):  # expired already, or the shard is finished
+            # Expired already, or the shard is finished; or it was upgraded beyond this release, which changes nothing
+            # there any more: newer programs retire the id when its lease has ended.
+            with suppress(Refused, NewerFormat):
                 machine.commit(lambda _state, _now: Retire(id_))
 
     def drop(self, machine: Machine, id_: str) -> None:

@@ -143,6 +143,11 @@ class Machine:
                     self._pace.overtaken()
             return self._version
 
+    def forget(self) -> None:
+        """Know no version any more: what was known has been taken back."""
+        with self.turn:
+            self._version = None
+
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
         """Commit what `build` makes, or raise why not. Nothing to do is a success with no seqno of its own."""
         answer = self.try_commit(build, timeout_s, token)
@@ -227,7 +232,7 @@ class Machine:
         state = apply_diff(version.state, diff)
         check_change(version.state, diff, state, seqno)
         row = next_row(version, diff, state, token, type(command).__name__, now)
-        return Prepared(version, row, encode_row(row), state)
+        return Prepared(version, row, encode_row(row, state.format), state)
 
     def adopt(self, prepared: Prepared) -> None:
         """Know the version that was just committed.
@@ -253,10 +258,14 @@ class Machine:
             return None
         return rows[0].data == prepared.data
 
-    def remembers(self, token: bytes) -> bool:
-        """Whether some live writer of the newest state remembers a transition with this token."""
-        writers = self.fetch().state.writers.values()
-        return any(outcome.token == token for writer in writers for outcome in writer.outcomes)
+    def remembers(self, prepared: Prepared) -> bool | None:
+        """Whether it was committed, as far as the newest state remembers its last appends; None when it does not."""
+        state, row = self.fetch().state, prepared.row
+        known = (*state.outcomes, *(outcome for writer in state.writers.values() for outcome in writer.outcomes))
+        if any((outcome.token, outcome.seqno) == (row.token, row.seqno) for outcome in known):
+            return True
+        is_kept = row.diff.outcomes is not None and state.outcomes[0].seqno < row.seqno
+        return False if is_kept else None
 
 
 def until_decided(send: Callable[[], bool], sent: Sequence[tuple[Machine, Prepared]], deadline: Deadline) -> bool:
@@ -293,19 +302,25 @@ def _is_done(sent: Sequence[tuple[Machine, Prepared]]) -> bool | None:
     SUBTLE: refused means that in at least one shard our place is taken. Where it is not, nothing is decided. Where it
     is taken by our row, all of ours are there, as they came together; where by another's, ours can never come to that
     place, and so to none, however late a copy of the request arrives. Which shard it is does not matter, nor that they
-    are looked at one after the other: what is in a place stays there. Only truncation can hide it; then a writer's
-    memory of tokens tells, which can say yes, but never no.
+    are looked at one after the other: what is in a place stays there. Only truncation can hide it; then the state's
+    memory of its last appends tells.
     """
-    for machine, prepared in sent:
-        if (is_ours := machine.is_in_log(prepared)) is not None:
-            return is_ours
-    return any(machine.remembers(prepared.row.token) for machine, prepared in sent) or None
+    for look in (Machine.is_in_log, Machine.remembers):
+        for machine, prepared in sent:
+            if (is_ours := look(machine, prepared)) is not None:
+                return is_ours
+    return None
 
 
 def _in_doubt(sent: Sequence[tuple[Machine, Prepared]], cause: PersistError) -> Indeterminate:
-    shards, token = [machine.shard for machine, _ in sent], sent[0][1].row.token
+    shards, row = [machine.shard for machine, _ in sent], sent[0][1].row
+    token, appended = (
+        row.token,
+        row.diff.trace.added[-1] if row.diff.trace and row.command == "CompareAndAppend" else None,
+    )
+    what = f"append of [{appended.lower}, {appended.upper})" if appended else f"change ({row.command})"
     return Indeterminate(
-        f"{named(shards)}: it is not known whether the change with token {token.hex()} was committed ({cause}). "
+        f"{named(shards)}: it is not known whether the {what} with token {token.hex()} was committed ({cause}). "
         "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
         shard=shards[0], token=token,
     )  # fmt: skip

@@ -33,7 +33,7 @@ Codec = Literal["columns", "json", "bytes"]
 _NOT_NULL = " not null"
 
 
-class Column(msgspec.Struct, frozen=True, array_like=True):
+class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One column: its name, its type in canonical text (an alias becomes canonical), and whether null is allowed."""
 
     name: str
@@ -58,7 +58,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
 Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Schema, which has no types of its own
 
 
-class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True):
+class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unknown_fields=True):
     """Key and value columns: at least one key column, all names different. Only these and the codec are durable.
 
     Each side is a mapping of names to types, an Arrow schema, columns, or a pydantic model. Models decide how Python

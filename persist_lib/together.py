@@ -16,11 +16,13 @@ from persist_lib.appending import Share, parse_bounds
 from persist_lib.atomic import Undone, Wanted, try_commit_all
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import Antichain
+from persist_lib.ids import SeqNo
 from persist_lib.location.api import Consensus
 from persist_lib.location.spending import Spending
-from persist_lib.machine import Machine
+from persist_lib.machine import Machine, named
+from persist_lib.outcomes import REFUSED, forgotten, judge
 from persist_lib.pending import Appended
 from persist_lib.write import WriteHandle
 
@@ -46,7 +48,7 @@ def append_together(
     consensus: Consensus,
     machine_of: Callable[[str], Machine],
     deadline: Deadline,
-    token: bytes,
+    token: bytes | None,
 ) -> list[Appended]:
     """Commit them all, or raise why none was. `machine_of` is that of the client, whose handles alone may be used."""
     consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
@@ -54,14 +56,40 @@ def append_together(
     _check_distinct([one.write.shard for one in checked])
     if not checked:
         return []
-    with Spending() as spent, ExitStack() as turns:
+    with Spending() as spent:
+        try:
+            done = _append(checked, deadline, token or deadline.runtime.token())
+        except REFUSED as refusal:
+            if token is None:
+                raise
+            done = _committed_before(checked, token, refusal)
+        return [msgspec.structs.replace(one, cost=spent.cost) for one in done]
+
+
+def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes) -> list[Appended]:
+    with ExitStack() as turns:
         shares: dict[str, Share] = {}
         # In the order of names, as every such call takes its turns.
         for one in sorted(checked, key=lambda one: one.write.shard):
             share = one.write.share(one.updates, one.lower, one.upper, deadline, token)
             shares[one.write.shard] = turns.enter_context(share)
-        done = _commit([shares[one.write.shard] for one in checked], deadline, token)
-        return [msgspec.structs.replace(one, cost=spent.cost) for one in done]
+        return _commit([shares[one.write.shard] for one in checked], deadline, token)
+
+
+def _committed_before(checked: Sequence[_Checked], token: bytes, refusal: PersistError) -> list[Appended]:
+    """What the call with this token did before it was repeated and refused; raises why not, or that it is not known.
+
+    SUBTLE: as it was all or nothing, one shard that knows speaks for all; another may have forgotten.
+    """
+    verdicts = [judge(one.write.machine, token, one.lower, one.upper) for one in checked]
+    if any(verdict.answer == "committed" for verdict in verdicts):
+        return [
+            Appended(verdict.seqno or SeqNo(0), one.upper, 0, token, 0)
+            for one, verdict in zip(checked, verdicts, strict=True)
+        ]
+    if all(verdict.answer == "unknown" for verdict in verdicts):
+        raise forgotten(named([one.write.machine.shard for one in checked]), token, verdicts[0]) from refusal
+    raise refusal
 
 
 def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> list[Appended]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.outbox import Answer, Outbox
+from persist_lib.outcomes import REFUSED, committed_before
 from persist_lib.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
 from persist_lib.schema import Schema
 from persist_lib.updates import check_times, iter_updates
@@ -119,8 +121,15 @@ class WriteHandle(Leased):
         `updates` is an Arrow table or batch, a pandas or polars frame, a list of dicts, or an iterator of any of these
         (then in bounded memory). `timeout` is in seconds. Raises UpperMismatch when another writer was first,
         LeaseExpired when this writer was retired (the next call registers anew), InvalidUsage for wrong updates; none
-        of these wrote anything. After Indeterminate, repeat the call with the `token` it carries: it answers what
-        happened. Waits for what `append_async` accepted before; raises NotSent if that failed and nobody knows yet.
+        of these wrote anything.
+
+        With a `token` (bytes) the call may be repeated, here or in any other process, however much later: it appends
+        what is not there yet, and answers with the seqno of then when it is. Token, `expected_upper` and `new_upper`
+        together name the append; after Indeterminate, repeat the call with the token that the error carries. A repeated
+        call raises UpperMismatch and the like only when it is certain that the append was never committed, and
+        Indeterminate when that is not known any more. Its `count` is 0 where that is not known any more.
+
+        Waits for what `append_async` accepted before; raises NotSent if that failed and nobody knows yet.
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
         deadline = self._begin(timeout)
@@ -328,12 +337,21 @@ class WriteHandle(Leased):
     ) -> Appended:
         with Spending() as spent:
             builder = self._builder(deadline)
-            if token is not None and (found := self._doubts.find(token)) is not None:
-                doubt, count = found
-                done = self._commit(builder, doubt.built, whole, c.CompareAndAppend, deadline, doubt.token, spent)
-                return msgspec.structs.replace(done, count=count)
-            built = self._build(builder, tables, lower, upper)
-            return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
+            found = None if token is None else self._doubts.find(token, lower, upper)
+            count = 0
+            try:
+                if found is not None:
+                    built, count = found[0].built, found[1]
+                else:
+                    built = self._build(builder, tables, lower, upper)
+                    count = built.batch.count
+                done = self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
+            except REFUSED as refusal:
+                if token is None:
+                    raise
+                seqno = committed_before(self.machine, token, lower, upper, refusal)
+                return Appended(seqno, upper, count, token, 0, spent.cost)
+            return done if found is None else msgspec.structs.replace(done, count=count)
 
     def _send(self, batch: Sequence[Pending]) -> Sequence[Answer]:
         """Carry out accepted appends, all together or not at all."""
@@ -350,8 +368,8 @@ class WriteHandle(Leased):
             try:
                 done = self._commit(builder, built, whole, c.CompareAndAppend, first.deadline, token, spent)
             except Indeterminate as error:
-                tokens = [self.machine.runtime.token() for _ in batch]
-                return self._doubts.add(Doubt(built, token), tokens, counts, error)
+                times = [(pending.lower, pending.upper) for pending in batch]
+                return self._doubts.add(Doubt(built, token, dict(zip(times, counts, strict=True))), error)
             return [msgspec.structs.replace(done, count=count) for count in counts]
 
     def _builder(self, deadline: Deadline) -> Builder:
@@ -373,6 +391,10 @@ class WriteHandle(Leased):
         with Undoubted(self.shard):
             room = INLINE_TOTAL_BYTES - self.machine.state.inline_size
             inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
+            if self._closed:
+                inline_bytes = (
+                    sys.maxsize
+                )  # nothing is uploaded: at most, it was committed before the handle was closed
             return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
 
     def _commit(

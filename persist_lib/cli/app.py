@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from persist_lib.cli import duties, history, log, looking, reading, show, writing
+from persist_lib.cli import duties, history, log, looking, reading, recovery, show, writing
 from persist_lib.cli.command import AsJson, Consensus, Location, Prices, Shared, Verbose, command, prose
 
 app = typer.Typer(
@@ -58,6 +58,7 @@ app.callback(help=prose(_root.__doc__ or ""))(_root)
 LOOKING = "Looking (nothing is ever written)"
 DATA = "Data"
 UPKEEP = "Upkeep (any time, anywhere, several at once)"
+RECOVERY = "When something went wrong"
 HISTORY = "How much history is kept"
 
 command(app, "shards", looking.shards, LOOKING)
@@ -78,6 +79,11 @@ command(app, "expire", duties.expire, UPKEEP)
 command(app, "retain", duties.retain, UPKEEP)
 command(app, "collect", duties.collect, UPKEEP)
 command(app, "audit", duties.audit, UPKEEP)
+
+command(app, "upgrade", duties.upgrade, UPKEEP)
+
+command(app, "outcome", recovery.outcome, RECOVERY)
+command(app, "repair", recovery.repair, RECOVERY)
 
 holds = typer.Typer(no_args_is_help=True, help="Keep history by name, durably and without a lease.")
 app.add_typer(holds, name="hold", rich_help_panel=HISTORY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -32,6 +33,15 @@ def parse_frontier(text: str, what: str) -> Antichain:
             f"{what} must be a time, as in 5 or [5], or [] for the end of all times: got {text!r}", **{what: text}
         )
     return at(parse_time(int(inner), what))
+
+
+def confirm(session: Session, shard: str, what: str) -> None:
+    """Ask for the shard's name before what cannot be undone; InvalidUsage when it is not typed."""
+    if session.as_json:
+        raise InvalidUsage(f"{what} needs a confirmation, and --json does not ask: say --yes")
+    session.err.print("This cannot be undone. Type the shard's name: ", end="", markup=False, highlight=False)
+    if sys.stdin.readline().strip() != shard:
+        raise InvalidUsage(f"that is not {shard!r}; nothing was changed")
 
 
 def chosen(client: Client, names: list[str] | None, is_all: bool) -> list[str]:

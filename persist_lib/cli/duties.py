@@ -143,6 +143,29 @@ def audit(session: Session, names: Shards = None, is_all: AllShards = False, dry
         client.audit_orphans(name, dry_run=dry_run, progress=advance), dry_run))  # fmt: skip
 
 
+def upgrade(
+    session: Session,
+    names: Shards = None,
+    is_all: AllShards = False,
+    to: Annotated[
+        int | None, typer.Option(metavar="N", help="To this format. Default: the newest.", show_default=False)
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write shards in a newer format from now on. There is no way back.
+
+    First upgrade the library on every machine that uses these shards: an older one refuses them from then on, before
+    it does anything. A shard that is not upgraded goes on as it is.
+
+    \b
+    persist upgrade --all --dry-run     from which format to which
+    persist upgrade orders
+    """
+    _run(session, "upgrade", names, is_all, dry_run, lambda client, name, _advance: outcomes.upgraded(
+        client.upgrade(name, dry_run=dry_run) if to is None else client.upgrade(name, to, dry_run=dry_run), dry_run,
+    ))  # fmt: skip
+
+
 def scrub(
     session: Session,
     names: Shards = None,

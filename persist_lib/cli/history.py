@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from persist_lib.cli import units
-from persist_lib.cli.arguments import DryRun, Shard, parse_frontier
+from persist_lib.cli.arguments import DryRun, Shard, confirm, parse_frontier
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable
@@ -141,7 +140,7 @@ def finish(
     _check_finishable(shard, version.state, value["in_the_way"])
     session.show(*_warning(value, url))
     if not yes:
-        _confirm(session, shard)
+        confirm(session, shard, "finishing")
     with session.open(read_only=False) as client:
         client.finish(shard)
         seqno = client.inspect(shard).seqno
@@ -184,15 +183,6 @@ def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
             "those that died), release the holds (`persist hold release`)",
             shard=shard, by=blocking,
         )  # fmt: skip
-
-
-def _confirm(session: Session, shard: str) -> None:
-    if session.as_json:
-        raise InvalidUsage("finishing needs a confirmation, and --json does not ask: say --yes")
-    session.err.print("This cannot be undone. Type the shard's name: ", end="", markup=False, highlight=False)
-    typed = sys.stdin.readline().strip()
-    if typed != shard:
-        raise InvalidUsage(f"that is not {shard!r}; nothing was changed")
 
 
 def _distance(text: str) -> int:

@@ -86,6 +86,8 @@ def changes(diff: StateDiff) -> Iterator[str]:
         yield f"since {diff.since[0]} → {diff.since[1]}"
     for schema in diff.schemas:
         yield f"schema {schema}"
+    if diff.format is not None:
+        yield f"format {diff.format[0]} → {diff.format[1]}"
     if diff.retention is not None:
         yield f"retention {_or_none(diff.retention[0])} → {_or_none(diff.retention[1])}"
     yield from _leases("writer", diff.writers)

@@ -15,7 +15,17 @@ from persist_lib.cli.values import Json, jsonable, plan_value
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.garbage import Held
     from persist_lib.core.state import Version
-    from persist_lib.maintain import Audited, Collected, Compacted, Expired, Maintained, Retained, RolledUp, Scrubbed
+    from persist_lib.maintain import (
+        Audited,
+        Collected,
+        Compacted,
+        Expired,
+        Maintained,
+        Retained,
+        RolledUp,
+        Scrubbed,
+        Upgraded,
+    )
 
 NAMED = 20
 """Objects that are named one by one; --json names all."""
@@ -79,6 +89,14 @@ def rolled_up(before: Version, done: RolledUp, every: int, force: bool, dry_run:
     if dry_run:
         return Outcome(f"would roll up v{done.seqno}; the newest lags {number(done.behind)} behind", value)
     return Outcome("somebody else rolled up meanwhile", value)
+
+
+def upgraded(done: Upgraded, dry_run: bool) -> Outcome:
+    """From which format to which."""
+    if done.before == done.after:
+        return Outcome(f"stays in format {done.after}", jsonable(done))
+    verb = "would move from" if dry_run else "moved from"
+    return Outcome(f"{verb} format {done.before} to {done.after}", jsonable(done))
 
 
 def expired(done: Expired, dry_run: bool) -> Outcome:

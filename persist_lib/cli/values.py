@@ -89,6 +89,7 @@ def state_value(state: State) -> Json:
         "upper": jsonable(state.upper),
         "finished": state.is_finished(),
         "trace": [batch_value(batch) for batch in state.trace],
+        "outcomes": len(state.outcomes),
     }
 
 

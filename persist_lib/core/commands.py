@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from persist_lib.core.formats import CREATED
 from persist_lib.core.state import Batch, Outcome, Rollup
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
@@ -17,9 +18,10 @@ from persist_lib.schema import Schema
 
 
 class Create(msgspec.Struct, frozen=True):
-    """Make the shard, with its first schema. Only ever the first command of a log."""
+    """Make the shard, with its first schema, in a format. Only ever the first command of a log."""
 
     schema: Schema
+    format: int = CREATED
 
 
 class RegisterWriter(msgspec.Struct, frozen=True):
@@ -141,6 +143,12 @@ class EvolveSchema(msgspec.Struct, frozen=True):
     schema: Schema
 
 
+class Upgrade(msgspec.Struct, frozen=True):
+    """Write the log in a newer format from this very row on. Programs that do not know it refuse the shard then."""
+
+    format: int
+
+
 class Finish(msgspec.Struct, frozen=True):
     """Make the shard a tombstone: upper and since both empty. Final."""
 
@@ -148,7 +156,7 @@ class Finish(msgspec.Struct, frozen=True):
 Command = (
     Create | RegisterWriter | RegisterReader | CompareAndAppend | Append | Heartbeat | DowngradeSince | SetHold
     | ReleaseHold | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired
-    | EvolveSchema | Finish
+    | EvolveSchema | Upgrade | Finish
 )  # fmt: skip
 
 
@@ -185,6 +193,13 @@ class WrongUpper(msgspec.Struct, frozen=True):
 
     expected: Antichain
     actual: Antichain
+
+
+class OlderFormat(msgspec.Struct, frozen=True):
+    """The log is written in a newer format than the one that is asked for, and never goes back."""
+
+    asked: int
+    actual: int
 
 
 class AlreadyDone(msgspec.Struct, frozen=True):
@@ -258,5 +273,5 @@ class NothingDue(msgspec.Struct, frozen=True):
 
 Refusal = (
     Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
-    | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue
+    | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue | OlderFormat
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from persist_lib.core.state import Batch, Garbage, Hold, Reader, Rollup, State, Writer
+from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Reader, Rollup, State, Writer
 from persist_lib.errors import InvariantViolated
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
@@ -21,15 +21,25 @@ from persist_lib.schema import Schema
 MODULUS = 2**64
 
 
-class TraceEdit(msgspec.Struct, frozen=True, array_like=True):
+class TraceEdit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The batches with ids `removed`, contiguous, are replaced by `added`; without any, `added` goes to the end."""
 
     removed: tuple[tuple[int, int], ...]
     added: tuple[Batch, ...]
 
 
-class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What changed: `(old, new)` for values, `(key, old, new)` for entries, with None for absent."""
+class OutcomesEdit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The oldest `forgotten` outcomes are forgotten, `added` goes to the end."""
+
+    forgotten: int
+    added: tuple[Outcome, ...]
+
+
+class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What changed: `(old, new)` for values, `(key, old, new)` for entries, with None for absent.
+
+    `core.formats` says in which format a field came.
+    """
 
     since: tuple[Antichain, Antichain] | None = None
     trace: TraceEdit | None = None
@@ -41,6 +51,8 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True):
     garbage: tuple[tuple[PartKey, Garbage | None, Garbage | None], ...] = ()
     rollups: tuple[tuple[SeqNo, Rollup | None, Rollup | None], ...] = ()
     retention: tuple[int | None, int | None] | None = None
+    format: tuple[int, int] | None = None
+    outcomes: OutcomesEdit | None = None
 
 
 def apply_diff(state: State, diff: StateDiff) -> State:
@@ -52,6 +64,11 @@ def apply_diff(state: State, diff: StateDiff) -> State:
     if diff.retention is not None:
         _expect(diff.retention[0], state.retention, "retention")
         changes["retention"] = diff.retention[1]
+    if diff.format is not None:
+        _expect(diff.format[0], state.format, "format")
+        changes["format"] = diff.format[1]
+    if diff.outcomes is not None:
+        changes["outcomes"] = state.outcomes[diff.outcomes.forgotten :] + diff.outcomes.added
     if diff.schemas:
         changes["schemas"] = state.schemas + diff.schemas
     if diff.trace is not None:

@@ -1,7 +1,7 @@
 """One version of a shard's metadata, as immutable values.
 
-Every type here is a frozen msgspec struct whose field order is its stored form (see `format.encoding`): fields are only
-ever added at the end, with a default. Mappings are never changed in place.
+Every type here is a frozen msgspec struct whose field order is its stored form (see `format.encoding`). A field is only
+ever added at the end, with a default, and with a new format (`core.formats`). Mappings are never changed in place.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ RETENTION = "retention"
 INLINE_TOTAL_BYTES = 1024 * 1024
 """All inline batches of a shard together; a rollup carries them all."""
 TOKENS_KEPT = 4
-"""How many of its last tokens a writer's entry remembers."""
+"""How many of its last tokens a writer's entry remembers in format 1."""
+OUTCOMES_KEPT = 1024
+"""How many of its last appends a shard remembers from format 2 on, by whomever they were: some 30 bytes each."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One sorted piece of a batch: an object, or inline bytes (then `key` is empty).
 
     The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive. `earliest` is
@@ -44,7 +46,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     earliest: int = 0
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class Batch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Updates with times in `[lower, upper)`, exact for every as_of at or beyond `since`.
 
     `count`, `diff_sum` and `fingerprint` are those of the registered bounds, which may be tighter than what the
@@ -92,15 +94,19 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
         return [self.parts[start:end] for start, end in zip(self.runs, ends, strict=True)]
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What an append answered: at which seqno it was committed, and the upper it left."""
+class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an append answered: at which seqno it was committed, and the upper it left.
+
+    In `State.outcomes` each one starts where the one before it ends. The first may be a mark without a token: from its
+    upper on, every append is remembered.
+    """
 
     token: bytes
     seqno: SeqNo
     upper: Antichain
 
 
-class Writer(msgspec.Struct, frozen=True, array_like=True):
+class Writer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A live writer: for what, until when (ms of the store's clock), and its last outcomes, oldest first."""
 
     purpose: Literal["ingest", "maintenance"]
@@ -108,7 +114,7 @@ class Writer(msgspec.Struct, frozen=True, array_like=True):
     outcomes: tuple[Outcome, ...] = ()
 
 
-class Reader(msgspec.Struct, frozen=True, array_like=True):
+class Reader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A live reader: history it needs (`since`), the oldest state it may still read from, and until when it lives."""
 
     since: Antichain
@@ -117,14 +123,14 @@ class Reader(msgspec.Struct, frozen=True, array_like=True):
     purpose: str = ""
 
 
-class Hold(msgspec.Struct, frozen=True, array_like=True):
+class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A durable hold on history, without a lease. `opaque` fences its owners off from one another."""
 
     since: Antichain
     opaque: bytes = b""
 
 
-class Rollup(msgspec.Struct, frozen=True, array_like=True):
+class Rollup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A whole copy of the state at a seqno, in Blob."""
 
     key: PartKey
@@ -132,14 +138,14 @@ class Rollup(msgspec.Struct, frozen=True, array_like=True):
     digests: bytes
 
 
-class Garbage(msgspec.Struct, frozen=True, array_like=True):
+class Garbage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A blob logically deleted at `seqno`: no state from there on refers to it. `size` in bytes."""
 
     seqno: SeqNo
     size: int
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One version of a shard. `core.validate` lists what always holds."""
 
     since: Antichain = MINIMUM
@@ -156,6 +162,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: int = 0
     count: int = 0
     size: int = 0
+    format: int = 1
+    outcomes: tuple[Outcome, ...] = ()
 
     @property
     def upper(self) -> Antichain:
@@ -187,9 +195,10 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """A state, and where in the log it stands. `digest` is the hash of the row that led here."""
+    """A state, and where in the log it stands. `digest` and `row_format` are those of the row that led here."""
 
     seqno: SeqNo
     state: State
     digest: bytes
     rollup: tuple[SeqNo, Rollup] | None = None
+    row_format: int = 1

@@ -10,8 +10,10 @@ from typing import assert_never
 import msgspec
 
 from persist_lib.core import commands as c
-from persist_lib.core.diff import MODULUS, StateDiff, TraceEdit, apply_diff, find_slice
+from persist_lib.core.diff import MODULUS, OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
+from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES
 from persist_lib.core.leases import expire, extend, fold_since, retire
+from persist_lib.core.outcomes import find_outcome, remember
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
     TOKENS_KEPT,
@@ -40,8 +42,10 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
     match command:
         case c.Create() if state.schemas:
             return c.Exists("shard")
-        case c.Create(schema):
-            return StateDiff(schemas=(schema,))
+        case c.Create(_, format_) if not FIRST <= format_ <= NEWEST:
+            return c.Malformed(f"format {format_}")
+        case c.Create(schema, format_):
+            return _with_format(State(), seqno, format_, StateDiff(schemas=(schema,)))
         case _ if not state.schemas:
             return c.Unknown(("shard",))
         case c.ForgetGarbage(keys):
@@ -50,6 +54,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
             return _forget_retired(state, ids)
         case c.AddRollup():
             return _add_rollup(state, seqno, command)
+        case c.CompareAndAppend() | c.Append() if outcome := _remembered(state, command):
+            return c.AlreadyDone(outcome)
         case _ if state.is_finished():
             return c.Finished()
         case c.RegisterWriter(writer) if not WRITER.fullmatch(writer):
@@ -95,6 +101,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
             return _apply_compaction(state, seqno, command)
         case c.EvolveSchema(expected, schema):
             return _evolve_schema(state, expected, schema)
+        case c.Upgrade(format_):
+            return _upgrade(state, seqno, format_)
         case c.Finish():
             return _finish(state, seqno)
         case _:
@@ -105,9 +113,6 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     writer, batch = state.writers.get(command.writer), command.batch
     if writer is None:
         return c.NotLive((command.writer,))
-    for outcome in writer.outcomes:
-        if outcome.token == command.token:
-            return c.AlreadyDone(outcome)
     keys = batch.keys
     if strangers := _dead_uploaders(state, keys):
         return c.NotLive(strangers)
@@ -123,9 +128,42 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         return c.Exists(known[0])
     if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
         return c.InlineFull(state.inline_size)
-    outcomes = (*writer.outcomes, Outcome(command.token, seqno, batch.upper))[-TOKENS_KEPT:]
+    outcome = Outcome(command.token, seqno, batch.upper)
+    remembered = remember(state, outcome)
+    # From format 2 on the shard remembers for all of them; which append was a writer's last still tells who contends.
+    outcomes = (*writer.outcomes, outcome)[-TOKENS_KEPT:] if remembered is None else (outcome,)
     renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes)
-    return StateDiff(trace=push(state, batch, seqno), writers=((command.writer, writer, renewed),))
+    return StateDiff(trace=push(state, batch, seqno), writers=((command.writer, writer, renewed),), outcomes=remembered)
+
+
+def _remembered(state: State, command: c.CompareAndAppend | c.Append) -> Outcome | None:
+    """The outcome of this very append, if it was committed before. One that starts at upper cannot have been."""
+    batch = command.batch
+    if batch.lower == state.upper:
+        return None
+    # Of an Append only what lay beyond upper was registered, so that it began wherever upper was.
+    lower = batch.upper if isinstance(command, c.Append) else batch.lower
+    return find_outcome(state, command.token, lower, batch.upper)
+
+
+def _upgrade(state: State, seqno: SeqNo, format_: int) -> StateDiff | c.Refusal:
+    if not FIRST <= format_ <= NEWEST:
+        return c.Malformed(f"format {format_}")
+    if format_ < state.format:
+        return c.OlderFormat(format_, state.format)
+    if format_ == state.format:
+        return c.AlreadyDone()
+    return _with_format(state, seqno, format_, StateDiff())
+
+
+def _with_format(state: State, seqno: SeqNo, format_: int, diff: StateDiff) -> StateDiff:
+    """`diff`, with the format that it moves to, and what that format needs to start from."""
+    if format_ == state.format:
+        return diff
+    is_first = state.format < REMEMBERS_OUTCOMES <= format_
+    # Outcomes before this one are not known: a mark says so.
+    mark = OutcomesEdit(0, (Outcome(b"", seqno, state.upper),)) if is_first else None
+    return msgspec.structs.replace(diff, format=(state.format, format_), outcomes=mark)
 
 
 def _lies_beyond(batch: Batch, upper: Antichain) -> bool:

@@ -10,7 +10,8 @@ from bisect import bisect_left
 from itertools import pairwise
 
 from persist_lib.core.diff import MODULUS, StateDiff
-from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
+from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES
+from persist_lib.core.state import INLINE_TOTAL_BYTES, OUTCOMES_KEPT, Batch, Outcome, State
 from persist_lib.core.trace import batch_problems
 from persist_lib.errors import InvariantViolated, SchemaMismatch
 from persist_lib.frontier import MINIMUM
@@ -19,7 +20,7 @@ from persist_lib.ids import READER, WRITER, SeqNo, parse_rollup_key, uploader_of
 
 def check_state(state: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless all state-local invariants hold."""
-    found = _schemas(state) + _trace(state) + _totals(state) + _keys(state)
+    found = _schemas(state) + _trace(state) + _totals(state) + _keys(state) + _outcomes(state, state.outcomes, seqno)
     _refuse(found + _rollups(state, seqno) + _ids(state, seqno), seqno)
 
 
@@ -34,6 +35,7 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
         found += _schemas(new)
     if diff.rollups:
         found += _rollups(new, seqno)
+    found += _outcomes(new, new.outcomes[-2:], seqno)
     if new.inline_size > INLINE_TOTAL_BYTES:
         found.append(f"{new.inline_size} inline bytes")
     if diff.readers or diff.holds or diff.since is not None:
@@ -119,6 +121,21 @@ def _keys(state: State) -> list[str]:
     if len(set(live)) != len(live):
         found.append("a blob is referred to twice")
     found += [f"{key} has no uploader" for key in parts if not WRITER.fullmatch(uploader_of(key))]
+    return found
+
+
+def _outcomes(state: State, some: tuple[Outcome, ...], seqno: SeqNo) -> list[str]:
+    """What holds of the format, of the memory of outcomes, and of some outcomes that follow one another."""
+    found = [] if FIRST <= state.format <= NEWEST else [f"format {state.format}"]
+    if (state.format >= REMEMBERS_OUTCOMES) is not bool(state.outcomes):
+        found.append(f"{len(state.outcomes)} outcomes are remembered in format {state.format}")
+    if len(state.outcomes) > OUTCOMES_KEPT:
+        found.append(f"{len(state.outcomes)} outcomes are remembered, more than {OUTCOMES_KEPT}")
+    for before, after in pairwise(some):
+        if not (before.seqno < after.seqno and before.upper < after.upper):
+            found.append(f"the outcome at v{after.seqno} does not come after that at v{before.seqno}")
+    if some and (some[-1].seqno > seqno or (some[-1].upper != state.upper and not state.is_finished())):
+        found.append(f"the last outcome is {some[-1].upper} at v{some[-1].seqno}, and upper is {state.upper}")
     return found
 
 

@@ -3,22 +3,27 @@
     magic (4) | format version (1) | xxh3_128 of version and body (16) | body
 
 The same value gives the same bytes in any process: struct fields have a fixed order, mapping keys are sorted. Decoding
-checks magic, version and checksum before it looks at the body, so damage is `Corrupt` and never a wrong value.
+checks magic, version and checksum before it looks at the body, so damage is `Corrupt` and never a wrong value. A field,
+a command or a version that this release does not know is `NewerFormat`, never skipped: skipped, it would be taken for
+"nothing changed". `core.formats` says what each version brought.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from xxhash import xxh3_128_digest
 
+from persist_lib.core.commands import Command
 from persist_lib.core.diff import StateDiff
+from persist_lib.core.formats import FIRST, NEWEST, STATE_FIELDS, needed
 from persist_lib.core.state import Rollup, State
-from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat
+from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
+from persist_lib.format.unknown import find_unknown
 from persist_lib.ids import SeqNo
 
-FORMAT_VERSION = 1
 ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
 HEADER_BYTES = 21
@@ -26,7 +31,7 @@ GENESIS = bytes(16)
 """What the first row names as the row before it."""
 
 
-class LogRow(msgspec.Struct, frozen=True, array_like=True):
+class LogRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One transition: which, by whom it can be recognised, what it changed, and what it follows.
 
     `now` is the store's clock when it was built, for people to read. `rollup` is the newest one linked by then.
@@ -41,7 +46,7 @@ class LogRow(msgspec.Struct, frozen=True, array_like=True):
     diff: StateDiff
 
 
-class StoredState(msgspec.Struct, frozen=True, array_like=True):
+class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A rollup's contents: the state at a seqno, and the digest of the row that led there."""
 
     seqno: SeqNo
@@ -50,32 +55,58 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True):
 
 
 MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups")
+COMMANDS = frozenset(command.__name__ for command in get_args(Command))
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)
 _states = msgspec.msgpack.Decoder(StoredState)
 T = TypeVar("T")
 
 
-def encode_row(row: LogRow) -> bytes:
-    """The bytes of a row of the log."""
-    return _frame(ROW_MAGIC, _encoder.encode(row))
+def encode_row(row: LogRow, format_: int | None = None) -> bytes:
+    """The bytes of a row of the log, in a format that can say it; by default the oldest.
+
+    Raises InvariantViolated unless the decoder that readers use makes the same row of them: no value that came in
+    somewhere, of a wrong type say, ever becomes a row that others cannot read.
+    """
+    oldest = needed(row.command, row.diff)
+    data = _frame(ROW_MAGIC, oldest if format_ is None else format_, _encoded(row))
+    return _proven(data, decode_row, row)
 
 
 def decode_row(data: bytes, key: str) -> LogRow:
     """The row that `data` holds; Corrupt or NewerFormat naming `key` otherwise."""
-    return _decode(data, key, ROW_MAGIC, _rows)
+    row: LogRow = _decode(data, key, ROW_MAGIC, _rows)
+    if row.command not in COMMANDS:
+        raise _newer(data, key, f"holds the command {row.command!r}, which this release does not know")
+    if (least := needed(row.command, row.diff)) > row_format(data):
+        raise Corrupt(f"{key} says what only format {least} can, in format {row_format(data)}", key=key)
+    return row
 
 
 def encode_state(stored: StoredState) -> bytes:
-    """The bytes of a rollup. SUBTLE: mappings keep the order of their history, which no other process shares: sort."""
-    ordered = {name: dict(sorted(getattr(stored.state, name).items())) for name in MAPPINGS}
-    canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(stored.state, **ordered))
-    return _frame(ROLLUP_MAGIC, _encoder.encode(canonical))
+    """The bytes of a rollup, in the format of the state. Raises InvariantViolated as `encode_row` does.
+
+    SUBTLE: mappings keep the order of their history, which no other process shares: sort.
+    """
+    state = stored.state
+    ordered = {name: dict(sorted(getattr(state, name).items())) for name in MAPPINGS}
+    canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(state, **ordered))
+    fields = msgspec.structs.astuple(canonical.state)[: STATE_FIELDS[state.format]]
+    body = _encoded((canonical.seqno, canonical.digest, fields))
+    return _proven(_frame(ROLLUP_MAGIC, state.format, body), decode_state, canonical)
 
 
 def decode_state(data: bytes, key: str) -> StoredState:
     """The state that `data` holds; Corrupt or NewerFormat naming `key` otherwise."""
-    return _decode(data, key, ROLLUP_MAGIC, _states)
+    stored: StoredState = _decode(data, key, ROLLUP_MAGIC, _states)
+    if stored.state.format != row_format(data):
+        raise Corrupt(f"{key} holds a state of format {stored.state.format}, in format {row_format(data)}", key=key)
+    return stored
+
+
+def row_format(data: bytes) -> int:
+    """The format that a row or rollup says it has."""
+    return data[4]
 
 
 def row_digest(data: bytes) -> bytes:
@@ -83,14 +114,45 @@ def row_digest(data: bytes) -> bytes:
     return data[5:HEADER_BYTES]
 
 
-def row_start(digest: bytes) -> bytes:
-    """What a row with this digest starts with. SUBTLE: a next format has to say which rows have which version."""
-    return ROW_MAGIC + bytes((FORMAT_VERSION,)) + digest
+def row_start(digest: bytes, format_: int) -> bytes:
+    """What a row with this digest and format starts with."""
+    return ROW_MAGIC + bytes((format_,)) + digest
 
 
-def _frame(magic: bytes, body: bytes) -> bytes:
-    versioned = bytes((FORMAT_VERSION,)) + body
+def _frame(magic: bytes, format_: int, body: bytes) -> bytes:
+    versioned = bytes((format_,)) + body
     return magic + versioned[:1] + xxh3_128_digest(versioned) + body
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # of a type, or a size, that is never stored
+        raise _unreadable(str(error)) from error
+
+
+def _proven(data: bytes, decode: Callable[[bytes, str], T], meant: T) -> bytes:
+    """`data`, once it was decoded again and is what was meant."""
+    try:
+        found = decode(data, "what was about to be written")
+    except PersistError as error:
+        raise _unreadable(error.message) from error
+    if found != meant:
+        raise _unreadable(f"it would be read as {found!r:.400}, and {meant!r:.400} was meant")
+    return data
+
+
+def _unreadable(why: str) -> InvariantViolated:
+    return InvariantViolated(
+        f"no reader could make of these bytes what they mean: {why}. Nothing was written; this is a bug in Persist, or "
+        "a value of a wrong type that got past its checks: report it",
+        broken=[why],
+    )
 
 
 def _decode(data: bytes, key: str, magic: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
@@ -107,15 +169,20 @@ def _decode(data: bytes, key: str, magic: bytes, decoder: msgspec.msgpack.Decode
             "Nothing was changed; restore it from a copy",
             key=key, expected=data[5:HEADER_BYTES], actual=actual,
         )  # fmt: skip
-    if data[4] < 1:
+    if data[4] < FIRST:
         raise Corrupt(f"{key} claims to have format {data[4]}, which no release ever wrote", key=key, actual=data[4])
-    if data[4] > FORMAT_VERSION:
-        raise NewerFormat(
-            f"{key} has format {data[4]}, and this release knows formats up to {FORMAT_VERSION}: upgrade persist_lib. "
-            "Nothing was touched",
-            key=key, found=data[4], known=FORMAT_VERSION,
-        )  # fmt: skip
+    if data[4] > NEWEST:
+        raise _newer(data, key, f"has format {data[4]}, and this release knows formats up to {NEWEST}")
     try:
         return decoder.decode(data[HEADER_BYTES:])
     except (msgspec.DecodeError, UnicodeDecodeError, InvalidUsage) as error:
+        if (unknown := find_unknown(data[HEADER_BYTES:], decoder.type)) is not None:
+            raise _newer(data, key, f"holds {unknown}, which this release does not know") from error
         raise Corrupt(f"{key} has a valid checksum but does not decode: {error}", key=key) from error
+
+
+def _newer(data: bytes, key: str, why: str) -> NewerFormat:
+    return NewerFormat(
+        f"{key} {why}: a newer release wrote it; upgrade persist_lib on this machine. Nothing was touched",
+        key=key, found=data[4], known=NEWEST,
+    )  # fmt: skip

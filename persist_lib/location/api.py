@@ -134,6 +134,14 @@ class Consensus(Protocol):
         """Delete the rows below `seqno`; answers how many. Never passes the newest row (InvalidUsage)."""
         ...
 
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """Take back the rows beyond `seqno`, if `newest` is the newest row; answers how many, 0 if it is not.
+
+        Only to repair a log whose newest rows nobody can read. Whoever has seen them is refused from then on, as after
+        a restored copy. With `seqno` 0 nothing is left of the key. InvalidUsage where `seqno` itself is not there.
+        """
+        ...
+
     def list_keys(self) -> Iterator[str]:
         """Every key that was ever set."""
         ...

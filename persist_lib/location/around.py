@@ -124,6 +124,10 @@ class AroundConsensus(Around):
         """See `api.Consensus`."""
         return self.around(Operation("truncate", key), lambda: self.inner.truncate(key, seqno))
 
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`."""
+        return self.around(Operation("rewind", key), lambda: self.inner.rewind(key, seqno, newest))
+
     def list_keys(self) -> Iterator[str]:
         """See `api.Consensus`."""
         return iter(self.around(Operation("list_keys", ""), lambda: [*self.inner.list_keys()]))

@@ -106,6 +106,21 @@ class MemoryConsensus:
             self._logs[key] = rows[dropped:]
             return dropped
 
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`."""
+        with self._lock:
+            if not is_newest(newest, self.head(key)):
+                return 0
+            rows = self._logs[key]
+            if seqno and not rows[0].seqno <= seqno <= rows[-1].seqno:
+                raise not_in_log(key, seqno)
+            kept = [row for row in rows if row.seqno <= seqno]
+            if kept:
+                self._logs[key] = kept
+            else:
+                del self._logs[key]
+            return len(rows) - len(kept)
+
     def list_keys(self) -> Iterator[str]:
         """See `api.Consensus`. As of the call."""
         with self._lock:
@@ -136,6 +151,13 @@ def passes_newest(key: str, seqno: SeqNo, newest: SeqNo | None) -> InvalidUsage:
         "was deleted",
         key=key, seqno=seqno, newest=newest,
     )  # fmt: skip
+
+
+def not_in_log(key: str, seqno: SeqNo) -> InvalidUsage:
+    """The error for going back to a row that is not there."""
+    return InvalidUsage(
+        f"consensus {key!r} cannot go back to {seqno}: it has no such row. Nothing was taken back", key=key, seqno=seqno
+    )
 
 
 def next_seqno(expected: Newest | None) -> SeqNo:

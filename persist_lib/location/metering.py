@@ -40,6 +40,7 @@ CLASS_OF = {
     "get": GETS, "get_range": GETS, "set": PUTS, "list": LISTS, "delete": DELETES, "delete_many": DELETES,
     "uploads": LISTS, "abort_uploads": DELETES,
     "compare_and_set": COMMITS, "compare_and_set_many": COMMITS, "truncate": COMMITS,
+    "rewind": COMMITS,
     "head": QUERIES, "scan": QUERIES, "list_keys": QUERIES,
 }  # fmt: skip
 """What an operation is where the store has no requests of its own."""

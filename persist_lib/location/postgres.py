@@ -19,7 +19,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
 from persist_lib.location.deadline import patience_s
-from persist_lib.location.memory import check_limit, next_seqno, passes_newest
+from persist_lib.location.memory import check_limit, next_seqno, not_in_log, passes_newest
 from persist_lib.location.postgres_layout import (
     NAME,
     Statements,
@@ -168,6 +168,14 @@ class PostgresConsensus:
         if newest is None or seqno > newest:
             raise passes_newest(key, seqno, None if newest is None else SeqNo(newest))
         return dropped or 0
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`."""
+        values: list[tuple[Value, int]] = [(key, TEXT), (seqno, INT8), *_expected(newest)]
+        taken = self._write(self._sql.rewind, values, 2, f"take {key!r} back to v{seqno}")[0] or 0
+        if taken < 0:
+            raise not_in_log(key, seqno)
+        return taken
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         """See `api.WakesWaiters`."""

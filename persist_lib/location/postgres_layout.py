@@ -114,6 +114,28 @@ class Statements:
             ) SELECT (SELECT seqno FROM newest), (SELECT count(*) FROM gone), {clock}, $3"""
         )
 
+    @property
+    def rewind(self) -> str:
+        """To seqno $2 (0: all), lock timeout $3, expected $4, its start $5. Answers how many were taken back.
+
+        -1: the row at $2 is not there.
+        """
+        return self._filled(
+            """WITH {settings $3}, target AS (
+                SELECT data FROM {s}.shard_log WHERE key = $1 AND seqno = $2
+            ), moved AS (
+                UPDATE {s}.shard_head AS head SET seqno = $2, start = {start target.data} FROM settings, target
+                WHERE head.key = $1 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING 1
+            ), dropped AS (
+                DELETE FROM {s}.shard_head AS head USING settings
+                WHERE $2 = 0 AND head.key = $1 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING 1
+            ), gone AS (
+                DELETE FROM {s}.shard_log WHERE key = $1 AND seqno > $2
+                AND (EXISTS (TABLE moved) OR EXISTS (TABLE dropped)) RETURNING 1
+            ) SELECT CASE WHEN $2 > 0 AND NOT EXISTS (TABLE target) THEN -1 ELSE (SELECT count(*) FROM gone) END,
+                {clock}, $6"""
+        )
+
     def append_many(self, count: int) -> str:
         """Lock timeout $1, then key, expected (null: create), its start, data for each. Answers whether all were set.
 

@@ -82,6 +82,10 @@ class RefusesWrites:
         """Refused."""
         raise read_only(f"truncate {key!r}")
 
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:  # noqa: ARG002
+        """Refused."""
+        raise read_only(f"take back rows of {key!r}")
+
 
 class ReadOnlyConsensus(RefusesWrites):
     """The reading half of another Consensus."""

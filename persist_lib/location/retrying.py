@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 1.0
 TIMEOUT_S = 60.0
 """For calls outside of any deadline."""
 
-ONCE = frozenset({"compare_and_set", "compare_and_set_many"})
+ONCE = frozenset({"compare_and_set", "compare_and_set_many", "rewind"})
 """Operations that are not the same when done twice."""
 
 READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys"})

@@ -23,7 +23,7 @@ from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import START_BYTES, Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
-from persist_lib.location.memory import check_limit, next_seqno, passes_newest
+from persist_lib.location.memory import check_limit, next_seqno, not_in_log, passes_newest
 from persist_lib.location.s3 import MARKER, PAGE, S3Blob, body_of, delete_objects, enter
 from persist_lib.location.s3_client import Clients, canonical, is_missing, is_taken, reading, status_of, writing
 from persist_lib.location.scheme import Opening
@@ -306,6 +306,20 @@ class S3Consensus:
         if failures:
             raise next(iter(failures.values()))
         return len(below)
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`. From the newest down, so that it has no gap whenever it dies; then it is done again."""
+        rows = [*self._names(key, max(FIRST, min(seqno, newest.seqno)))]
+        if not rows or rows[-1] != newest.seqno or not (self._start_of(key, rows[-1]) or b"").startswith(newest.start):
+            return 0
+        if seqno and rows[0] != seqno:
+            raise not_in_log(key, seqno)
+        taken = [found for found in rows if found > seqno]
+        self._seen.pop(key, None)
+        for found in reversed(taken):
+            if failures := delete_objects(self._clients, [self._row(key, found)["Key"]]):
+                raise next(iter(failures.values()))
+        return len(taken)
 
     def _raise_floor(self, key: str, seqno: SeqNo) -> bool:
         """Whether the floor is at `seqno` now."""

@@ -23,7 +23,7 @@ from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.connections import Connections, Session
 from persist_lib.location.deadline import patience_s
-from persist_lib.location.memory import check_limit, passes_newest
+from persist_lib.location.memory import check_limit, is_newest, not_in_log, passes_newest
 
 BUSY_S = 10.0
 """How long to wait for the one write lock. A transaction holds it for less than a millisecond."""
@@ -47,6 +47,7 @@ INSERT OR IGNORE INTO consensus (key, seqno, data) VALUES (?1, (
 ), ?3)
 """
 TRUNCATE = "DELETE FROM consensus WHERE key = ? AND seqno < ?"
+REWIND = "DELETE FROM consensus WHERE key = ? AND seqno > ?"
 # DISTINCT would read every row; this seeks from key to key.
 KEYS = """
 WITH RECURSIVE found (key) AS (
@@ -135,6 +136,21 @@ class SqliteConsensus:
             dropped = session.connection.changes()
             transaction.commit()
             return dropped
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`."""
+        with _Writing(self) as session, _transaction(session) as transaction:
+            found = [Row(*row) for row in session.cursor.execute(NEWEST, (key,))]
+            if not found or not is_newest(newest, found[0]):
+                return 0
+            if seqno and (
+                seqno > newest.seqno or session.cursor.execute(SCAN, (key, seqno, 1)).fetchall()[0][0] != seqno
+            ):
+                raise not_in_log(key, seqno)
+            session.cursor.execute(REWIND, (key, seqno))
+            taken = session.connection.changes()
+            transaction.commit()
+            return taken
 
     def now(self) -> int:
         """See `api.Consensus`: this machine's clock."""

@@ -13,8 +13,10 @@ from persist_lib.maintain.compaction import Compacted, Engine, compact, local_en
 from persist_lib.maintain.duties import Maintained, maintain
 from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect
 from persist_lib.maintain.liveness import Expired, Retained, expire, retain
+from persist_lib.maintain.repair import Repaired, repair
 from persist_lib.maintain.rollups import RolledUp, roll_up
 from persist_lib.maintain.scrub import Scrubbed, scrub
+from persist_lib.maintain.upgrade import Upgraded, upgrade
 from persist_lib.maintain.worker import Worker
 
 __all__ = [
@@ -25,9 +27,11 @@ __all__ = [
     "Engine",
     "Expired",
     "Maintained",
+    "Repaired",
     "Retained",
     "RolledUp",
     "Scrubbed",
+    "Upgraded",
     "Worker",
     "audit_orphans",
     "census_of",
@@ -36,8 +40,10 @@ __all__ = [
     "expire",
     "local_engine",
     "maintain",
+    "repair",
     "retain",
     "roll_up",
     "scrub",
     "take_census",
+    "upgrade",
 ]

@@ -164,6 +164,35 @@ def test_a_truncated_key_goes_on_where_it_was_and_can_never_be_created_again(con
     assert [*consensus.list_keys()] == ["s"]
 
 
+def test_rewind_takes_back_the_newest_rows_if_it_names_the_newest(consensus: Consensus) -> None:
+    fill(consensus, "s", 6)
+    fill(consensus, "other", 2)
+    consensus.truncate("s", SeqNo(2))
+    for wrong in (Newest(SeqNo(5), b"s5"), Newest(SeqNo(6), b"other"), Newest(SeqNo(7))):
+        assert consensus.rewind("s", SeqNo(4), wrong) == 0
+    for beyond in (1, 7, 99):
+        with pytest.raises(InvalidUsage):
+            consensus.rewind("s", SeqNo(beyond), Newest(SeqNo(6), b"s6"))
+    assert [row.seqno for row in scan_all(consensus, "s")] == [2, 3, 4, 5, 6]
+    assert consensus.rewind("s", SeqNo(6), Newest(SeqNo(6), b"s6")) == 0
+    assert consensus.rewind("s", SeqNo(4), Newest(SeqNo(6), b"s6")) == 2
+    assert consensus.head("s") == Row(SeqNo(4), b"s4")
+    assert [row.seqno for row in scan_all(consensus, "s")] == [2, 3, 4]
+    assert not consensus.compare_and_set("s", Newest(SeqNo(6), b"s6"), b"from before")
+    assert consensus.compare_and_set("s", Newest(SeqNo(4), b"s4"), b"another v5")
+    assert consensus.head("s") == Row(SeqNo(5), b"another v5")
+    assert len(scan_all(consensus, "other")) == 2
+
+
+def test_rewound_to_nothing_a_key_is_as_if_it_was_never_set(consensus: Consensus) -> None:
+    fill(consensus, "s", 3)
+    assert consensus.rewind("nobody", SeqNo(0), Newest(SeqNo(1))) == 0
+    assert consensus.rewind("s", SeqNo(0), Newest(SeqNo(3), b"s3")) == 3
+    assert consensus.head("s") is None
+    assert [*consensus.list_keys()] == []
+    assert consensus.compare_and_set("s", None, b"s1")
+
+
 def test_many_are_set_all_or_none(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
     if not consensus_kind.has_transactions:
         with pytest.raises(InvalidUsage):

@@ -5,24 +5,28 @@ from __future__ import annotations
 from itertools import chain
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from persist_lib.core import commands as c
 from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.formats import FIRST, REMEMBERS_OUTCOMES
 from persist_lib.core.garbage import plan_collection, plan_orphans
+from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.transitions import apply, change
 from persist_lib.core.validate import check_state
 from persist_lib.format.encoding import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_row, encode_state
-from persist_lib.frontier import TOP, at
-from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
+from persist_lib.frontier import TOP, Antichain
+from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key
 from tests.properties.core_commands import Commands
 from tests.scripts.language import commit_and_check, rollup_bytes
 
 CREATED = c.Create(Commands(Random(0)).schema(0))
+CREATED_1 = c.Create(Commands(Random(0)).schema(0), FIRST)
 
 
 class Shard:
@@ -34,6 +38,8 @@ class Shard:
         self.rows: list[bytes] = []
         self.copies = [rollup_bytes(self.version)]
         self.appended: list[Batch] = []
+        self.committed: dict[tuple[bytes, Antichain, Antichain], SeqNo] = {}
+        self.excluded: list[tuple[bytes, Antichain, Antichain]] = []
         self.refused: set[str] = set()
         self.accepted: set[str] = set()
 
@@ -62,11 +68,12 @@ class Shard:
         old = self.version
         row = LogRow(self.next_seqno, b"t", type(command).__name__, 0, old.digest, None, diff)
         self.version = commit_and_check(old, diff, command)
-        self.rows.append(encode_row(row))
+        self.rows.append(encode_row(row, self.version.state.format))
         self.states.append(self.state)
         self.copies.append(encode_state(StoredState(self.version.seqno, GENESIS, self.state)))
         if isinstance(command, (c.CompareAndAppend, c.Append)):
             self.appended.append(command.batch)
+            self.committed[command.token, old.state.upper, command.batch.upper] = self.version.seqno
         self.check_step(old.state, self.state, diff)
 
     def check_step(self, old: State, new: State, diff: StateDiff) -> None:
@@ -95,7 +102,10 @@ class CoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shard = Shard()
-        self.shard.run(CREATED)
+
+    @initialize(created=st.sampled_from([CREATED, CREATED_1]))
+    def create(self, created):
+        self.shard.run(created)
 
     @rule(random=st.randoms(use_true_random=False), steps=st.integers(1, 6))
     def something(self, random, steps):
@@ -111,12 +121,35 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(random=st.randoms(use_true_random=False))
     def the_same_again(self, random):
-        """A token answers what it answered, whatever comes with it, and changes nothing."""
-        for id_, writer in self.shard.state.writers.items():
-            for outcome in writer.outcomes:
-                batch = Commands(random).batch(id_, at(0), at(9))
-                answer = self.shard.run(c.CompareAndAppend(id_, outcome.token, batch, 0))
-                assert answer == c.AlreadyDone(outcome) or answer == c.Finished()
+        """An append that is remembered answers what it answered, whoever asks, whatever else it says; and changes
+        nothing."""
+        for (token, lower, upper), seqno in list(self.shard.committed.items()):
+            outcome = find_outcome(self.shard.state, token, lower, upper)
+            if outcome is not None:
+                assert (outcome.token, outcome.upper, outcome.seqno) == (token, upper, seqno)
+                batch = msgspec.structs.replace(Commands(random).batch("w1", lower, upper), lower=lower, upper=upper)
+                answer = self.shard.run(c.CompareAndAppend(WriterId("w1"), token, batch, 0))
+                assert answer == c.AlreadyDone(outcome)
+
+    @rule(random=st.randoms(use_true_random=False))
+    def somebody_asks_what_was_excluded(self, random):
+        commands = Commands(random)
+        for _ in range(5):
+            lower = commands.frontier()
+            asked = (bytes([random.randrange(256), random.randrange(2)]), lower, commands.frontier(lower))
+            known = find_outcome(self.shard.state, *asked) is not None
+            if asked[1] < asked[2] and not known and is_excluded(self.shard.state, *asked[1:]):
+                self.shard.excluded.append(asked)
+
+    @invariant()
+    def what_was_committed_is_remembered_or_not_excluded(self):
+        state = self.shard.state
+        for (token, lower, upper), seqno in self.shard.committed.items():
+            outcome = find_outcome(state, token, lower, upper)
+            if outcome is None:
+                assert not is_excluded(state, lower, upper)
+                assert state.format < REMEMBERS_OUTCOMES or seqno <= state.outcomes[0].seqno
+        assert not self.shard.committed.keys() & set(self.shard.excluded), "never is never"
 
     @invariant()
     def contents_are_what_was_appended(self):
@@ -143,7 +176,7 @@ TestCoreMachine.settings = settings(max_examples=25, stateful_step_count=25)
 
 def history(seed: int, steps: int, sane: float = 0.85) -> Shard:
     shard, commands = Shard(), Commands(Random(seed), sane)
-    shard.run(CREATED)
+    shard.run(CREATED if seed % 2 else CREATED_1)
     for _ in range(steps):
         shard.run(commands.any(shard.state, shard.next_seqno))
     return shard

@@ -24,6 +24,7 @@ from persist_lib.core.compaction import plan_compaction
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.garbage import plan_collection, plan_orphans
 from persist_lib.core.leases import plan_expiry
+from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.state import Batch, Outcome, Part, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import change
@@ -52,6 +53,8 @@ class Script:
         name, *words = line.split()
         if name == "show":
             return shorten(_shown(self.version.state, words[0]))
+        if name == "outcome":
+            return shorten(_outcome(self.version.state, Words(words)))
         if name == "plan":
             return shorten(_planned(self.version, words))
         return shorten(self.commit(COMMANDS[name](Words(words))))
@@ -73,10 +76,10 @@ def commit_and_check(version: Version, diff: StateDiff, command: c.Command) -> V
     check_change(version.state, diff, state, seqno)
     check_state(state, seqno)
     row = next_row(version, diff, state, b"token", type(command).__name__, 1)
-    data = encode_row(row)
+    data = encode_row(row, state.format)
     decoded = decode_row(data, "row")
     assert decoded == row
-    assert encode_row(decoded) == data
+    assert encode_row(decoded, state.format) == data
     newer = after(row, data, state)
     elsewhere = apply_diff(reloaded(version), decoded.diff)
     assert elsewhere == state
@@ -213,7 +216,7 @@ def _writer_purpose(words: Words) -> c.Command:
 
 
 COMMANDS: dict[str, Callable[[Words], c.Command]] = {
-    "create": lambda w: c.Create(schema(w)),
+    "create": lambda w: c.Create(schema(w), w.number("format", 1)),
     "register-writer": _writer_purpose,
     "register-reader": lambda w: c.RegisterReader(ReaderId(identifier(w.take())), w.number("until"), w.get("purpose")),
     "compare-and-append": _append(c.CompareAndAppend),
@@ -230,6 +233,7 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "forget-garbage": lambda w: c.ForgetGarbage(tuple(map(key, w.plain))),
     "forget-retired": lambda w: c.ForgetRetired(tuple(map(identifier, w.plain))),
     "evolve-schema": lambda w: c.EvolveSchema(w.number("expected"), schema(w)),
+    "upgrade": lambda w: c.Upgrade(w.number("format")),
     "finish": lambda _: c.Finish(),
 }
 
@@ -288,6 +292,11 @@ def _changes(diff: StateDiff) -> list[str]:
         lines += [f"- batch {lo}..{hi}" for lo, hi in diff.trace.removed]
         lines += [f"+ {_batch(added)}" for added in diff.trace.added]
     lines += [f"+ schema {added}" for added in diff.schemas]
+    if diff.format is not None:
+        lines.append(f"format {diff.format[0]} -> {diff.format[1]}")
+    if diff.outcomes is not None:
+        kept = " ".join(f"{_plain(outcome)} to {outcome.upper}" for outcome in diff.outcomes.added)
+        lines.append(f"remembers {kept}")
     if diff.retention is not None:
         lines.append(f"retention {diff.retention[0]} -> {diff.retention[1]}")
     for name in ("writers", "readers", "holds", "retired", "garbage", "rollups"):
@@ -306,10 +315,23 @@ def _shown(state: State, what: str) -> str:
         )
     if what == "schemas":
         return "\n".join(f"{number}: {found}" for number, found in enumerate(state.schemas))
+    if what == "outcomes":
+        return "\n".join(f"{_plain(outcome)} to {outcome.upper}" for outcome in state.outcomes) or "none"
     if what == "finished":
         return str(state.is_finished())
     entries = getattr(state, what)
     return "\n".join(f"{k}: {_entry(entries[k])}" for k in sorted(entries)) or "none"
+
+
+def _outcome(state: State, words: Words) -> str:
+    """`outcome token=a [0,10)`: what the state knows of that append."""
+    match = re.fullmatch(r"\[(\d+|\*),(\d+|\*)\)", words.take())
+    assert match
+    lower, upper = frontier(match[1]), frontier(match[2])
+    found = find_outcome(state, words.get("token").encode(), lower, upper)
+    if found is not None:
+        return f"committed at v{found.seqno}"
+    return "never" if is_excluded(state, lower, upper) else "unknown"
 
 
 def _planned(version: Version, words: list[str]) -> str:

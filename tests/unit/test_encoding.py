@@ -13,14 +13,15 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+import numpy as np
 import pytest
 from xxhash import xxh3_128_digest
 
-from persist_lib.core.diff import StateDiff, TraceEdit
+from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
+from persist_lib.core.formats import DIFF_FIELDS, NEWEST, STATE_FIELDS
 from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Reader, Rollup, State, Writer
-from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.encoding import (
-    FORMAT_VERSION,
     HEADER_BYTES,
     ROLLUP_MAGIC,
     ROW_MAGIC,
@@ -31,6 +32,7 @@ from persist_lib.format.encoding import (
     encode_row,
     encode_state,
     row_digest,
+    row_format,
 )
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
@@ -72,38 +74,173 @@ STORED = StoredState(
         count=45, size=126,
     ),
 )  # fmt: skip
+OUTCOMES = (Outcome(b"", SeqNo(2), at(3)), OUTCOME)
+ROW_2 = msgspec.structs.replace(
+    ROW, command="Upgrade",
+    diff=msgspec.structs.replace(ROW.diff, format=(1, 2), outcomes=OutcomesEdit(1, OUTCOMES)),
+)  # fmt: skip
+STORED_2 = msgspec.structs.replace(
+    STORED, state=msgspec.structs.replace(STORED.state, format=2, outcomes=OUTCOMES)
+)  # fmt: skip
+ROWS, STATES = {1: ROW, 2: ROW_2}, {1: STORED, 2: STORED_2}
+FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
+
+
+def golden(name: str, format_: int) -> bytes:
+    return (GOLDEN / f"{name}_v{format_}.bin").read_bytes()
 
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
-    for value in (ROW, ROW.diff, STORED, STORED.state, BATCH, PART, WRITER, READER, ROLLUP, OUTCOME):
+    for value in (ROW_2, ROW_2.diff, STORED_2, STORED_2.state, BATCH, PART, WRITER, READER, ROLLUP, OUTCOME):
         plain = type(value)
         for name, default in zip(plain.__struct_fields__[::-1], plain.__struct_defaults__[::-1], strict=False):
             unset = default.factory() if hasattr(default, "factory") else default
             assert getattr(value, name) != unset or (plain, name) == (Part, "inline"), (plain, name)
 
 
-def test_the_row_of_format_1_still_decodes_to_what_was_written():
-    data = (GOLDEN / "row_v1.bin").read_bytes()
-    assert decode_row(data, "golden") == ROW
-    assert encode_row(ROW) == data
+@FORMATS
+def test_the_row_of_each_format_still_decodes_to_what_was_written(format_):
+    data = golden("row", format_)
+    assert decode_row(data, "golden") == ROWS[format_]
+    assert encode_row(ROWS[format_]) == data, "the oldest format that can say it"
+    assert row_format(data) == format_
 
 
-def test_the_rollup_of_format_1_still_decodes_to_what_was_written():
-    data = (GOLDEN / "rollup_v1.bin").read_bytes()
-    assert decode_state(data, "golden") == STORED
-    assert encode_state(STORED) == data
+@FORMATS
+def test_the_rollup_of_each_format_still_decodes_to_what_was_written(format_):
+    data = golden("rollup", format_)
+    assert decode_state(data, "golden") == STATES[format_]
+    assert encode_state(STATES[format_]) == data
     assert encode_state(decode_state(data, "golden")) == data
+
+
+def test_what_an_old_format_can_say_is_written_in_a_newer_one_where_the_shard_was_told_to():
+    data = encode_row(ROW, 2)
+    assert row_format(data) == 2
+    assert decode_row(data, "key") == ROW
+
+
+def test_a_format_cannot_say_what_came_later():
+    with pytest.raises(InvariantViolated, match="only format 2 can"):
+        encode_row(ROW_2, 1)
+    with pytest.raises(InvariantViolated):
+        encode_state(msgspec.structs.replace(STORED_2, state=msgspec.structs.replace(STORED_2.state, format=1)))
+    with pytest.raises(Corrupt, match="only format 2 can"):
+        decode_row(framed(ROW_MAGIC, 1, encode_row(ROW_2)[HEADER_BYTES:]), "key")
+    with pytest.raises(Corrupt, match="a state of format 2, in format 1"):
+        decode_state(framed(ROLLUP_MAGIC, 1, encode_state(STORED_2)[HEADER_BYTES:]), "key")
+
+
+def test_what_each_format_brought_is_declared():
+    """A field that is added without a format would be taken for "nothing changed" by older programs."""
+    assert max(STATE_FIELDS) == NEWEST
+    assert STATE_FIELDS[NEWEST] == len(State.__struct_fields__)
+    first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
+    assert set(StateDiff.__struct_fields__) == first | DIFF_FIELDS.keys()
+
+
+WRONG = {
+    "a token that is a text": msgspec.structs.replace(ROW, token="batch-1"),
+    "a token that is a number": msgspec.structs.replace(ROW, token=5),
+    "a fencing value that is a text": msgspec.structs.replace(
+        ROW,
+        diff=StateDiff(holds=(("a", None, Hold(at(1), "x")),)),  # type: ignore[arg-type]
+    ),
+    "a purpose that is a number": msgspec.structs.replace(
+        ROW,
+        diff=StateDiff(readers=((R1, None, Reader(at(1), SeqNo(1), 1, 5)),)),  # type: ignore[arg-type]
+    ),
+    "a schema that is a mapping": msgspec.structs.replace(
+        ROW,
+        diff=StateDiff(schemas=({"id": "int64"},)),  # type: ignore[arg-type]
+    ),
+    "a number of numpy's": msgspec.structs.replace(ROW, now=np.int64(5)),
+    "a truth value for a number": msgspec.structs.replace(ROW, now=True),
+    "a fraction": msgspec.structs.replace(ROW, now=1.5),
+    "a number that is too large": msgspec.structs.replace(ROW, now=2**64),
+    "half a surrogate pair": msgspec.structs.replace(ROW, command="\ud800"),
+    "an unknown command": msgspec.structs.replace(ROW, command="Levitate"),
+    "a list for a tuple": msgspec.structs.replace(ROW, diff=StateDiff(schemas=[SCHEMA])),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("row", WRONG.values(), ids=WRONG.keys())
+def test_what_a_reader_could_not_read_is_never_written(row):
+    with pytest.raises(InvariantViolated, match="Nothing was written"):
+        encode_row(row, NEWEST)
+
+
+def test_a_rollup_that_a_reader_could_not_read_is_never_written():
+    wrong = msgspec.structs.replace(STORED.state, readers={R1: Reader(at(1), SeqNo(1), 1, 5)})  # type: ignore[arg-type]
+    with pytest.raises(InvariantViolated, match="Nothing was written"):
+        encode_state(msgspec.structs.replace(STORED, state=wrong))
+
+
+def with_more(value: object, path: list[int | str]) -> object:
+    """`value`, as stored, with one more field in the list or mapping at `path`."""
+    found = value
+    for step in path:
+        found = found[step]  # type: ignore[index]
+    if isinstance(found, dict):
+        found["levitation"] = 1
+    else:
+        found.append("more")  # type: ignore[attr-defined]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ([], "LogRow with 8 fields"),
+        ([6], "StateDiff with the field 'levitation'"),
+        ([6, "trace"], "TraceEdit with 3 fields"),
+        ([6, "trace", 1, 0], "Batch with 13 fields"),
+        ([6, "trace", 1, 0, 8, 0], "Part with 12 fields"),
+        ([6, "writers", 0, 2], "Writer with 4 fields"),
+        ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
+        ([6, "readers", 0, 1], "Reader with 5 fields"),
+        ([6, "holds", 0, 1], "Hold with 3 fields"),
+        ([6, "schemas", 0], "Schema with 4 fields"),
+        ([6, "schemas", 0, 0, 0], "Column with 4 fields"),
+        ([6, "since", 0], "Antichain with 2 fields"),
+        ([5, 1], "Rollup with 4 fields"),
+        ([6, "garbage", 0, 2], "Garbage with 3 fields"),
+    ],
+    ids=str,
+)
+def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
+    stored = msgspec.msgpack.decode(encode_row(ROW)[HEADER_BYTES:])
+    with pytest.raises(NewerFormat, match=named):
+        decode_row(framed(ROW_MAGIC, 1, msgspec.msgpack.encode(with_more(stored, path))), "key")
+
+
+def test_a_command_that_this_release_does_not_know_is_a_newer_format():
+    body = encode_row(ROW)[HEADER_BYTES:].replace(b"CompareAndAppend", b"CompareAndLevity")
+    with pytest.raises(NewerFormat, match="CompareAndLevity"):
+        decode_row(framed(ROW_MAGIC, 1, body), "key")
+
+
+@pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9]], ids=str)
+def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
+    stored = msgspec.msgpack.decode(encode_state(STORED_2)[HEADER_BYTES:], strict=False)
+    if path == [2, 9]:
+        stored[2][9] = [1]
+        with pytest.raises(Corrupt):  # a value of another type is damage
+            decode_state(framed(ROLLUP_MAGIC, 2, msgspec.msgpack.encode(stored)), "key")
+        return
+    with pytest.raises(NewerFormat):
+        decode_state(framed(ROLLUP_MAGIC, 2, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 @pytest.mark.slow
 def test_another_process_writes_the_same_bytes_whatever_its_hash_seed_zone_and_locale():
     program = (
         "import sys; sys.path.insert(0, '.'); from tests.unit import test_encoding as t;"
-        "sys.stdout.buffer.write(t.encode_row(t.ROW) + t.encode_state(t.STORED))"
+        "sys.stdout.buffer.write(t.encode_row(t.ROW_2) + t.encode_state(t.STORED_2))"
     )
     env = {**os.environ, "PYTHONHASHSEED": "4242", "TZ": "Pacific/Apia", "LC_ALL": "C"}
     written = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, check=True).stdout
-    assert written == (GOLDEN / "row_v1.bin").read_bytes() + (GOLDEN / "rollup_v1.bin").read_bytes()
+    assert written == golden("row", 2) + golden("rollup", 2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -161,8 +298,8 @@ def framed(magic: bytes, version: int, body: bytes) -> bytes:
 @pytest.mark.parametrize(("magic", "decode"), [(ROW_MAGIC, decode_row), (ROLLUP_MAGIC, decode_state)])
 def test_a_newer_format_is_refused_before_its_body_is_looked_at(magic, decode):
     with pytest.raises(NewerFormat, match="upgrade") as caught:
-        decode(framed(magic, FORMAT_VERSION + 1, b"anything at all"), "some key")
-    assert (caught.value.found, caught.value.known) == (FORMAT_VERSION + 1, FORMAT_VERSION)
+        decode(framed(magic, NEWEST + 1, b"anything at all"), "some key")
+    assert (caught.value.found, caught.value.known) == (NEWEST + 1, NEWEST)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +333,8 @@ def test_the_digest_of_a_row_depends_on_all_of_it():
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    for name, data in (("row_v1.bin", encode_row(ROW)), ("rollup_v1.bin", encode_state(STORED))):
-        if (GOLDEN / name).exists():
-            sys.exit(f"{name} is there and stays: what was written once is read for ever")
-        (GOLDEN / name).write_bytes(data)
+    files = {f"row_v{format_}.bin": encode_row(row) for format_, row in ROWS.items()}
+    files |= {f"rollup_v{format_}.bin": encode_state(stored) for format_, stored in STATES.items()}
+    for name, data in files.items():
+        if not (GOLDEN / name).exists():  # what was written once is read for ever
+            (GOLDEN / name).write_bytes(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from persist_lib.core import commands as c
+from persist_lib.core.formats import NEWEST
 from persist_lib.core.state import State
 from persist_lib.errors import Corrupt, Damage, HistoryRegressed, InvariantViolated, Missing, NewerFormat
 from persist_lib.format.encoding import StoredState, decode_state, encode_state
@@ -296,7 +297,7 @@ def test_a_newer_format_is_refused_and_nothing_is_written():
     rows = store.consensus.scan(SHARD, SeqNo(1), 100)
     from tests.unit.test_encoding import framed  # noqa: PLC0415 - only here
 
-    consensus = copied([*rows, Row(SeqNo(3), framed(b"PSTr", 2, b"whatever"))])
+    consensus = copied([*rows, Row(SeqNo(3), framed(b"PSTr", NEWEST + 1, b"whatever"))])
     for attempt in (
         lambda: fetch_newest(store.blob, consensus, SHARD),
         lambda: fetch_newer(store.blob, consensus, SHARD, machine.version),
@@ -318,7 +319,7 @@ def test_a_state_that_breaks_its_invariants_does_not_load():
     from persist_lib.format.encoding import GENESIS, LogRow, encode_row  # noqa: PLC0415 - only here
 
     diff = StateDiff(since=(State().since, type(State().since)(5)))
-    consensus.compare_and_set(SHARD, None, encode_row(LogRow(SeqNo(1), b"", "", 0, GENESIS, None, diff)))
+    consensus.compare_and_set(SHARD, None, encode_row(LogRow(SeqNo(1), b"", "Create", 0, GENESIS, None, diff)))
     with pytest.raises(InvariantViolated, match="no schema"):
         bad.fetch()
     with pytest.raises(InvariantViolated):

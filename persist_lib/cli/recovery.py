@@ -1,0 +1,91 @@
+"""When something went wrong: `persist outcome` tells what became of an append, `persist repair` makes a shard open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist_lib.cli import render, units
+from persist_lib.cli.arguments import DryRun, Shard, confirm, parse_frontier
+from persist_lib.cli.session import Session
+from persist_lib.cli.values import jsonable
+from persist_lib.errors import InvalidUsage
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.maintain import Repaired
+
+
+def outcome(
+    session: Session,
+    shard: Shard,
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its token, in hex, as the error says it.")],
+    lower: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it starts, as 5.")],
+    upper: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it ends, as 10, or [].")],
+) -> None:
+    """Say what became of an append: committed, never, open (it may still come), or unknown.
+
+    For an append whose outcome its writer could not find out, from whatever machine and however long ago. Committed
+    and never are certain. To decide what is open, repeat the append with its token.
+
+    \b
+    persist outcome orders 5f2c…e1 --lower 5 --upper 10
+    """
+    try:
+        raw = bytes.fromhex(token)
+    except ValueError as error:
+        raise InvalidUsage(f"a token is given in hex, as the error message says it: got {token!r}") from error
+    with session.open() as client:
+        verdict = client.judge_append(shard, raw, parse_frontier(lower, "lower"), parse_frontier(upper, "upper"))
+    value = {"shard": shard, "token": raw.hex(), **jsonable(verdict)}
+    session.answer(value, f"{shard}: {verdict.answer}: {verdict.why}")
+
+
+def repair(
+    session: Session,
+    shard: Shard,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Take back the newest versions of a shard that nobody can read, so that it opens again.
+
+    What was appended in these versions is lost. This cannot be undone.
+
+    For a log that is damaged, or holds a row that no program can decode (NewerFormat is no damage: upgrade). Stop all
+    programs that use the shard first: one that has seen what is taken back is refused until it starts anew.
+
+    \b
+    persist repair orders --dry-run     what would be dropped, and why
+    persist repair orders               asks for the name
+    """
+    with session.open() as client:
+        plan = client.repair(shard, dry_run=True)
+        url = client.url
+    value = {"shard": shard, "dry_run": dry_run, **jsonable(plan)}
+    if dry_run or not plan.dropped:
+        session.answer(value, *_said(shard, url, plan))
+        return
+    session.show(*_said(shard, url, plan))
+    if not yes:
+        confirm(session, shard, "repairing")
+    with session.open(read_only=False) as client:
+        done = client.repair(shard)
+    text = f"{shard} is at v{done.kept} again" if done.kept else f"there is no shard {shard} any more"
+    session.answer({**value, **jsonable(done)}, f"{text}; {units.of(len(done.dropped), 'version')} dropped")
+
+
+def _said(shard: str, url: str, plan: Repaired) -> list[Any]:
+    if not plan.dropped:
+        return [f"{shard} in {url}: nothing to repair, {plan.why}"]
+    last = f"the last good one is v{plan.kept}" if plan.kept else "there is none before it: all of the shard would go"
+    lines: list[Any] = [f"{shard} in {url}: {plan.why}", f"{last}; these would be dropped:"]
+    table = render.plain_table("version", "when", "command", "bytes", right=("bytes",))
+    for row in plan.dropped:
+        when = "?" if row.now is None else units.moment(row.now)
+        table.add_row(f"v{row.seqno}", when, row.command or "unreadable", units.number(row.size))
+    lines.append(table)
+    if plan.missing:
+        lines.append(
+            f"not possible: v{plan.kept} needs {units.of(len(plan.missing), 'object')} that were deleted since"
+        )
+    return lines

@@ -1,0 +1,184 @@
+"""The way back for a shard whose newest versions nobody can read: they are taken back, as far as to one that loads.
+
+For damage to the log, and for rows that an early version of this library committed although no reader could decode
+them. It is the one act that undoes what was acknowledged, so it first says what it would drop, and is for when nobody
+else is at work: whoever has seen a dropped version is refused from then on (HistoryRegressed) and has to start anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from persist_lib.core.diff import apply_diff
+from persist_lib.core.state import State, Version
+from persist_lib.core.validate import check_change, check_state
+from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
+from persist_lib.format.encoding import GENESIS, HEADER_BYTES, decode_row, decode_state, row_digest, row_format
+from persist_lib.format.paths import blob_key, prefix
+from persist_lib.history import SCAN_ROWS, after, fetch_newest, row_name
+from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
+from persist_lib.location.api import Blob, Consensus, Row
+from persist_lib.location.around import AroundConsensus, Operation
+from persist_lib.machine import Machine
+
+T = TypeVar("T")
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """One version that a repair takes back. `command` and `now` (ms of the store's clock) are None if unreadable."""
+
+    seqno: SeqNo
+    command: str | None
+    now: int | None
+    size: int
+
+
+class Repaired(msgspec.Struct, frozen=True):
+    """What a repair took back, or would: the versions after `kept` (0: all there are), and why.
+
+    `missing` are objects that the state at `kept` needs and that were collected since: with any, nothing is taken back.
+    """
+
+    kept: SeqNo
+    dropped: tuple[Dropped, ...]
+    why: str
+    missing: tuple[PartKey, ...] = ()
+
+
+def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
+    """Take back the newest versions of a shard, from the first on that cannot be read. Nothing where all can be.
+
+    Raises NewerFormat where a newer release wrote it: that is no damage. Raises Missing when what is left could not be
+    read either, and HistoryRegressed when somebody committed meanwhile.
+    """
+    rows = _all_rows(machine.consensus, machine.shard)
+    if not rows:
+        raise NotFound(f"there is no shard {machine.shard!r} in this location", shard=machine.shard)
+    kept, why = _first_unreadable(machine, rows)
+    dropped = tuple(_dropped(row) for row in rows if row.seqno > kept)
+    found = Repaired(kept, dropped, why, _missing(machine, kept) if dropped and kept else ())
+    if dry_run or not dropped:
+        return found
+    if found.missing:
+        raise Missing(
+            f"shard {machine.shard} was not repaired: v{kept} needs {len(found.missing)} objects that were deleted "
+            f"since, {found.missing[0]} among them. Restore the log, or these objects, from a copy",
+            shard=machine.shard, key=found.missing[0],
+        )  # fmt: skip
+    if machine.consensus.rewind(machine.shard, kept, rows[-1].newest) != len(dropped):
+        raise HistoryRegressed(
+            f"shard {machine.shard} was not repaired: somebody else committed or repaired meanwhile. Stop them, and "
+            "look again with a dry run",
+            shard=machine.shard, seen=rows[-1].seqno, head=None,
+        )  # fmt: skip
+    machine.forget()
+    return found
+
+
+def _first_unreadable(machine: Machine, rows: list[Row]) -> tuple[SeqNo, str]:
+    """The newest version up to which all can be read, and what is wrong with the next one."""
+    first = rows[0].seqno
+    version = Version(SeqNo(0), State(), GENESIS) if first == 1 else _copy_at(machine, rows[0])
+    for row in rows if first == 1 else rows[1:]:
+        try:
+            version = _next(machine.shard, version, row)
+        except NewerFormat:
+            raise
+        except Damage as damage:
+            return version.seqno, damage.message
+    try:
+        fetch_newest(machine.blob, machine.consensus, machine.shard)
+    except NewerFormat:
+        raise
+    except Damage as damage:
+        raise Missing(
+            f"shard {machine.shard}: every row can be read, and yet the shard cannot be opened: {damage.message}",
+            shard=machine.shard,
+        ) from damage
+    return version.seqno, "every version can be read"
+
+
+def _next(shard: ShardId, version: Version, stored: Row) -> Version:
+    name = row_name(shard, stored.seqno)
+    row = decode_row(stored.data, name)
+    if stored.seqno != version.seqno + 1 or row.seqno != stored.seqno or row.previous != version.digest:
+        raise Missing(f"{name} does not follow v{version.seqno}", key=name)
+    state = apply_diff(version.state, row.diff)
+    check_change(version.state, row.diff, state, row.seqno)
+    check_state(state, row.seqno)
+    return after(row, stored.data, state)
+
+
+def _copy_at(machine: Machine, oldest: Row) -> Version:
+    """The version at which the log begins, from the copy of the state that truncation has left there."""
+    for key in _keys(machine.blob, machine.shard):
+        if parse_rollup_key(key) != oldest.seqno:
+            continue
+        try:
+            stored = decode_state(machine.blob.get(blob_key(machine.shard, key)) or b"", key)
+        except NewerFormat:
+            raise
+        except PersistError:
+            continue
+        if stored.digest == row_digest(oldest.data):
+            return Version(stored.seqno, stored.state, stored.digest, None, row_format(oldest.data))
+    raise Missing(
+        f"shard {machine.shard}: the log begins at v{oldest.seqno}, and there is no readable copy of that state to "
+        "start from. Restore the shard from a copy; nothing was changed",
+        shard=machine.shard,
+    )
+
+
+def _missing(machine: Machine, kept: SeqNo) -> tuple[PartKey, ...]:
+    """What would be missing after the repair. Raises Damage when the shard would not load even so."""
+    version = fetch_newest(machine.blob, _Until(machine.consensus, kept), machine.shard)
+    if version is None or version.seqno != kept:
+        raise Missing(
+            f"shard {machine.shard}: v{kept} could not be loaded after a repair either; nothing was changed",
+            shard=machine.shard,
+        )
+    there = set(_keys(machine.blob, machine.shard))
+    return tuple(sorted({key for batch in version.state.trace for key in batch.keys} - there))
+
+
+def _keys(blob: Blob, shard: ShardId) -> Iterable[PartKey]:
+    return (PartKey(entry.key.removeprefix(prefix(shard))) for entry in blob.list(prefix(shard)))
+
+
+def _all_rows(consensus: Consensus, shard: ShardId) -> list[Row]:
+    rows: list[Row] = []
+    while page := consensus.scan(shard, SeqNo(rows[-1].seqno + 1) if rows else SeqNo(0), SCAN_ROWS):
+        rows += page
+    return rows
+
+
+def _dropped(row: Row) -> Dropped:
+    """What can be told of a row for people, also where the row as a whole does not decode."""
+    try:
+        fields = msgspec.msgpack.decode(row.data[HEADER_BYTES:])
+        command, now = fields[2], fields[3]
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+        command = now = None
+    is_sound = isinstance(command, str) and isinstance(now, int)
+    return Dropped(row.seqno, command if is_sound else None, now if is_sound else None, len(row.data))
+
+
+class _Until(AroundConsensus):
+    """A Consensus as it would be without the rows beyond `last`, for reading."""
+
+    def __init__(self, inner: Consensus, last: SeqNo) -> None:
+        super().__init__(inner)
+        self._last = last
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002 - every one the same
+        return call()
+
+    def head(self, key: str) -> Row | None:
+        rows = self.inner.scan(key, self._last, 1)
+        return rows[0] if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        return [row for row in self.inner.scan(key, from_seqno, limit) if row.seqno <= self._last]

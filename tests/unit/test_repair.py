@@ -1,0 +1,216 @@
+"""A shard whose newest rows nobody can read gets a way back, which first says what it would drop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import persist_lib as persist
+from persist_lib.cli.app import app
+from persist_lib.core.formats import NEWEST
+from persist_lib.errors import Corrupt, HistoryRegressed, Missing, NewerFormat, NotFound
+from persist_lib.format.encoding import HEADER_BYTES, ROW_MAGIC
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Row
+from persist_lib.testing import check_world, contents_of
+from tests.conformance.stores import CONSENSUSES
+from tests.unit.test_encoding import framed
+from tests.worlds import SCHEMA, World, row
+
+KINDS = ["memory", "sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", "s3"))]
+SHARD = "orders"
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    url = CONSENSUSES[request.param].prepare(tmp_path)
+    is_server = request.param in {"postgresql", "s3"}
+    made = World(f"file:{tmp_path}/blobs", consensus=url) if is_server else World(url)
+    yield made
+    made.close()
+
+
+def rows_of(world: World) -> list[Row]:
+    return world.inner.consensus.scan(SHARD, SeqNo(0), 1000)
+
+
+def filled(world: World, appends: int = 3, config: persist.Config | None = None) -> persist.Client:
+    client = world.client(config)
+    write = client.open_writer(SHARD, SCHEMA)
+    for time in range(appends):
+        write.compare_and_append([row(time, time=time)], time, time + 1)
+    return client
+
+
+def poison(world: World, change: Callable[[list[Any]], None], data: bytes | None = None) -> None:
+    """Follow the newest row by one that has the right checksum and chain, and that no decoder reads."""
+    newest = rows_of(world)[-1]
+    fields = msgspec.msgpack.decode(newest.data[HEADER_BYTES:]) if newest.data.startswith(ROW_MAGIC) else [0] * 5
+    fields[0], fields[4] = newest.seqno + 1, newest.data[5:HEADER_BYTES]
+    change(fields)
+    made = framed(ROW_MAGIC, NEWEST, msgspec.msgpack.encode(fields)) if data is None else data
+    assert world.inner.consensus.compare_and_set(SHARD, newest.newest, made)
+
+
+def text_token(fields: list[Any]) -> None:
+    fields[1] = "batch-1"
+
+
+def same_again(_fields: list[Any]) -> None:
+    """A row that decodes, and does not apply."""
+
+
+POISONS: dict[str, tuple[Callable[[list[Any]], None], bytes | None]] = {
+    "a token that is a text": (text_token, None),
+    "a row that does not apply": (same_again, None),
+    "a row that is no row": (same_again, b"what is this"),
+    "no bytes at all": (same_again, b""),
+}
+
+
+@pytest.mark.parametrize("kind", POISONS)
+@pytest.mark.parametrize("after", [0, 2])
+def test_the_rows_from_the_first_unreadable_one_on_are_taken_back(world: World, kind: str, after: int) -> None:
+    filled(world)
+    good = rows_of(world)
+    for _ in range(1 + after):
+        poison(world, *POISONS[kind])
+    broken = rows_of(world)
+    client = world.client()
+    with pytest.raises(persist.Damage):
+        client.inspect(SHARD)
+    plan = client.repair(SHARD, dry_run=True)
+    assert (plan.kept, [one.seqno for one in plan.dropped]) == (good[-1].seqno, [r.seqno for r in broken[len(good) :]])
+    assert rows_of(world) == broken, "a dry run changes nothing"
+    assert client.repair(SHARD) == plan
+    assert rows_of(world) == good
+    assert client.inspect(SHARD).seqno == good[-1].seqno
+    check_world(world.client(), SHARD)
+    again = client.repair(SHARD)
+    assert again.dropped == ()
+    write = client.open_writer(SHARD, SCHEMA)
+    write.compare_and_append([row(9, time=3)], 3, 4)
+    with client.open_reader(SHARD, SCHEMA) as read:
+        assert sum(contents_of(read.snapshot(3).to_arrow()).values()) == 4
+
+
+def test_who_has_seen_what_was_taken_back_is_refused_and_changes_nothing(world: World) -> None:
+    client = filled(world)
+    seen = client.inspect(SHARD).seqno
+    assert world.inner.consensus.rewind(SHARD, SeqNo(seen - 1), rows_of(world)[-1].newest) == 1
+    left = rows_of(world)
+    with pytest.raises(HistoryRegressed):
+        client.open_writer(SHARD, SCHEMA).compare_and_append([row(9, time=3)], 3, 4)
+    assert rows_of(world) == left
+    fresh = world.client().open_writer(SHARD, SCHEMA)
+    fresh.compare_and_append([row(9, time=2)], 2, 3)
+
+
+def test_a_shard_whose_very_first_row_is_unreadable_is_made_anew(world: World) -> None:
+    body = msgspec.msgpack.encode([1, b"t", "Create", 0, bytes(16), None, {"schemas": [{"id": "int64"}]}])
+    assert world.inner.consensus.compare_and_set(SHARD, None, framed(ROW_MAGIC, 1, body))
+    client = world.client()
+    with pytest.raises(Corrupt):
+        client.open_shard(SHARD, SCHEMA)
+    plan = client.repair(SHARD)
+    assert (plan.kept, [(one.seqno, one.command) for one in plan.dropped]) == (0, [(1, "Create")])
+    assert client.shards() == []
+    write, _ = client.open_shard(SHARD, SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    check_world(client, SHARD)
+
+
+def test_a_truncated_log_is_repaired_from_the_copy_that_it_begins_with(world: World) -> None:
+    client = filled(world, 4)
+    for distance in (3, 4):
+        client.set_retention(SHARD, distance)
+        client.roll_up(SHARD, force=True)
+    assert client.collect(SHARD).rows
+    good = rows_of(world)
+    assert good[0].seqno > 1
+    poison(world, text_token)
+    assert world.client().repair(SHARD).kept == good[-1].seqno
+    check_world(world.client(), SHARD)
+
+
+def test_what_cannot_be_repaired_is_left_as_it_is(world: World) -> None:
+    client = filled(world, 4)
+    for distance in (3, 4):
+        client.set_retention(SHARD, distance)
+        client.roll_up(SHARD, force=True)
+    assert client.collect(SHARD).rows
+    poison(world, text_token)
+    broken = rows_of(world)
+    for entry in [*world.inner.blob.list(f"{SHARD}/rollup/")]:
+        world.inner.blob.delete(entry.key)
+    with pytest.raises(Missing, match="no readable copy"):
+        world.client().repair(SHARD)
+    assert rows_of(world) == broken
+
+
+def test_what_was_collected_since_the_last_good_version_is_not_brought_back() -> None:
+    world = World()
+    client = filled(world, 4, persist.Config(inline_bytes=0))
+    poison(world, text_token)
+    for entry in [*world.inner.blob.list(f"{SHARD}/")][:2]:
+        world.inner.blob.delete(entry.key)
+    broken = rows_of(world)
+    plan = world.client().repair(SHARD, dry_run=True)
+    assert len(plan.missing) == 2
+    with pytest.raises(Missing, match="2 objects that were deleted"):
+        world.client().repair(SHARD)
+    assert rows_of(world) == broken
+    client.close()
+    world.close()
+
+
+def test_what_a_newer_release_wrote_is_no_damage(world: World) -> None:
+    filled(world)
+    newest = rows_of(world)[-1]
+    newer = framed(ROW_MAGIC, NEWEST + 1, b"whatever")
+    assert world.inner.consensus.compare_and_set(SHARD, newest.newest, newer)
+    broken = rows_of(world)
+    for dry_run in (True, False):
+        with pytest.raises(NewerFormat):
+            world.client().repair(SHARD, dry_run=dry_run)
+    assert rows_of(world) == broken
+
+
+def test_a_sound_shard_is_left_alone_and_an_unknown_one_is_not_found(world: World) -> None:
+    client = filled(world)
+    before = rows_of(world)
+    assert client.repair(SHARD).dropped == ()
+    assert rows_of(world) == before
+    with pytest.raises(NotFound):
+        client.repair("nobody")
+
+
+def test_the_command_says_what_it_would_drop_and_asks(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/location"
+    world = World(url)
+    filled(world).close()
+    poison(world, text_token)
+    broken = rows_of(world)
+    run = CliRunner()
+    dry = run.invoke(app, ["--location", url, "repair", SHARD, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert "does not decode" in dry.output
+    assert "Retire" in dry.output
+    told = run.invoke(app, ["--location", url, "--json", "repair", SHARD])
+    assert told.exit_code == 2, "a machine has to say --yes"
+    wrong = run.invoke(app, ["--location", url, "repair", SHARD], input="something else\n")
+    assert wrong.exit_code == 2
+    assert rows_of(world) == broken
+    done = run.invoke(app, ["--location", url, "--json", "repair", SHARD, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert [one["command"] for one in json.loads(done.stdout)["dropped"]] == ["Retire"]
+    assert len(rows_of(world)) == len(broken) - 1
+    again = run.invoke(app, ["--location", url, "repair", SHARD, "--yes"])
+    assert "nothing to repair" in again.output
+    world.close()
