@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
@@ -46,7 +47,7 @@ def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) ->
 def wrong_type(field: pa.Field, found: str, row: int, value: object) -> SchemaMismatch:
     """The error for a column that holds another kind of values."""
     return SchemaMismatch(
-        f"column {field.name!r} is {field.type} and takes no {found}: row {row} has {value!r}. "
+        f"column {field.name!r} is {field.type} and takes no {found}: row {row} has {shown(value)}. "
         f"{_advice(field.type, found)}",
         problem="type", column=field.name, row=row, value=value, expected=str(field.type), found=found,
     )  # fmt: skip
@@ -56,7 +57,7 @@ def lossy(field: pa.Field, row: int, value: object, reason: str = "") -> Invalid
     """The error for a value of a fitting kind that the column cannot hold exactly."""
     why = f" ({reason})" if reason else ""
     return InvalidUsage(
-        f"column {field.name!r} is {field.type}, which cannot hold {value!r} of row {row} exactly{why}. "
+        f"column {field.name!r} is {field.type}, which cannot hold {shown(value)} of row {row} exactly{why}. "
         "Nothing is rounded or cut silently: change the value, or use a wider column",
         problem="value", column=field.name, row=row, value=value, expected=str(field.type),
     )  # fmt: skip

@@ -20,6 +20,8 @@ from persist_lib.rows import build_column
 
 ROWS = 65_536
 """Python rows that become one table: the memory that an endless iterator of rows takes."""
+DEEPEST = 16
+"""How deep iterables of updates may be nested."""
 
 
 def pieces(data: object) -> Iterator[Any]:
@@ -42,7 +44,7 @@ def pieces(data: object) -> Iterator[Any]:
         yield rows
 
 
-def _items(data: Any) -> Iterator[Any]:
+def _items(data: Any, depth: int = 0) -> Iterator[Any]:
     """The rows, and the things with columns, that `data` is made of."""
     if isinstance(data, (pa.Table, pa.RecordBatch)) or _is_pandas(data):
         yield data
@@ -52,12 +54,14 @@ def _items(data: Any) -> Iterator[Any]:
         yield _batch(data)
     elif isinstance(data, (str, bytes, Mapping, Update)) or is_instance(data) or not isinstance(data, Iterable):
         raise _no_updates(data)
+    elif depth == DEEPEST:
+        raise InvalidUsage(f"updates are nested more than {DEEPEST} deep; pass one list of them", problem="updates")
     else:
         for item in data:
             if is_row(item):
                 yield item
             else:
-                yield from _items(item)
+                yield from _items(item, depth + 1)
 
 
 def _no_updates(data: object) -> InvalidUsage:
