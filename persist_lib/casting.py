@@ -77,9 +77,20 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         chunks = [pc.run_end_decode(chunk) for chunk in column.chunks]
         return _plain(pa.chunked_array(chunks, column.type.value_type))
     if _is.is_dictionary(column.type):
-        chunks = [piece.dictionary_decode() for chunk in column.chunks for piece in _short(chunk)]
-        return _plain(pa.chunked_array(chunks, column.type.value_type))
+        kind = _LARGE.get(column.type.value_type, column.type.value_type)
+        chunks = [_decoded(piece, kind) for chunk in column.chunks for piece in _short(chunk)]
+        return _plain(pa.chunked_array(chunks, kind))
     return column
+
+
+_LARGE = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def _decoded(piece: pa.DictionaryArray, kind: pa.DataType) -> pa.Array:
+    """The values. Arrow decodes no dictionary of views, which is what polars has for Categorical and Enum."""
+    if piece.type.value_type != kind:
+        piece = pa.DictionaryArray.from_arrays(piece.indices, piece.dictionary.cast(kind))
+    return piece.dictionary_decode()
 
 
 def _short(chunk: pa.DictionaryArray) -> Iterator[pa.DictionaryArray]:

@@ -115,11 +115,16 @@ def from_pandas(wanted: pa.Schema, frame: Any, first_row: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=names)
 
 
+def _has_mixed_categories(series: Any) -> bool:
+    """Whether these are categories that Arrow has no one type for; those that are in use may still have one."""
+    return str(series.dtype) == "category" and series.cat.categories.inferred_type.startswith("mixed")
+
+
 def _from_series(series: Any, field: pa.Field | None, first_row: int) -> pa.Array | pa.ChunkedArray:
     if field is None:  # about to be refused as an extra column
         return pa.nulls(len(series))
     keeps_nan = pa.types.is_floating(field.type) and not field.nullable
-    if series.dtype == object:
+    if series.dtype == object or _has_mixed_categories(series):
         values = series.tolist()
         missing = [False] * len(values) if keeps_nan else series.isna().tolist()
         given = [None if gone else value for value, gone in zip(values, missing, strict=True)]

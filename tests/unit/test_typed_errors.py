@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -17,6 +19,7 @@ from persist_lib.arguments import LONGEST_SHOWN, shown
 
 QUIET = persist.Runtime(background=False)
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
+WORDS = ["b", "a", None, "b"]
 
 
 def nested(depth: int) -> list[Any]:
@@ -30,6 +33,49 @@ def nested(depth: int) -> list[Any]:
 def client():
     with persist.open("memory:", runtime=QUIET) as opened:
         yield opened
+
+
+# --- categories ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pl.Series(WORDS, dtype=pl.Categorical),
+        pl.Series(WORDS, dtype=pl.Enum(["a", "b", "unused"])),
+        pd.Series(pd.Categorical(WORDS)),
+        pd.Series(pd.Categorical(WORDS, categories=["b", "a"], ordered=True)),
+        pd.Series(pd.Categorical(WORDS, categories=["a", "b", 5])),
+        pa.array(WORDS, pa.string_view()).cast(pa.string()).dictionary_encode(),
+    ],
+    ids=["polars Categorical", "polars Enum", "pandas", "pandas ordered", "pandas mixed", "Arrow"],
+)
+def test_categories_are_appended_as_the_text_they_stand_for(client: persist.Client, words: Any) -> None:
+    ids = list(range(len(WORDS)))
+    if isinstance(words, pl.Series):
+        frame: Any = pl.DataFrame({"id": ids, "word": words})
+    elif isinstance(words, pd.Series):
+        frame = pd.DataFrame({"id": ids, "word": words})
+    else:
+        frame = pa.table({"id": ids, "word": words})
+    write, read = client.open_shard("s", SCHEMA)
+    write.compare_and_append(frame, 0, 1)
+    write.append_async(frame, 1, 2).result()
+    write.compare_and_append(frame[:0], 2, 3)
+    write.compare_and_append([frame[:2], frame[2:]], 3, 4)
+    found = [(row["id"], row["word"], row["_diff"]) for row in read.snapshot(3).to_pylist()]
+    assert found == [(n, word, 3) for n, word in enumerate(WORDS)]
+
+
+def test_categories_of_something_else_are_refused_with_the_value(client: persist.Client) -> None:
+    write = client.open_writer("s", SCHEMA)
+    for frame in (
+        pd.DataFrame({"id": [1], "word": pd.Categorical([7])}),
+        pd.DataFrame({"id": [1, 2], "word": pd.Categorical(["a", 7])}),
+        pl.DataFrame({"id": pl.Series(["x"], dtype=pl.Categorical), "word": ["a"]}),
+    ):
+        with pytest.raises(persist.SchemaMismatch, match="takes no"):
+            write.compare_and_append(frame, 0, 1)
 
 
 # --- values that cannot be shown -------------------------------------------------------------------------------------
