@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import apsw
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -16,6 +17,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.arguments import LONGEST_SHOWN, shown
+from persist_lib.testing import ManualClock
 
 QUIET = persist.Runtime(background=False)
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
@@ -215,6 +217,40 @@ def test_handles_say_what_to_pickle_instead(client: persist.Client) -> None:
             with pytest.raises(persist.InvalidUsage, match="cannot be pickled"):
                 copy.copy(thing)
         assert pickle.loads(pickle.dumps(snapshot.splits(1))) == snapshot.splits(1)
+
+
+# --- a database in which somebody wrote ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("data", ["text", 5, 1.5])
+def test_a_row_that_is_no_blob_is_corrupt(tmp_path: Path, data: object, read_only: bool) -> None:
+    url = f"file:{tmp_path}"
+    with persist.open(url, runtime=ManualClock().runtime()) as client:
+        client.open_writer("s", SCHEMA).compare_and_append([{"id": 1, "word": "w"}], 0, 1)
+    database = apsw.Connection(str(tmp_path / "consensus.sqlite"))
+    database.execute("UPDATE consensus SET data = ? WHERE seqno = (SELECT max(seqno) FROM consensus)", (data,))
+    database.close()
+    with persist.open(url, read_only=read_only, runtime=QUIET) as client:
+        with pytest.raises(persist.Corrupt, match="where bytes belong") as told:
+            client.open_reader("s")
+        assert told.value.key == "s"
+        assert client.shards() == ["s"]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_key_that_is_no_text_is_corrupt(tmp_path: Path, read_only: bool) -> None:
+    url = f"file:{tmp_path}"
+    with persist.open(url, runtime=QUIET) as client:
+        client.open_writer("s", SCHEMA)
+    database = apsw.Connection(str(tmp_path / "consensus.sqlite"))
+    database.execute("INSERT INTO consensus VALUES (x'00ff', 1, x'00')")
+    database.close()
+    with (
+        persist.open(url, read_only=read_only, runtime=QUIET) as client,
+        pytest.raises(persist.Corrupt, match="no text"),
+    ):
+        client.shards()
 
 
 def test_settings_are_refused_by_name_and_take_numpys_numbers() -> None:
