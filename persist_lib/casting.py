@@ -36,7 +36,7 @@ def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) ->
     convert = _conversion(plain.type, field.type)
     if convert is None:
         value = next((scalar for scalar in plain if scalar.is_valid), None)
-        raise wrong_type(field, str(column.type), first_row, None if value is None else value.as_py())
+        raise wrong_type(field, str(column.type), first_row, None if value is None else _as_py(value))
     pieces, row = [], first_row
     for chunk in plain.chunks:
         pieces += [_convert(convert, piece, field, row + start) for start, piece in _pieces(chunk)]
@@ -74,8 +74,9 @@ def _advice(target: pa.DataType, found: str) -> str:
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column without dictionaries and run ends."""
     if _is.is_run_end_encoded(column.type):
-        chunks = [pc.run_end_decode(chunk) for chunk in column.chunks]
-        return _plain(pa.chunked_array(chunks, column.type.value_type))
+        kind = _LARGE.get(column.type.value_type, column.type.value_type)
+        chunks = [_expanded(chunk, kind) for chunk in column.chunks]
+        return _plain(pa.chunked_array(chunks, kind))
     if _is.is_dictionary(column.type):
         kind = _LARGE.get(column.type.value_type, column.type.value_type)
         chunks = [_decoded(piece, kind) for chunk in column.chunks for piece in _short(chunk)]
@@ -84,6 +85,14 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 _LARGE = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def _expanded(chunk: pa.RunEndEncodedArray, kind: pa.DataType) -> pa.Array:
+    """The values, also of views, which Arrow does not expand either. A slice keeps its offset."""
+    if chunk.type.value_type != kind:
+        wanted, children = pa.run_end_encoded(chunk.type.run_end_type, kind), [chunk.run_ends, chunk.values.cast(kind)]
+        chunk = pa.RunEndEncodedArray.from_buffers(wanted, len(chunk), [None], 0, chunk.offset, children)
+    return pc.run_end_decode(chunk)
 
 
 def _decoded(piece: pa.DictionaryArray, kind: pa.DataType) -> pa.Array:

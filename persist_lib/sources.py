@@ -57,11 +57,18 @@ def _items(data: Any, depth: int = 0) -> Iterator[Any]:
     elif depth == DEEPEST:
         raise InvalidUsage(f"updates are nested more than {DEEPEST} deep; pass one list of them", problem="updates")
     else:
-        for item in data:
+        for item in _iterate(data):
             if is_row(item):
                 yield item
             else:
                 yield from _items(item, depth + 1)
+
+
+def _iterate(data: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(data)
+    except TypeError as error:  # an array of numpy's without dimensions says that it can
+        raise _no_updates(data) from error
 
 
 def _no_updates(data: object) -> InvalidUsage:
@@ -126,7 +133,10 @@ def _from_series(series: Any, field: pa.Field | None, first_row: int) -> pa.Arra
     keeps_nan = pa.types.is_floating(field.type) and not field.nullable
     if series.dtype == object or _has_mixed_categories(series):
         values = series.tolist()
-        missing = [False] * len(values) if keeps_nan else series.isna().tolist()
+        try:
+            missing = [False] * len(values) if keeps_nan else series.isna().tolist()
+        except ArithmeticError:  # a signalling NaN compares with nothing: it is for the column to refuse
+            missing = [False] * len(values)
         given = [None if gone else value for value, gone in zip(values, missing, strict=True)]
         return build_column(given, field, first_row)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 
 import persist_lib as persist
 from persist_lib.arguments import LONGEST_SHOWN, shown
@@ -155,6 +157,33 @@ def test_a_bool_is_no_number_in_a_key(client: persist.Client) -> None:
         with pytest.raises(persist.InvalidUsage, match="id"):
             read.snapshot(key=(True,))
         assert read.snapshot(key=(np.int64(1),)).to_pylist() == [{"id": 1, "word": "w", "_diff": 1}]
+
+
+def test_run_ends_of_views_are_appended(client: persist.Client) -> None:
+    write, read = client.open_shard("s", SCHEMA)
+    words = pa.RunEndEncodedArray.from_arrays([2, 3, 5], pa.array(["a", None, "b"]).cast(pa.string_view()))
+    write.compare_and_append(pa.table({"id": range(4), "word": words[1:]}), 0, 1)
+    assert [row["word"] for row in read.snapshot(0).to_pylist()] == ["a", None, "b", "b"]
+
+
+class Key(BaseModel):
+    id: int
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        np.array(5),
+        [(Key.model_construct(), {"word": "w"})],  # type: ignore[call-arg]
+        [Key.model_construct()],  # type: ignore[call-arg]
+        pd.DataFrame({"id": [1], "word": pd.Series([Decimal("sNaN")], dtype=object)}),
+        pa.table({"id": [1], "word": pa.array([2**62], pa.timestamp("us", tz="UTC"))}),
+    ],
+    ids=["no dimensions", "no field in a key", "no field", "signalling NaN", "beyond Python's years"],
+)
+def test_what_only_looks_like_updates_is_a_typed_error(client: persist.Client, updates: Any) -> None:
+    with pytest.raises(persist.InvalidUsage):
+        client.open_writer("s", SCHEMA).compare_and_append(updates, 0, 1)
 
 
 # --- mistakes with a clear answer ------------------------------------------------------------------------------------
