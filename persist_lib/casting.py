@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
@@ -35,7 +36,7 @@ def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) ->
     convert = _conversion(plain.type, field.type)
     if convert is None:
         value = next((scalar for scalar in plain if scalar.is_valid), None)
-        raise wrong_type(field, str(column.type), first_row, None if value is None else value.as_py())
+        raise wrong_type(field, str(column.type), first_row, None if value is None else _as_py(value))
     pieces, row = [], first_row
     for chunk in plain.chunks:
         pieces += [_convert(convert, piece, field, row + start) for start, piece in _pieces(chunk)]
@@ -46,7 +47,7 @@ def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) ->
 def wrong_type(field: pa.Field, found: str, row: int, value: object) -> SchemaMismatch:
     """The error for a column that holds another kind of values."""
     return SchemaMismatch(
-        f"column {field.name!r} is {field.type} and takes no {found}: row {row} has {value!r}. "
+        f"column {field.name!r} is {field.type} and takes no {found}: row {row} has {shown(value)}. "
         f"{_advice(field.type, found)}",
         problem="type", column=field.name, row=row, value=value, expected=str(field.type), found=found,
     )  # fmt: skip
@@ -56,7 +57,7 @@ def lossy(field: pa.Field, row: int, value: object, reason: str = "") -> Invalid
     """The error for a value of a fitting kind that the column cannot hold exactly."""
     why = f" ({reason})" if reason else ""
     return InvalidUsage(
-        f"column {field.name!r} is {field.type}, which cannot hold {value!r} of row {row} exactly{why}. "
+        f"column {field.name!r} is {field.type}, which cannot hold {shown(value)} of row {row} exactly{why}. "
         "Nothing is rounded or cut silently: change the value, or use a wider column",
         problem="value", column=field.name, row=row, value=value, expected=str(field.type),
     )  # fmt: skip
@@ -73,12 +74,32 @@ def _advice(target: pa.DataType, found: str) -> str:
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column without dictionaries and run ends."""
     if _is.is_run_end_encoded(column.type):
-        chunks = [pc.run_end_decode(chunk) for chunk in column.chunks]
-        return _plain(pa.chunked_array(chunks, column.type.value_type))
+        kind = _LARGE.get(column.type.value_type, column.type.value_type)
+        chunks = [_expanded(chunk, kind) for chunk in column.chunks]
+        return _plain(pa.chunked_array(chunks, kind))
     if _is.is_dictionary(column.type):
-        chunks = [piece.dictionary_decode() for chunk in column.chunks for piece in _short(chunk)]
-        return _plain(pa.chunked_array(chunks, column.type.value_type))
+        kind = _LARGE.get(column.type.value_type, column.type.value_type)
+        chunks = [_decoded(piece, kind) for chunk in column.chunks for piece in _short(chunk)]
+        return _plain(pa.chunked_array(chunks, kind))
     return column
+
+
+_LARGE = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def _expanded(chunk: pa.RunEndEncodedArray, kind: pa.DataType) -> pa.Array:
+    """The values, also of views, which Arrow does not expand either. A slice keeps its offset."""
+    if chunk.type.value_type != kind:
+        wanted, children = pa.run_end_encoded(chunk.type.run_end_type, kind), [chunk.run_ends, chunk.values.cast(kind)]
+        chunk = pa.RunEndEncodedArray.from_buffers(wanted, len(chunk), [None], 0, chunk.offset, children)
+    return pc.run_end_decode(chunk)
+
+
+def _decoded(piece: pa.DictionaryArray, kind: pa.DataType) -> pa.Array:
+    """The values. Arrow decodes no dictionary of views, which is what polars has for Categorical and Enum."""
+    if piece.type.value_type != kind:
+        piece = pa.DictionaryArray.from_arrays(piece.indices, piece.dictionary.cast(kind))
+    return piece.dictionary_decode()
 
 
 def _short(chunk: pa.DictionaryArray) -> Iterator[pa.DictionaryArray]:

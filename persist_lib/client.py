@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
@@ -13,15 +13,27 @@ from typing import Literal, Self
 import msgspec
 
 from persist_lib.appending import parse_bounds
+from persist_lib.arguments import (
+    check_callable,
+    check_type,
+    not_pickled,
+    parse_bytes,
+    parse_flag,
+    parse_integer,
+    parse_number,
+    parse_seconds,
+    parse_text,
+    shown,
+)
 from persist_lib.config import CacheConfig, Config, Runtime
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy
 from persist_lib.core.cost import Cost, Prices
-from persist_lib.core.formats import CREATED, NEWEST
+from persist_lib.core.formats import CREATED, FIRST, NEWEST
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, SchemaMismatch
-from persist_lib.frontier import parse_frontier
-from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id
+from persist_lib.frontier import MAX_TIME, parse_frontier
+from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id, parse_token
 from persist_lib.leases import Leases
 from persist_lib.location import Location
 from persist_lib.location.caching import Cache, CachingBlob
@@ -58,11 +70,14 @@ from persist_lib.maintain import (
 )
 from persist_lib.outcomes import Verdict, judge
 from persist_lib.read import ReadHandle
-from persist_lib.schema import Schema
+from persist_lib.schema import Schema, check_schema
 from persist_lib.together import Append, append_together
 from persist_lib.write import Appended, Batching, WriteHandle
 
 Progress = Callable[[int, int], None]
+OPAQUE_BYTES = 4096
+"""The longest fencing value of a hold: each copy of the state carries it."""
+PURPOSE_LETTERS = 200
 
 
 def open(  # noqa: A001 - `persist.open` is what users write
@@ -87,10 +102,15 @@ def open(  # noqa: A001 - `persist.open` is what users write
     free; `persist.Prices()` says what it would cost on S3. With a `cache` (short for the setting), what was read once
     is not asked for again.
     """
-    config = config or Config()
+    config = Config() if config is None else check_type(config, Config, "config", "persist.Config(lease_ms=60_000)")
+    runtime = Runtime() if runtime is None else check_type(runtime, Runtime, "runtime", "persist.Runtime()")
+    if prices is not None:
+        check_type(prices, Prices, "prices", "persist.Prices(egress_gib=0.09)")
     if cache is not None:
+        check_type(cache, CacheConfig, "cache", "persist.CacheConfig(memory_bytes=1 << 30)")
         config = config.model_copy(update={"cache": cache})
-    return Client(url, consensus, config, runtime or Runtime(), prices=prices, read_only=read_only, create=create)
+    read_only, create = parse_flag(read_only, "read_only"), parse_flag(create, "create")
+    return Client(url, consensus, config, runtime, prices=prices, read_only=read_only, create=create)
 
 
 class Client:
@@ -153,6 +173,10 @@ class Client:
 
     def charge(self, cost: Cost) -> None:
         """Count what another process spent for this client, and for the call that is under way, as Spark's tasks do."""
+        check_type(cost, Cost, "cost", "the cost that a call answered")
+        for name in cost.__struct_fields__:
+            check = parse_number if name == "dollars" else parse_integer
+            check(getattr(cost, name), name)
         self._meter.charge(cost)
 
     def shards(self) -> list[str]:
@@ -164,7 +188,7 @@ class Client:
 
         Raises SchemaMismatch when the shard has another schema; nothing is changed then.
         """
-        return self.open_writer(name, schema), self.open_reader(name, schema)
+        return self.open_writer(name, check_schema(schema)), self.open_reader(name, schema)
 
     def open_writer(self, name: str, schema: Schema, *, batching: Batching | None = None) -> WriteHandle:
         """A handle to write; creates the shard if there is none.
@@ -173,6 +197,9 @@ class Client:
         as soon as the append before it is done.
         """
         self._writable("open_writer")
+        check_schema(schema)
+        if batching is not None:
+            check_type(batching, Batching, "batching", "persist.Batching(bytes=8 << 20, age_s=1.0)")
         machine = self.machine(name)
         if machine.try_fetch() is None:
             answer = machine.try_commit(lambda _state, _now: c.Create(schema, self.config.format or CREATED))
@@ -184,12 +211,14 @@ class Client:
 
     def open_reader(self, name: str, schema: Schema | None = None, *, purpose: str = "") -> ReadHandle:
         """A handle to read, in the given schema or the newest. Raises NotFound when there is no such shard."""
-        machine = self.machine(name)
+        machine, purpose = self.machine(name), parse_text(purpose, "purpose", PURPOSE_LETTERS)
+        if schema is not None:
+            check_schema(schema)
         schemas = machine.fetch().state.schemas
         if schema is not None:
             _schema_id(machine, schema)
         handle = ReadHandle(
-            machine, self.leases, schema or schemas[-1], (self.url, self.consensus_url),
+            machine, self.leases, schemas[-1] if schema is None else schema, (self.url, self.consensus_url),
             read_only=self.read_only, purpose=purpose,
         )  # fmt: skip
         self._handles[next(self._opened)] = handle
@@ -202,7 +231,9 @@ class Client:
 
     def policy(self, policy: Policy | None = None) -> Policy:
         """How this client plans: `policy`, else what its settings say; at its prices, where the policy has none."""
-        policy = policy or Policy(part_bytes=self.config.part_bytes)
+        if policy is None:
+            policy = Policy(part_bytes=self.config.part_bytes)
+        check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
         return policy if policy.prices is not None else msgspec.structs.replace(policy, prices=self.prices)
 
     def census(self, name: str, policy: Policy | None = None) -> Census:
@@ -218,7 +249,9 @@ class Client:
         dry_run: bool = False,
     ) -> Maintained:
         """All duties, here and now."""
-        return maintain(self.machine(name), self.leases, policy=self.policy(policy), engine=engine, dry_run=dry_run)
+        policy, dry_run = self.policy(policy), parse_flag(dry_run, "dry_run")
+        _check_engine(engine)
+        return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run)
 
     @charged
     def compact(
@@ -231,36 +264,41 @@ class Client:
         progress: Progress | None = None,
     ) -> Compacted:
         """Merge what is in debt."""
+        policy, dry_run = self.policy(policy), parse_flag(dry_run, "dry_run")
+        _check_engine(engine)
+        _check_progress(progress)
         with Worker(self.machine(name), self.leases) as worker:
-            return compact(
-                worker.machine, worker, policy=self.policy(policy), engine=engine, dry_run=dry_run, progress=progress
-            )
+            return compact(worker.machine, worker, policy=policy, engine=engine, dry_run=dry_run, progress=progress)
 
     @charged
     def roll_up(self, name: str, *, force: bool = False, dry_run: bool = False) -> RolledUp:
         """Copy the state to Blob, if that is due."""
+        force, dry_run = parse_flag(force, "force"), parse_flag(dry_run, "dry_run")
         with Worker(self.machine(name), self.leases) as worker:
             return roll_up(worker.machine, worker, force=force, dry_run=dry_run)
 
     def expire(self, name: str, *, dry_run: bool = False) -> Expired:
         """Retire readers and writers whose lease has ended."""
-        return expire(self.machine(name), dry_run=dry_run)
+        return expire(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
 
     def retain(self, name: str, *, dry_run: bool = False) -> Retained:
         """Move the retention hold as the policy says."""
-        return retain(self.machine(name), dry_run=dry_run)
+        return retain(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
 
     def collect(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
         """Delete the garbage that nobody can reach, and truncate the log."""
-        return collect(self.machine(name), dry_run=dry_run, progress=progress)
+        _check_progress(progress)
+        return collect(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
     def audit_orphans(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
         """Delete objects that nobody can ever link."""
-        return audit_orphans(self.machine(name), dry_run=dry_run, progress=progress)
+        _check_progress(progress)
+        return audit_orphans(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
     def scrub(self, name: str, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
         """Re-read and verify every batch. Changes nothing."""
-        return scrub(self.machine(name), after=after, progress=progress)
+        _check_progress(progress)
+        return scrub(self.machine(name), after=parse_integer(after, "after", 0, MAX_TIME), progress=progress)
 
     def set_hold(
         self,
@@ -277,6 +315,8 @@ class Client:
         """
         self._writable("set_hold")
         hold, frontier = parse_hold_name(hold), parse_frontier(since, "since")
+        opaque = parse_bytes(opaque, "opaque", 0, OPAQUE_BYTES)
+        expected = None if expected is None else _parse_expected(expected)
 
         def build(state: object, _now: int) -> c.SetHold:
             current = state.holds.get(hold)  # type: ignore[attr-defined]
@@ -288,7 +328,7 @@ class Client:
     def release_hold(self, name: str, hold: str, *, expected: bytes | Literal["any"] = "any") -> None:
         """Drop a named hold. since moves on with the next downgrade or hold that moves."""
         self._writable("release_hold")
-        hold = parse_hold_name(hold)
+        hold, expected = parse_hold_name(hold), _parse_expected(expected)
 
         def build(state: object, _now: int) -> c.ReleaseHold:
             current = state.holds.get(hold)  # type: ignore[attr-defined]
@@ -299,13 +339,14 @@ class Client:
     def set_retention(self, name: str, distance: int | None) -> None:
         """Keep `distance` times of history behind upper; None: whatever readers and holds keep."""
         self._writable("set_retention")
-        if distance is not None and (isinstance(distance, bool) or not isinstance(distance, int) or distance < 0):
-            raise InvalidUsage(f"a retention distance is a number of times, 0 or more, or None: got {distance!r}")
+        if distance is not None:
+            distance = parse_integer(distance, "the retention distance (times behind upper, or None)", 0, MAX_TIME)
         self.machine(name).commit(lambda _state, _now: c.SetRetention(distance))
 
     def evolve_schema(self, name: str, schema: Schema) -> None:
         """Add value columns at the end, all nullable. Older updates read as null there."""
         self._writable("evolve_schema")
+        check_schema(schema)
         self.machine(name).commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
 
     def finish(self, name: str) -> None:
@@ -330,7 +371,10 @@ class Client:
         where Consensus has no transactions (S3 alone), before anything is uploaded.
         """
         self._writable("compare_and_append_many")
-        deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else timeout)
+        deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else parse_seconds(timeout))
+        token = None if token is None else parse_token(token)
+        if not isinstance(appends, Iterable) or isinstance(appends, (str, bytes, Mapping)):
+            raise InvalidUsage(f"appends must be a list of persist.Append: got {shown(appends)}")
         return append_together(list(appends), self.consensus, self.machine, deadline, token)
 
     def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
@@ -340,18 +384,19 @@ class Client:
         (with its `seqno`), `never`, `open` (not by now, but it may still come) or `unknown`; the first two are certain.
         To decide what is open, repeat the append with its token. Raises NotFound when there is no such shard.
         """
-        return judge(self.machine(name), token, *parse_bounds(expected_upper, new_upper))
+        return judge(self.machine(name), parse_token(token), *parse_bounds(expected_upper, new_upper))
 
-    def upgrade(self, name: str, format_: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
+    def upgrade(self, name: str, to: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
         """Write the shard's log in a newer format from now on; the newest that this release knows, by default.
 
         For when every program that uses the shard knows that format: older ones refuse the shard from then on, with
         NewerFormat, before they do anything. There is no way back. A shard that has the format, or is finished, is left
         as it is. Raises InvalidUsage for a format that this release does not know, or that is older than the shard's.
         """
+        to, dry_run = parse_integer(to, "to", FIRST, NEWEST), parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("upgrade")
-        return upgrade(self.machine(name), format_, dry_run=dry_run)
+        return upgrade(self.machine(name), to, dry_run=dry_run)
 
     def repair(self, name: str, *, dry_run: bool = False) -> Repaired:
         """Take back the newest versions of a shard that nobody can read, and all after them. Do a dry run first.
@@ -363,6 +408,7 @@ class Client:
         Raises NewerFormat where a newer release wrote the log: upgrade instead. Raises Missing when a repair would not
         make the shard readable.
         """
+        dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("repair")
         return repair(self.machine(name), dry_run=dry_run)
@@ -396,9 +442,29 @@ class Client:
                     handle.mute()
         self.close()
 
+    __reduce__ = not_pickled(
+        "A client", "Pass client.url and client.consensus_url, or the splits of a snapshot, and open them there"
+    )
+
     def _writable(self, what: str) -> None:
         if self.read_only:
             raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
+
+
+def _parse_expected(expected: object) -> bytes | Literal["any"]:
+    if isinstance(expected, str) and expected == "any":
+        return "any"
+    return parse_bytes(expected, "the expected fencing value (or 'any')")
+
+
+def _check_engine(engine: object) -> None:
+    if engine is not None:
+        check_callable(engine, "engine", "merge tasks that answers their results, or None")
+
+
+def _check_progress(progress: object) -> None:
+    if progress is not None:
+        check_callable(progress, "progress", "how many are done and how many there are, or None")
 
 
 def _schema_id(machine: Machine, schema: Schema) -> int:

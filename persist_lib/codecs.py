@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from persist_lib.arguments import check_type, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.models import Model, is_instance, rebuild, values_of
-from persist_lib.schema import DIFF, TIME, Column, Schema
+from persist_lib.schema import DIFF, TIME, Column, Schema, check_schema
 
 
 class Update(NamedTuple):
@@ -41,6 +42,9 @@ def as_mappings(schema: Schema, rows: Sequence[Any], first_row: int = 0) -> Sequ
 
 def decode_rows(schema: Schema, table: pa.Table) -> list[Any]:
     """The rows of updates or contents as Python values: dicts for plain columns, an `Update` each for other codecs."""
+    check_schema(schema)
+    if not isinstance(table, pa.RecordBatch):
+        check_type(table, pa.Table, "table", "read.snapshot().to_arrow()")
     if schema.codec == "columns" and schema.models == (None, None):
         return table.to_pylist()
     keys, values = _decode_side(schema, 0, table), _decode_side(schema, 1, table)
@@ -101,7 +105,7 @@ def _parts(schema: Schema, row: tuple[Any, ...], index: int) -> Update:
 def _no_row(schema: Schema, row: object, index: int) -> InvalidUsage:
     return InvalidUsage(
         f"row {index} is a {type(row).__name__}; a row is a dict of {schema.names} (and {TIME}, {DIFF}), an instance "
-        f"of a pydantic model, (key, value), ((key, value), time, diff) or an Update. Found {row!r}",
+        f"of a pydantic model, (key, value), ((key, value), time, diff) or an Update. Found {shown(row)}",
         problem="row", row=index, value=row,
     )  # fmt: skip
 
@@ -122,7 +126,7 @@ def _encode_side(schema: Schema, side: int, value: Any, index: int) -> dict[str,
     model = schema.models[side]
     wanted = f"a {model.__name__}" if model else "a dict of its columns"
     raise InvalidUsage(
-        f"the {what} of row {index} must be {wanted}, got {value!r}",
+        f"the {what} of row {index} must be {wanted}, got {shown(value)}",
         problem="row", row=index, value=value,
     )  # fmt: skip
 
@@ -132,7 +136,7 @@ def _named(found: Mapping[str, Any], columns: tuple[Column, ...], what: str, ind
     names = {column.name for column in columns}
     if found.keys() != names:
         raise InvalidUsage(
-            f"the {what} of row {index} has {sorted(found)}, and its columns are {sorted(names)}",
+            f"the {what} of row {index} has {shown(list(found))}, and its columns are {sorted(names)}",
             problem="row", row=index, value=dict(found),
         )  # fmt: skip
     return dict(found)
@@ -148,7 +152,7 @@ def _json(encode: Callable[[Any], str], value: object, column: str, row: int) ->
         return encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidUsage(
-            f"column {column!r} holds JSON, and {value!r} of row {row} has no exact JSON text: {error}",
+            f"column {column!r} holds JSON, and {shown(value)} of row {row} has no exact JSON text: {error}",
             problem="json", column=column, row=row, value=value,
         ) from error  # fmt: skip
 
@@ -158,7 +162,7 @@ def _check_names(value: object) -> None:
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
-                raise TypeError(f"the name {name!r} is not text")
+                raise TypeError(f"the name {shown(name)} is not text")
             _check_names(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
@@ -172,7 +176,7 @@ def _refuse_constant(text: str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError(f"a name occurs twice in {[name for name, _ in pairs]}")
+        raise ValueError(f"a name occurs twice in {shown([name for name, _ in pairs])}")
     return found
 
 
@@ -188,7 +192,8 @@ def _decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
     if not columns:
         return [None] * table.num_rows
     if schema.codec == "json":
-        return [parse_json(text) for text in table.column(columns[0].name).to_pylist()]
+        texts = table.column(columns[0].name).to_pylist()
+        return [_json(parse_json, text, columns[0].name, row) for row, text in enumerate(texts)]
     if schema.codec == "bytes":
         return table.column(columns[0].name).to_pylist()
     rows = table.select([column.name for column in columns]).to_pylist()

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 
 _SIMPLE: dict[str, pa.DataType] = {
@@ -54,7 +55,9 @@ def parse_type(text: str) -> pa.DataType:
             return pa.decimal128(precision, scale)
     if (match := _FIXED.fullmatch(text)) and 1 <= int(match[1]) <= 4096:
         return pa.binary(int(match[1]))
-    raise InvalidUsage(f"column type {text!r} is not supported; use {SUPPORTED}", problem="unsupported type", type=text)
+    raise InvalidUsage(
+        f"column type {shown(text)} is not supported; use {SUPPORTED}", problem="unsupported type", type=text
+    )
 
 
 @lru_cache(maxsize=1024)

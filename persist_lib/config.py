@@ -12,10 +12,21 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from persist_lib.arguments import LONGEST_S, check_callable, check_type, native, parse_flag, shown
+from persist_lib.errors import InvalidUsage
 
 T = TypeVar("T")
 
@@ -23,46 +34,71 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-class CacheConfig(BaseModel):
-    """A cache of what is read: parts and rollups, in chunks of up to 8 MiB. It holds no more than these many bytes."""
+MOST_BYTES = 1 << 62
+"""No setting in bytes is larger, so that sums of a few of them still fit into 64 bits."""
+
+
+class Settings(BaseModel):
+    """Settings whose values are refused with InvalidUsage. Numbers may be numpy's; a bool is no number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: str | None = None
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        found = native(value)
+        if isinstance(found, (bool, bytes)):
+            raise ValueError(f"Input should be no {type(found).__name__}")  # noqa: TRY004 - what pydantic expects
+        return found
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, given: object, parse: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return parse(given)
+        except ValidationError as error:
+            wrong = [
+                f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {shown(one['input'])}" for one in error.errors()
+            ]
+            raise InvalidUsage(f"{cls.__name__} was refused. {'; '.join(wrong)}", problems=wrong) from error
+
+
+class CacheConfig(Settings):
+    """A cache of what is read: parts and rollups, in chunks of up to 8 MiB. It holds no more than these many bytes."""
+
+    path: str | None = Field(None, pattern=r"^[^\x00]+$")
     """A directory on a local disk, which several processes and locations may share. None: in memory only."""
-    disk_bytes: int = Field(1024 * MIB, ge=0)
+    disk_bytes: int = Field(1024 * MIB, ge=0, le=MOST_BYTES)
     """All files together, whichever process or location they are from. What is more than half of it is not kept."""
-    memory_bytes: int = Field(64 * MIB, ge=0)
+    memory_bytes: int = Field(64 * MIB, ge=0, le=MOST_BYTES)
     """In each client. Found there, a chunk is not even read from disk."""
 
 
-class Config(BaseModel):
+class Config(Settings):
     """Settings of a client. Sizes in bytes, durations as the name says. Values out of bounds are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     inline_bytes: int = Field(16 * KIB, ge=0, le=256 * KIB)
     """A batch at most this large is stored in the state itself: one compare-and-set, no object."""
     part_bytes: int = Field(128 * MIB, ge=64 * KIB, le=1024 * MIB)
     """About the size of one object. Larger costs memory per task, smaller costs requests."""
-    lease_ms: int = Field(15 * 60_000, ge=100)
+    lease_ms: int = Field(15 * 60_000, ge=100, le=int(LONGEST_S) * 1000)
     """How long a reader or writer lives without a heartbeat. Longer delays collection after a crash."""
-    rollup_every: int = Field(128, ge=1)
+    rollup_every: int = Field(128, ge=1, le=1 << 32)
     """Transitions between rollups: the most that opening a shard has to replay."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(60.0, gt=0, le=LONGEST_S)
     """What a call may take unless it says otherwise."""
-    poll_s: float = Field(0.01, gt=0)
+    poll_s: float = Field(0.01, gt=0, le=LONGEST_S)
     """How often a listener looks for news at first; it backs off to twice that when nothing comes."""
-    buffer_bytes: int = Field(64 * MIB, ge=64 * KIB)
+    buffer_bytes: int = Field(64 * MIB, ge=64 * KIB, le=MOST_BYTES)
     """What a writer accepts by `append_async` while an append is outstanding: memory, and the most that is committed at
     once."""
-    merge_bytes: int = Field(256 * MIB, ge=1 * MIB)
+    merge_bytes: int = Field(256 * MIB, ge=1 * MIB, le=MOST_BYTES)
     """Memory for buffered windows of a merge."""
     read_threads: int = Field(4, ge=1, le=64)
     """Objects fetched in parallel."""
-    spark_above_bytes: int = Field(64 * MIB, ge=0)
+    spark_above_bytes: int = Field(64 * MIB, ge=0, le=MOST_BYTES)
     """Compactions that read more than this go to Spark when the engine is `auto`."""
-    task_bytes: int = Field(128 * MIB, ge=64 * KIB)
+    task_bytes: int = Field(128 * MIB, ge=64 * KIB, le=MOST_BYTES)
     """Input of one merge task."""
     format: int | None = Field(None, ge=1)
     """The format of the log in which shards are created. None: the one that this release uses by default. While a fleet
@@ -80,6 +116,12 @@ class Runtime:
     random: random.Random = field(default_factory=random.SystemRandom)
     background: bool = True
     """Whether leases are kept up in the background; a simulation calls `client.heartbeat()` itself."""
+
+    def __post_init__(self) -> None:
+        check_callable(self.monotonic, "monotonic", "nothing")
+        check_callable(self.sleep, "sleep", "seconds")
+        check_type(self.random, random.Random, "random", "random.Random(7)")
+        parse_flag(self.background, "background")
 
     def entropy(self) -> int:
         """64 random bits."""

@@ -11,16 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import force_setattr
 
+from persist_lib.arguments import parse_integer, shown
 from persist_lib.errors import InvalidUsage
 
 MAX_TIME = 2**64 - 1
 
 
 class Antichain(msgspec.Struct, frozen=True, array_like=True, eq=True, forbid_unknown_fields=True):
-    """A frontier. `time` is None for the empty antichain, the greatest of all."""
+    """A frontier. `time` is None for the empty antichain, the greatest of all; otherwise it is in [0, 2**64)."""
 
     time: int | None = None
+
+    def __post_init__(self) -> None:
+        time = self.time
+        if time is not None and not (type(time) is int and 0 <= time <= MAX_TIME):
+            force_setattr(self, "time", parse_time(time, "time"))
 
     def __bool__(self) -> bool:
         raise TypeError("a frontier has no truth value; compare it, or ask is_top()")
@@ -30,25 +37,29 @@ class Antichain(msgspec.Struct, frozen=True, array_like=True, eq=True, forbid_un
         return self.time is None
 
     def __lt__(self, other: Antichain) -> bool:
-        if self.time is None:
-            return False
-        return other.time is None or self.time < other.time
+        if not isinstance(other, Antichain):
+            raise _no_frontier(other)
+        return self.time is not None and (other.time is None or self.time < other.time)
 
     def __le__(self, other: Antichain) -> bool:
-        return not other < self
+        if not isinstance(other, Antichain):
+            raise _no_frontier(other)
+        return other.time is None or (self.time is not None and self.time <= other.time)
 
     def __gt__(self, other: Antichain) -> bool:
-        return other < self
+        return not self <= other
 
     def __ge__(self, other: Antichain) -> bool:
         return not self < other
 
     def is_before(self, time: int) -> bool:
         """Whether `time` is at or beyond this frontier: updates at `time` may still come."""
+        time = parse_time(time, "time")
         return self.time is not None and self.time <= time
 
     def has_passed(self, time: int) -> bool:
         """Whether `time` lies strictly below this frontier, so that it is complete."""
+        time = parse_time(time, "time")
         return self.time is None or time < self.time
 
     def meet(self, other: Antichain) -> Antichain:
@@ -68,8 +79,8 @@ MINIMUM = Antichain(0)
 
 
 def at(time: int) -> Antichain:
-    """The frontier at one time."""
-    return Antichain(time)
+    """The frontier at one time, an integer in [0, 2**64)."""
+    return Antichain(parse_time(time, "time"))
 
 
 def meet_all(frontiers: Iterable[Antichain]) -> Antichain:
@@ -78,10 +89,17 @@ def meet_all(frontiers: Iterable[Antichain]) -> Antichain:
 
 
 def parse_time(value: object, what: str) -> int:
-    """Check that `value` is a time: an integer in [0, 2**64)."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TIME:
-        raise InvalidUsage(f"{what} must be an integer in [0, 2**64), got {value!r}", **{what: value})
-    return value
+    """The time that `value` is: an integer in [0, 2**64), also one of numpy's."""
+    if type(value) is int and 0 <= value <= MAX_TIME:
+        return value
+    try:
+        return parse_integer(value, what, 0, MAX_TIME)
+    except InvalidUsage:
+        raise InvalidUsage(f"{what} must be an integer in [0, 2**64), got {shown(value)}", **{what: value}) from None
+
+
+def _no_frontier(value: object) -> InvalidUsage:
+    return InvalidUsage(f"a frontier compares with frontiers, as in persist.at(5): got {shown(value)}", value=value)
 
 
 def parse_frontier(value: object, what: str) -> Antichain:

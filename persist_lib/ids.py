@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NewType
 
+from persist_lib.arguments import parse_bytes, shown
 from persist_lib.errors import InvalidName
 
 ShardId = NewType("ShardId", str)
@@ -21,6 +22,8 @@ SeqNo = NewType("SeqNo", int)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 WRITER = re.compile(r"w[0-9a-f]{16}")
 READER = re.compile(r"r[0-9a-f]{16}")
+TOKEN_BYTES = 64
+"""The longest token. The library mints 16 random bytes."""
 ROLLUP = re.compile(r"rollup/v(\d{20})-[0-9a-f]{16}")
 
 
@@ -29,10 +32,10 @@ def parse_shard_id(name: object) -> ShardId:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidName(
             f"a shard's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
-            f"{name!r}",
+            f"{shown(name)}",
             name=name,
         )
-    return ShardId(name)
+    return ShardId(str(name))
 
 
 def parse_hold_name(name: object) -> str:
@@ -40,10 +43,17 @@ def parse_hold_name(name: object) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidName(
             f"a hold's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
-            f"{name!r}",
+            f"{shown(name)}",
             name=name,
         )
-    return name
+    return str(name)
+
+
+def parse_token(token: object) -> bytes:
+    """Check that `token` can be an append's: 1 to 64 bytes."""
+    if type(token) is bytes and 0 < len(token) <= TOKEN_BYTES:
+        return token
+    return parse_bytes(token, "token", 1, TOKEN_BYTES)
 
 
 def format_writer_id(entropy: int) -> WriterId:

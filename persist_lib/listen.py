@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pyarrow as pa
 
+from persist_lib.arguments import not_pickled
 from persist_lib.core.state import Batch, Version
 from persist_lib.errors import Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
@@ -90,6 +91,8 @@ class Listen:
         self._events.close()
         if not self._handle.read_only:
             self._handle.close()
+
+    __reduce__ = not_pickled("A listener", "Listen in the other process")
 
     def __enter__(self) -> Self:
         return self

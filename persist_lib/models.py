@@ -69,7 +69,10 @@ def model_fields(model: Model) -> Iterator[tuple[str, pa.DataType, bool]]:
 
 def values_of(row: BaseModel) -> dict[str, object]:
     """An instance's fields as values of columns."""
-    return {name: _value(getattr(row, name)) for name in type(row).model_fields}
+    try:
+        return {name: _value(getattr(row, name)) for name in type(row).model_fields}
+    except AttributeError as error:  # made by model_construct, which checks nothing
+        raise InvalidUsage(f"an instance of {type(row).__name__} lacks a field: {error}", problem="row") from error
 
 
 def rebuild(model: Model, values: Mapping[str, object]) -> BaseModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from copy import copy
@@ -11,7 +10,9 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import force_setattr
 
+from persist_lib.arguments import LONGEST_S, parse_integer, parse_number, shown
 from persist_lib.config import Deadline
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, PersistError
@@ -51,12 +52,16 @@ class Batching(msgspec.Struct, frozen=True):
     age_s: float
 
     def __post_init__(self) -> None:
-        if not (self.bytes > 0 and self.age_s >= 0 and math.isfinite(self.age_s)):
+        try:
+            size, age_s = parse_integer(self.bytes, "bytes", 1), parse_number(self.age_s, "age_s", 0.0, LONGEST_S)
+        except InvalidUsage:
             raise InvalidUsage(
-                f"batching takes a positive number of bytes and a finite age in seconds, got {self.bytes!r} and "
-                f"{self.age_s!r}",
+                "batching takes a positive whole number of bytes and a finite age in seconds, got "
+                f"{shown(self.bytes)} and {shown(self.age_s)}",
                 bytes=self.bytes, age_s=self.age_s,
-            )  # fmt: skip
+            ) from None  # fmt: skip
+        force_setattr(self, "bytes", size)
+        force_setattr(self, "age_s", age_s)
 
 
 class AppendFuture(Future[Appended]):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from persist_lib.arguments import not_pickled, parse_seconds, shown
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
@@ -105,10 +106,9 @@ class ReadHandle(Leased):
         LeaseExpired when this handle was retired.
         """
         range_ = KeyRange.of(self.schema, key, key_from, key_to)
-        self._check_columns(columns)
-        if as_of is not None:
-            parse_time(as_of, "as_of")
-        deadline = self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
+        names = self._parse_columns(columns)
+        as_of = None if as_of is None else parse_time(as_of, "as_of")
+        deadline = self._deadline(timeout)
         with Spending() as spent:
             state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
         chosen = _newest(state) if as_of is None else as_of
@@ -117,7 +117,7 @@ class ReadHandle(Leased):
                 f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
-        return Snapshot(self, self.acquire(chosen), chosen, range_, columns, spent)
+        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent)
 
     def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """What happens after `as_of`: updates at their exact times, and progress, until the frontier `until`.
@@ -125,26 +125,27 @@ class ReadHandle(Leased):
         Iterating waits for news, and ends at `until` or when the shard is closed for writing; TimedOut when nothing
         comes for `timeout` seconds (None: wait for ever). Has a lease of its own, and gives up history as it goes.
         """
-        parse_time(as_of, "as_of")
+        as_of, end = parse_time(as_of, "as_of"), parse_frontier(until, "until")
+        timeout = None if timeout is None else parse_seconds(timeout)
         self._check(self.machine.fetch().state, as_of)
         handle = self
         if not self.read_only:
             handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
             self._listeners[handle.id or ""] = handle
             handle.downgrade_since(as_of)
-        return Listen(handle, as_of, parse_frontier(until, "until"), timeout)
+        return Listen(handle, as_of, end, timeout)
 
     def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
         """Wait until upper is at or beyond `frontier`; answers upper. Raises TimedOut after `timeout` seconds."""
         target = parse_frontier(frontier, "frontier")
-        deadline = self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
-        return self._wait(deadline, target, lambda state: target <= state.upper).upper
+        return self._wait(self._deadline(timeout), target, lambda state: target <= state.upper).upper
 
     def downgrade_since(self, since: object) -> None:
         """Give up history before `since`. What this handle still reads from stays until it is done."""
+        given = parse_frontier(since, "since")
         if self.read_only:
             raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
-        self._downgrade(self._since.join(parse_frontier(since, "since")))
+        self._downgrade(self._since.join(given))
 
     def let_go(self, since: Antichain) -> None:
         """History before `since` may be given up, not now but at the next tick, as listeners do."""
@@ -174,6 +175,12 @@ class ReadHandle(Leased):
         self._dropped.detach()
         self._leases.every_tick(self, None)
         self._leases.retire(self.machine, retired)
+
+    __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
+        return self.machine.runtime.deadline(timeout_s)
 
     def _register(self, purpose: str) -> None:
         fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms
@@ -270,14 +277,19 @@ class ReadHandle(Leased):
             id=self.id, shard=self.shard,
         )  # fmt: skip
 
-    def _check_columns(self, columns: Sequence[str] | None) -> None:
+    def _parse_columns(self, columns: object) -> tuple[str, ...] | None:
         if columns is None:
-            return
-        unknown = [name for name in columns if name not in self.schema.names]
-        if unknown or isinstance(columns, str):
+            return None
+        if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
             raise InvalidUsage(
-                f"shard {self.shard} has no columns {unknown or columns!r}; it has {self.schema.names}", columns=columns
+                f"columns must be a list of names, some of {self.schema.names}: got {shown(columns)}", columns=columns
             )
+        names = tuple(columns)
+        if unknown := [name for name in names if not isinstance(name, str) or name not in self.schema.names]:
+            raise InvalidUsage(
+                f"shard {self.shard} has no columns {shown(unknown)}; it has {self.schema.names}", columns=columns
+            )
+        return names
 
 
 def _newest(state: State) -> int | None:

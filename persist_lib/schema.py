@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import force_setattr
 
+from persist_lib.arguments import parse_flag, shown
 from persist_lib.column_types import check_zone, format_type, parse_type
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
 from persist_lib.models import Model, is_model, model_fields
@@ -42,7 +43,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        canonical = format_type(parse_type(self.type))
+        force_setattr(self, "nullable", parse_flag(self.nullable, "nullable"))
+        canonical = _canonical(self.type)
         if canonical != self.type:
             force_setattr(self, "type", canonical)
 
@@ -133,6 +135,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     def check_additive(self, newer: Schema) -> None:
         """Raise SchemaMismatch unless `newer` only adds nullable value columns at the end."""
+        check_schema(newer)
         if newer.codec != self.codec:
             raise _not_additive(self, newer, f"the codec is {self.codec}, and cannot become {newer.codec}")
         if newer.key != self.key:
@@ -157,11 +160,23 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         return Schema, (key or self.key, value or self.value, self.codec)
 
 
+def check_schema(schema: object) -> Schema:
+    """The schema, which must be one."""
+    if isinstance(schema, Schema):
+        return schema
+    example = shown(schema) if isinstance(schema, Mapping) and schema else '{"id": "int64"}'
+    raise InvalidUsage(
+        f"schema must be a persist.Schema: got {shown(schema)}. Write "
+        f'persist.Schema(key={example}, value={{"name": "string"}}), with the columns that tell rows apart as the key',
+        schema=schema,
+    )
+
+
 def _check(schema: Schema) -> None:
     """Refuse what is wrong with the schema as a whole."""
     codec, codecs = schema.codec, get_args(Codec)
-    if codec not in codecs:
-        raise InvalidUsage(f"a codec is one of {codecs}, got {codec!r}", problem="codec", codec=codec)
+    if not isinstance(codec, str) or codec not in codecs:
+        raise InvalidUsage(f"a codec is one of {codecs}, got {shown(codec)}", problem="codec", codec=codec)
     if not schema.key:
         raise InvalidUsage("a schema needs at least one key column", problem="no key")
     names = [column.name for column in schema.key + schema.value]
@@ -189,7 +204,7 @@ def _check_name(name: object) -> None:
     elif "\0" in name or not name.isprintable():
         problem = "must consist of printable characters"
     if problem:
-        raise InvalidName(f"a column's name {problem}; got {name!r}", problem="column name", name=name)
+        raise InvalidName(f"a column's name {problem}; got {shown(name)}", problem="column name", name=name)
 
 
 def _columns(side: object, what: str) -> tuple[Column, ...]:
@@ -206,7 +221,7 @@ def _columns(side: object, what: str) -> tuple[Column, ...]:
         if all(isinstance(column, Column) for column in columns):
             return columns
     raise InvalidUsage(
-        f"the {what} must map column names to types, or be an Arrow schema or a pydantic model; got {side!r}",
+        f"the {what} must map column names to types, or be an Arrow schema or a pydantic model; got {shown(side)}",
         problem="columns", side=what,
     )  # fmt: skip
 
@@ -217,8 +232,14 @@ def _column(name: object, type_: object, nullable: bool = True) -> Column:
         text, nullable = _parse(type_, nullable)
         check_zone(parse_type(text))
     except InvalidUsage as error:
-        raise InvalidUsage(f"column {name!r}: {error.message}", **{**error.fields, "column": name}) from error
+        raise InvalidUsage(f"column {shown(name)}: {error.message}", **{**error.fields, "column": name}) from error
     return Column(str(name), text, nullable)
+
+
+def _canonical(type_: object) -> str:
+    if not isinstance(type_, str):
+        raise _no_type(type_)
+    return format_type(parse_type(type_))
 
 
 def _parse(type_: object, nullable: bool) -> tuple[str, bool]:
@@ -226,11 +247,17 @@ def _parse(type_: object, nullable: bool) -> tuple[str, bool]:
     if isinstance(type_, pa.DataType):
         return format_type(type_), nullable
     if not isinstance(type_, str):
-        raise InvalidUsage(f"its type must be text or an Arrow type, got {type_!r}", problem="type", type=type_)
+        raise _no_type(type_)
     text = type_.strip()
     if text.endswith(_NOT_NULL):
         text, nullable = text.removesuffix(_NOT_NULL).rstrip(), False
     return format_type(parse_type(text)), nullable
+
+
+def _no_type(type_: object) -> InvalidUsage:
+    return InvalidUsage(
+        f"a column's type must be text or an Arrow type, got {shown(type_)}", problem="type", type=type_
+    )
 
 
 def _join(columns: tuple[Column, ...]) -> str:

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
 from persist_lib.config import Config, Runtime
 from persist_lib.core.compaction import TaskInput, cut_evenly
 from persist_lib.core.cost import Cost
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     import polars as pl
 
     from persist_lib.read import ReadHandle, Reading
+
+
+MOST_SPLITS = 1 << 20
 
 
 class KeyRange(NamedTuple):
@@ -105,6 +109,9 @@ class Split(msgspec.Struct, frozen=True):
 
     def batches(self, blob: Blob | None = None) -> Iterator[pa.Table]:
         """Its contents in key order, as tables of bounded size."""
+        return self._batches(blob if blob is None else check_type(blob, Blob, "blob", "client.blob"))  # type: ignore[type-abstract]
+
+    def _batches(self, blob: Blob | None) -> Iterator[pa.Table]:
         blob = _blob(self.urls) if blob is None else blob
         shard, schema = ShardId(self.shard), self._stored_schema
         runs = open_runs(blob, shard, self.inputs, self.schemas, schema, self.key_lower, self.key_upper)
@@ -200,8 +207,7 @@ class Snapshot:
 
     def splits(self, n: int) -> list[Split]:
         """At most `n` disjoint key ranges of about equal size whose union is the snapshot. Hold it meanwhile."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidUsage(f"a snapshot is split into 1 or more, got {n!r}")
+        n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
         whole = self._whole()
         machine = self._handle.machine
         with self._spent.again():
@@ -212,6 +218,10 @@ class Snapshot:
     def release(self) -> None:
         """Let go of what it holds. Idempotent; dropping the snapshot does the same."""
         self._reading.release()
+
+    __reduce__ = not_pickled(
+        "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
+    )
 
     def __enter__(self) -> Self:
         return self
@@ -323,7 +333,7 @@ def _after_prefix(prefix: bytes) -> bytes | None:
 
 def _tuple(values: object) -> tuple[object, ...]:
     if not isinstance(values, (tuple, list)):
-        raise InvalidUsage(f"a key is a tuple of values of the leading key columns, got {values!r}", key=values)
+        raise InvalidUsage(f"a key is a tuple of values of the leading key columns, got {shown(values)}", key=values)
     return tuple(values)
 
 

@@ -20,6 +20,8 @@ from persist_lib.rows import build_column
 
 ROWS = 65_536
 """Python rows that become one table: the memory that an endless iterator of rows takes."""
+DEEPEST = 16
+"""How deep iterables of updates may be nested."""
 
 
 def pieces(data: object) -> Iterator[Any]:
@@ -42,7 +44,7 @@ def pieces(data: object) -> Iterator[Any]:
         yield rows
 
 
-def _items(data: Any) -> Iterator[Any]:
+def _items(data: Any, depth: int = 0) -> Iterator[Any]:
     """The rows, and the things with columns, that `data` is made of."""
     if isinstance(data, (pa.Table, pa.RecordBatch)) or _is_pandas(data):
         yield data
@@ -52,12 +54,21 @@ def _items(data: Any) -> Iterator[Any]:
         yield _batch(data)
     elif isinstance(data, (str, bytes, Mapping, Update)) or is_instance(data) or not isinstance(data, Iterable):
         raise _no_updates(data)
+    elif depth == DEEPEST:
+        raise InvalidUsage(f"updates are nested more than {DEEPEST} deep; pass one list of them", problem="updates")
     else:
-        for item in data:
+        for item in _iterate(data):
             if is_row(item):
                 yield item
             else:
-                yield from _items(item)
+                yield from _items(item, depth + 1)
+
+
+def _iterate(data: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(data)
+    except TypeError as error:  # an array of numpy's without dimensions says that it can
+        raise _no_updates(data) from error
 
 
 def _no_updates(data: object) -> InvalidUsage:
@@ -111,13 +122,21 @@ def from_pandas(wanted: pa.Schema, frame: Any, first_row: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=names)
 
 
+def _has_mixed_categories(series: Any) -> bool:
+    """Whether these are categories that Arrow has no one type for; those that are in use may still have one."""
+    return str(series.dtype) == "category" and series.cat.categories.inferred_type.startswith("mixed")
+
+
 def _from_series(series: Any, field: pa.Field | None, first_row: int) -> pa.Array | pa.ChunkedArray:
     if field is None:  # about to be refused as an extra column
         return pa.nulls(len(series))
     keeps_nan = pa.types.is_floating(field.type) and not field.nullable
-    if series.dtype == object:
+    if series.dtype == object or _has_mixed_categories(series):
         values = series.tolist()
-        missing = [False] * len(values) if keeps_nan else series.isna().tolist()
+        try:
+            missing = [False] * len(values) if keeps_nan else series.isna().tolist()
+        except ArithmeticError:  # a signalling NaN compares with nothing: it is for the column to refuse
+            missing = [False] * len(values)
         given = [None if gone else value for value, gone in zip(values, missing, strict=True)]
         return build_column(given, field, first_row)
     try:

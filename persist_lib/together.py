@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from persist_lib.appending import Share, parse_bounds
+from persist_lib.arguments import shown
 from persist_lib.atomic import Undone, Wanted, try_commit_all
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
@@ -34,6 +35,11 @@ class Append(msgspec.Struct, frozen=True):
     updates: object
     expected_upper: object
     new_upper: object
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.write, WriteHandle):
+            raise _no_append(self)
+        parse_bounds(self.expected_upper, self.new_upper)
 
 
 class _Checked(NamedTuple):
@@ -109,10 +115,8 @@ def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> list[A
 
 
 def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
-    if not isinstance(append, Append) or not isinstance(append.write, WriteHandle):
-        raise InvalidUsage(
-            f"compare_and_append_many takes persist.Append(write, updates, expected_upper, new_upper): got {append!r}"
-        )
+    if not isinstance(append, Append):
+        raise _no_append(append)
     write = append.write
     if machine_of(write.shard) is not write.machine:
         raise InvalidUsage(
@@ -121,6 +125,13 @@ def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
             shard=write.shard,
         )
     return _Checked(write, append.updates, *parse_bounds(append.expected_upper, append.new_upper))
+
+
+def _no_append(found: object) -> InvalidUsage:
+    return InvalidUsage(
+        "compare_and_append_many takes persist.Append(write, updates, expected_upper, new_upper), where `write` is a "
+        f"handle that client.open_writer answered: got {shown(found)}"
+    )
 
 
 def _check_distinct(shards: Sequence[str]) -> None:

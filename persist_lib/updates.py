@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.arguments import shown
 from persist_lib.casting import cast_column
 from persist_lib.codecs import Update, as_mappings, canonical_column, decode_rows
 from persist_lib.errors import InvalidUsage, SchemaMismatch
@@ -72,7 +73,9 @@ def _defaults(time: object, diff: object) -> dict[str, int | None]:
     if diff is None:
         diff = 1
     if isinstance(diff, bool) or not isinstance(diff, int) or not -(2**63) <= diff < 2**63 or diff == 0:
-        raise InvalidUsage(f"diff must be an integer of 64 bits and not zero, got {diff!r}", problem="diff", value=diff)
+        raise InvalidUsage(
+            f"diff must be an integer of 64 bits and not zero, got {shown(diff)}", problem="diff", value=diff
+        )
     return {TIME: None if time is None else parse_time(time, "time"), DIFF: diff}
 
 
@@ -182,7 +185,7 @@ def _check_names(schema: Schema, names: list[str], defaults: dict[str, int | Non
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise SchemaMismatch(
-            f"column {twice[0]!r} occurs {names.count(twice[0])} times in {names}; give each its own name",
+            f"column {twice[0]!r} occurs {names.count(twice[0])} times in {shown(names)}; give each its own name",
             problem="duplicate column", column=twice[0], found=names,
         )  # fmt: skip
     if extra := [name for name in names if name not in schema.updates.names]:
@@ -224,7 +227,7 @@ def _missing(schema: Schema, name: str, found: list[str], row: int | None) -> In
             problem="missing time", column=TIME, row=row, found=found,
         )  # fmt: skip
     return SchemaMismatch(
-        f"column {name!r} is missing{where}; found {found}, expected {schema.names} and {TIME}, {DIFF}. "
+        f"column {name!r} is missing{where}; found {shown(found)}, expected {schema.names} and {TIME}, {DIFF}. "
         "Add it, with null where there is no value",
         problem="missing column", column=name, row=row, found=found, expected=schema.updates.names,
     )  # fmt: skip
@@ -233,7 +236,7 @@ def _missing(schema: Schema, name: str, found: list[str], row: int | None) -> In
 def _extra(schema: Schema, names: Sequence[object], row: int | None) -> SchemaMismatch:
     where = "" if row is None else f" of row {row}"
     return SchemaMismatch(
-        f"columns {list(names)}{where} are not in the schema {schema}. Drop them, or evolve the schema: it may gain "
-        "nullable value columns",
+        f"columns {shown(list(names))}{where} are not in the schema {schema}. Drop them, or evolve the schema: it may "
+        "gain nullable value columns",
         problem="extra column", column=names[0], row=row, found=list(names), expected=schema.updates.names,
     )  # fmt: skip

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.appending import Share, Undoubted, parse_bounds, whole
+from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.batch import Builder, Built
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
@@ -29,7 +30,7 @@ from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
 from persist_lib.doubts import Doubt, Doubts
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
-from persist_lib.ids import WriterId, format_writer_id
+from persist_lib.ids import WriterId, format_writer_id, parse_token
 from persist_lib.leases import Leased, Leases
 from persist_lib.location.deadline import within
 from persist_lib.location.spending import Spending
@@ -132,6 +133,7 @@ class WriteHandle(Leased):
         Waits for what `append_async` accepted before; raises NotSent if that failed and nobody knows yet.
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
+        token = None if token is None else parse_token(token)
         deadline = self._begin(timeout)
         try:
             return self._append(self._checked(updates, lower, upper), lower, upper, deadline, token)
@@ -160,6 +162,7 @@ class WriteHandle(Leased):
         `close` what it was; once. A future can be cancelled before it is sent, and is awaited by `asyncio.wrap_future`.
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
+        token, block = None if token is None else parse_token(token), parse_flag(block, "block")
         deadline = self._deadline(timeout)
         outbox = self._outbox or self._begin_outbox()
         tables = self._checked(updates, lower, upper)
@@ -173,9 +176,10 @@ class WriteHandle(Leased):
 
         Raises why an append failed if nobody has looked at that yet, and TimedOut when it is not finished in time.
         """
+        deadline = self._deadline(timeout)
         if self._outbox is None:
             return
-        self._outbox.settle(self._send, self._deadline(timeout))
+        self._outbox.settle(self._send, deadline)
         if (error := self._outbox.take_failure()) is not None:
             raise copied(error)
 
@@ -194,6 +198,7 @@ class WriteHandle(Leased):
         UpperMismatch when there is a gap before `lower`.
         """
         low, upper = parse_bounds(lower, new_upper)
+        token = None if token is None else parse_token(token)
 
         def rest(built: Built, state: State) -> Batch:
             is_overlap = low < state.upper and state.upper < upper
@@ -302,8 +307,11 @@ class WriteHandle(Leased):
         finally:
             self._lock.release()
 
+    __reduce__ = not_pickled("A writer", "Open one in the other process")
+
     def _deadline(self, timeout: float | None) -> Deadline:
-        return self.machine.runtime.deadline(self.machine.config.timeout_s if timeout is None else timeout)
+        timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
+        return self.machine.runtime.deadline(timeout_s)
 
     def _begin(self, timeout: float | None) -> Deadline:
         """Wait for this call's turn, and take the lock; the caller gives it back."""

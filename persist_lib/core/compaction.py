@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from persist_lib.arguments import check_type, parse_integer, parse_number
 from persist_lib.core.cost import S3_LIST, Cost, Prices
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.trace import CHUNK_BYTES
@@ -41,6 +42,13 @@ class Policy(msgspec.Struct, frozen=True):
     """Inline batches are flushed into parts when they fill this share of what a state may carry."""
     prices: Prices | None = None
     """What a plan is priced at. None: what the client's location takes; S3's list prices where no client plans."""
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "advance", "inline_fill"):
+            parse_number(getattr(self, name), name)
+        parse_integer(self.part_bytes, "part_bytes", 1)
+        if self.prices is not None:
+            check_type(self.prices, Prices, "prices", "persist.Prices()")
 
 
 class Request(msgspec.Struct, frozen=True):

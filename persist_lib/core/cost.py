@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
+from persist_lib.arguments import check_type, parse_number, shown
 from persist_lib.errors import InvalidUsage
 
 GIB = 2**30
@@ -30,8 +29,12 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not (math.isfinite(price := getattr(self, name)) and price >= 0):
-                raise InvalidUsage(f"a price is a number of dollars, 0 or more: got {name}={price!r}", price=name)
+            price = getattr(self, name)
+            try:
+                parse_number(price, name)
+            except InvalidUsage:
+                text = f"a price is a number of dollars, 0 or more: got {name}={shown(price)}"
+                raise InvalidUsage(text, price=name) from None
 
 
 S3_LIST = Prices()
@@ -79,6 +82,7 @@ class Cost(msgspec.Struct, frozen=True):
 
     def priced(self, prices: Prices) -> Cost:
         """The same with dollars from a price table."""
+        check_type(prices, Prices, "prices", "persist.Prices()")
         dollars = (
             self.gets * prices.get + self.puts * prices.put + self.lists * prices.list + self.deletes * prices.delete
             + self.commits * prices.commit + self.queries * prices.query + self.bytes_read / GIB * prices.egress_gib

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.columns import plain
 from persist_lib.schema import Schema
@@ -120,9 +121,12 @@ def _scalar(value: object, field: pa.Field) -> pa.Scalar:
     if isinstance(value, pa.Scalar) and value.type == field.type:
         return value
     try:
-        return pa.scalar(value.as_py() if isinstance(value, pa.Scalar) else value, type=field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidUsage(f"key column {field.name!r} is {field.type}, got {value!r}", value=value) from error
+        given = value.as_py() if isinstance(value, pa.Scalar) else value
+        if isinstance(given, bool) and not pa.types.is_boolean(field.type):
+            raise TypeError("a bool is no number")  # for Arrow it is
+        return pa.scalar(given, type=field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidUsage(f"key column {field.name!r} is {field.type}, got {shown(value)}", value=value) from error
 
 
 def _encode(scalar: pa.Scalar, kind: pa.DataType) -> bytes:

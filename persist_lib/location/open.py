@@ -20,6 +20,7 @@ from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self
 
+from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST
 from persist_lib.errors import InvalidUsage
 from persist_lib.location import file_location, memory_location
@@ -96,7 +97,7 @@ def open_location(
     opening = Opening(create and not read_only, read_only, clock)
     scheme = scheme_of(url)
     url = scheme.canonical(url)
-    consensus_scheme = scheme if consensus is None else scheme_of(consensus)
+    consensus_scheme = scheme if consensus is None else scheme_of(consensus, "consensus")
     consensus_url = url if consensus is None else consensus_scheme.canonical(consensus)
     blob = _open_blob(scheme, url, opening)
     try:
@@ -125,22 +126,36 @@ def _open_consensus(scheme: Scheme, url: str, opening: Opening) -> Consensus:
     return ReadOnlyConsensus(consensus) if is_writable else consensus
 
 
-def scheme_of(url: str) -> Scheme:
-    """What implements a URL."""
-    name, colon, _ = url.partition(":") if isinstance(url, str) else ("", "", "")
+def scheme_of(url: str, what: str = "location") -> Scheme:
+    """What implements a URL; InvalidUsage for what is none. `what` it is the URL of, for the message."""
+    _check_url(url, what)
+    name, colon, _ = url.partition(":")
     if colon and name in BUILT_IN:
         return BUILT_IN[name]
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if not colon or name not in added:
         known = ", ".join(f"{known}:" for known in sorted({*BUILT_IN, *added}))
         # What is no URL may be the end of one: user:password@host.
-        shown = HIDDEN + url[url.rindex("@") :] if isinstance(url, str) and "@" in url and "://" not in url else url
+        text = HIDDEN + url[url.rindex("@") :] if "@" in url and "://" not in url else url
         raise InvalidUsage(
-            f"a location's URL starts with its scheme ({known}), as in 'file:./data': got {shown!r}", url=shown
+            f"a location's URL starts with its scheme ({known}), as in 'file:./data': got {shown(text)}", url=text
         )
     scheme = added[name].load()
     if not isinstance(scheme, Scheme):
         raise InvalidUsage(
-            f"the entry point of {name}: is no persist_lib.location.scheme.Scheme: got {scheme!r}", url=url
+            f"the entry point of {name}: is no persist_lib.location.scheme.Scheme: got {shown(scheme)}", url=url
         )
     return scheme
+
+
+def _check_url(url: object, what: str) -> None:
+    """Refuse what cannot be a URL at all. An empty one would otherwise mean the default of whoever reads it."""
+    if not isinstance(url, str):
+        raise InvalidUsage(f"the {what} must be a URL as text, as in 'file:./data': got {shown(url)}", url=url)
+    if not url.strip():
+        raise InvalidUsage(
+            f"the {what} is empty. Was it taken from a variable that is not set? Pass its URL, as in 'file:./data'",
+            url=url,
+        )
+    if any(ord(character) < 32 or 0xD800 <= ord(character) <= 0xDFFF for character in url):
+        raise InvalidUsage(f"the URL of the {what} has control characters or is no text: got {shown(url)}", url=url)

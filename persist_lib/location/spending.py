@@ -19,6 +19,7 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import msgspec
 
+from persist_lib.arguments import check_type
 from persist_lib.core.cost import GIB, Cost, Prices
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ class Spending:
     __slots__ = ("_tally", "_token")
 
     def __init__(self, tally: Tally | None = None) -> None:
-        self._tally = Tally() if tally is None else tally
+        self._tally = Tally() if tally is None else check_type(tally, Tally, "tally", "another one's, or none")
         self._token: Token[tuple[Tally, ...]] | None = None
 
     @property
@@ -179,6 +180,10 @@ class Spending:
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; what it takes to make them is counted, and not what their consumer does in between."""
+        check_type(items, Iterable, "items", "[1, 2, 3]")  # type: ignore[type-abstract]
+        return self._over(items)
+
+    def _over(self, items: Iterable[T]) -> Iterator[T]:
         iterator, nothing = iter(items), object()
         while True:
             with self.again():

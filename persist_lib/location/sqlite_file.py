@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import apsw
 
+from persist_lib.arguments import shown
 from persist_lib.config import Runtime
 from persist_lib.errors import (
     Corrupt,
@@ -23,6 +24,8 @@ from persist_lib.errors import (
     NotFound,
     PersistError,
 )
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Row
 from persist_lib.location.directories import fsync_directory
 
 APPLICATION_ID = 0x50525354  # "PRST"
@@ -138,6 +141,28 @@ def open_immutable(path: Path) -> apsw.Connection:
 
 def _url(path: Path, mode: str) -> str:
     return f"file:{quote(str(path))}?mode={mode}"
+
+
+def row_of(found: tuple[object, object], key: str, path: Path) -> Row:
+    """A row as it was read; Corrupt where it does not hold what is written there: SQLite keeps any type anywhere."""
+    seqno, data = found
+    if type(seqno) is int and type(data) is bytes:
+        return Row(SeqNo(seqno), data)
+    raise Corrupt(
+        f"the SQLite database {path} is damaged: of {key!r} it has a row with {shown(data)} at {shown(seqno)}, where "
+        "bytes belong. Restore it from a copy",
+        key=key, expected="bytes", actual=type(data).__name__,
+    )  # fmt: skip
+
+
+def key_of(found: object, path: Path) -> str:
+    """A key as it was read; Corrupt where it is no text."""
+    if type(found) is str:
+        return found
+    raise Corrupt(
+        f"the SQLite database {path} is damaged: a key in it is {shown(found)}, and no text. Restore it from a copy",
+        key=str(path), expected="text", actual=type(found).__name__,
+    )  # fmt: skip
 
 
 def read_failed(error: apsw.Error, path: Path) -> PersistError:

@@ -46,16 +46,16 @@ class ReadOnlySqliteConsensus(RefusesWrites):
     def head(self, key: str) -> Row | None:
         """See `api.Consensus`."""
         rows = self._read(NEWEST, (key,))
-        return Row(*rows[0]) if rows else None
+        return sqlite_file.row_of(rows[0], key, self._path) if rows else None
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         """See `api.Consensus`."""
         check_limit(limit)
-        return list(map(Row._make, self._read(SCAN, (key, from_seqno, limit))))
+        return [sqlite_file.row_of(row, key, self._path) for row in self._read(SCAN, (key, from_seqno, limit))]
 
     def list_keys(self) -> Iterator[str]:
         """See `api.Consensus`."""
-        return iter([key for (key,) in self._read(KEYS, ())])
+        return iter([sqlite_file.key_of(key, self._path) for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         failure: apsw.Error | None = None

@@ -145,13 +145,13 @@ def test_wrong_calls_are_refused_before_anything_is_written(memory: World) -> No
         ([good, Append(a, [row(1, time=1)], 1, 2)], InvalidUsage, "twice"),
         ([good, Append(theirs, [row(1)], 0, 1)], InvalidUsage, "another client"),
         ([good, (b, [row(1)], 0, 1)], InvalidUsage, "Append"),
-        ([good, Append("b", [row(1)], 0, 1)], InvalidUsage, "Append"),  # type: ignore[arg-type]
-        ([good, Append(b, [row(1)], 1, 1)], InvalidUsage, "before"),
-        ([good, Append(b, [row(1)], "x", 1)], InvalidUsage, "expected_upper"),
     ]
     for appends, error, said in wrong:
         with pytest.raises(error, match=said):
             client.compare_and_append_many(appends)
+    for write, lower, upper, said in [("b", 0, 1, "Append"), (b, 1, 1, "before"), (b, "x", 1, "expected_upper")]:
+        with pytest.raises(InvalidUsage, match=said):
+            Append(write, [row(1)], lower, upper)  # type: ignore[arg-type]
     assert memory.requests == []
     for appends, error, said in [
         ([good, Append(b, [row(1, time=1)], 0, 1)], InvalidUsage, "time"),

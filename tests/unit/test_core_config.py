@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from persist_lib.config import MIB, Config, Runtime
+from persist_lib.errors import InvalidUsage
 from persist_lib.testing.clock import ManualClock
 
 
@@ -24,7 +25,7 @@ def test_the_defaults_are_valid_and_frozen():
      {"timeout_s": 0}, {"timeout_s": -1}, {"poll_s": 0}, {"read_threads": 0}, {"lease_sm": 5}, {"timeout_s": "soon"}],
 )  # fmt: skip
 def test_a_setting_out_of_bounds_or_unknown_is_refused_by_name(wrong):
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
+    with pytest.raises(InvalidUsage, match=next(iter(wrong))):
         Config(**wrong)
 
 

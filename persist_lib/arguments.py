@@ -1,0 +1,151 @@
+"""Checks of single arguments where they come in: by type and range, before anything is read or written.
+
+Each `parse_…` answers the value as the plain Python type that the rest of the library expects, or raises InvalidUsage
+that names the argument. numpy's integers, floats and bools count as Python's; a bool is never a number. `shown` is how
+a value that a caller passed is quoted in a message.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from reprlib import Repr
+from typing import Any, TypeVar
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.redaction import redacted
+
+T = TypeVar("T")
+
+LONGEST_SHOWN = 300
+"""Characters of a value that a message quotes."""
+LONGEST_S = 1e9
+"""Seconds, some 31 years: the longest wait that a caller may ask for. Locks and sleeps refuse much more than that."""
+
+_LARGEST = sys.float_info.max
+
+
+class _Bounded(Repr):
+    """A repr of bounded size. Passwords go before text is cut, as what is left of a URL would not look like one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 8
+        self.maxstring = self.maxother = LONGEST_SHOWN
+        self.maxlong = 80
+
+    def repr_str(self, x: str, level: int) -> str:
+        head = x[: 4 * LONGEST_SHOWN]
+        return super().repr_str(redacted(head), level)
+
+    def repr_bytes(self, x: bytes, _level: int) -> str:
+        return repr(x) if len(x) <= LONGEST_SHOWN else f"{x[:40]!r}... ({len(x)} bytes)"
+
+
+_bounded = _Bounded()
+
+
+def shown(value: object) -> str:
+    """The value's repr, cut to a bounded length. Never raises, whatever the value is."""
+    try:
+        text = _bounded.repr(value)
+    except Exception:  # noqa: BLE001 - the message that quotes a value must not fail because of it
+        text = f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+def native(value: object) -> object:
+    """The number or bool that a numpy scalar is; anything else as it is. Who has one has imported numpy."""
+    numpy = sys.modules.get("numpy")
+    is_number = numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf"
+    return value.item() if is_number else value  # type: ignore[attr-defined]
+
+
+def parse_integer(value: object, what: str, least: int = 0, most: int | None = None) -> int:
+    """An integer in `[least, most]`."""
+    found = native(value)
+    if isinstance(found, int) and not isinstance(found, bool) and least <= found and (most is None or found <= most):
+        return int(found)
+    bounds = f", {least} or more" if most is None else f" in [{least}, {most}]"
+    raise InvalidUsage(f"{what} must be an integer{bounds}: got {shown(value)}", argument=what, value=value)
+
+
+def parse_number(value: object, what: str, least: float = 0.0, most: float = math.inf) -> float:
+    """A finite number in `[least, most]`."""
+    found = native(value)
+    # SUBTLE: compared before it becomes a float, which the largest integers cannot.
+    if isinstance(found, (int, float)) and not isinstance(found, bool) and least <= found <= min(most, _LARGEST):
+        return float(found)
+    bounds = f", {least:g} or more" if most == math.inf else f" in [{least:g}, {most:g}]"
+    raise InvalidUsage(f"{what} must be a finite number{bounds}: got {shown(value)}", argument=what, value=value)
+
+
+def parse_seconds(value: object, what: str = "timeout") -> float:
+    """A number of seconds to wait for at most: finite, 0 or more."""
+    if type(value) is float and 0.0 <= value <= LONGEST_S:
+        return value
+    try:
+        return parse_number(value, what, 0.0, LONGEST_S)
+    except InvalidUsage:
+        raise InvalidUsage(
+            f"{what} must be a number of seconds in [0, {LONGEST_S:g}]: got {shown(value)}", argument=what, value=value
+        ) from None
+
+
+def parse_flag(value: object, what: str) -> bool:
+    """True or False."""
+    found = native(value)
+    if isinstance(found, bool):
+        return found
+    raise InvalidUsage(f"{what} must be True or False: got {shown(value)}", argument=what, value=value)
+
+
+def parse_bytes(value: object, what: str, least: int = 0, most: int | None = None) -> bytes:
+    """Bytes, so many of them."""
+    if not isinstance(value, bytes):
+        hint = "; encode the text first" if isinstance(value, str) else ""
+        raise InvalidUsage(f"{what} must be bytes: got {shown(value)}{hint}", argument=what, value=value)
+    if len(value) < least or (most is not None and len(value) > most):
+        bounds = f"{least} or more" if most is None else f"{least} to {most}"
+        raise InvalidUsage(
+            f"{what} must have {bounds} bytes: got {len(value)}, {shown(value)}", argument=what, value=value
+        )
+    return bytes(value)
+
+
+def parse_text(value: object, what: str, most: int) -> str:
+    """Printable text on one line, which may be empty."""
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise InvalidUsage(
+            f"{what} must be text of at most {most} printable characters: got {shown(value)}",
+            argument=what,
+            value=value,
+        )
+    return str(value)
+
+
+def check_type(value: object, kind: type[T], what: str, example: str) -> T:
+    """The value, which must be of this type. `example` says how to write one."""
+    if isinstance(value, kind):
+        return value
+    raise InvalidUsage(
+        f"{what} must be a {kind.__name__}, as in {example}: got {shown(value)}", argument=what, value=value
+    )
+
+
+def check_callable(value: T, what: str, takes: str) -> T:
+    """The value, which must be a function; `takes` says of what."""
+    if callable(value):
+        return value
+    raise InvalidUsage(f"{what} must be a function of {takes}: got {shown(value)}", argument=what, value=value)
+
+
+def not_pickled(what: str, instead: str) -> Callable[[Any], tuple[object, ...]]:
+    """A `__reduce__` that says why these cannot be pickled, and what to pass to another process instead."""
+
+    def refuse(_self: Any) -> tuple[object, ...]:
+        raise InvalidUsage(f"{what} cannot be pickled or copied, as it holds connections and leases. {instead}")
+
+    return refuse

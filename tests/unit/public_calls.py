@@ -1,0 +1,409 @@
+"""Every public callable with a legal call, which values each of its arguments takes, and values of every kind.
+
+A name or an argument that is new has to be declared here: `test_arguments` finds it in `persist_lib.__all__` and in
+signatures, and fails until then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import persist_lib as persist
+from persist_lib.location import open_location
+
+QUIET = persist.Runtime(background=False)
+SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
+WIDER = persist.Schema(key={"id": "int64"}, value={"word": "string", "more": "int64"})
+UPPER = 10
+
+
+class Unshowable:
+    """Something whose repr fails."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+VALUES: dict[str, object] = {
+    "None": None, "empty text": "", "text": "x", "any": "any", "long text": "x" * 100_000, "NUL": "a\0b",
+    "lone surrogate": "\ud800", "newline": "a\nb", "digit": "5", "empty bytes": b"", "bytes": b"x",
+    "long bytes": b"x" * 100_000, "5": 5, "0": 0, "-1": -1, "2**70": 2**70, "1.5": 1.5, "nan": math.nan,
+    "inf": math.inf, "True": True, "False": False, "empty list": [], "list": ["a"], "one time": [5], "tuple": (),
+    "empty dict": {}, "dict": {"id": "int64"}, "object": object(), "lambda": lambda *_: None, "class": int,
+    "np.int64": np.int64(5), "np.uint64": np.uint64(5), "np.int64(-1)": np.int64(-1), "np.float64": np.float64(1.5),
+    "np.nan": np.float64("nan"), "np.bool": np.bool_(True), "np.timedelta64": np.timedelta64(5, "s"),
+    "np.array": np.arange(3), "nested": nested(20_000), "huge": [list(range(1000))] * 100, "unshowable": Unshowable(),
+    "Unshowables": [Unshowable()], "Antichain": persist.at(5), "Schema": SCHEMA, "Prices": persist.Prices(),
+    "table": pa.table({"a": [1]}),
+}  # fmt: skip
+
+# --- kinds: which of the values above are legal ----------------------------------------------------------------------
+
+Kind = Callable[[Any], bool]
+
+
+def integer(least: int, most: float) -> Kind:
+    def check(value: Any) -> bool:
+        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
+        return is_integer and least <= int(value) <= most
+
+    return check
+
+
+def number(least: float, most: float) -> Kind:
+    def check(value: Any) -> bool:
+        is_number = isinstance(value, (int, float, np.integer, np.floating))
+        return is_number and not isinstance(value, (bool, np.timedelta64)) and least <= value <= most
+
+    return check
+
+
+def instance(*kinds: type) -> Kind:
+    return lambda value: isinstance(value, kinds)
+
+
+def or_none(kind: Kind) -> Kind:
+    return lambda value: value is None or kind(value)
+
+
+def frontier(value: Any) -> bool:
+    is_list = isinstance(value, (list, tuple)) and (len(value) == 0 or (len(value) == 1 and time(value[0])))
+    return isinstance(value, persist.Antichain) or is_list or time(value)
+
+
+def name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\w[\w.-]{0,99}", value) is not None
+
+
+def never(_value: Any) -> bool:
+    return False
+
+
+def anything(_value: Any) -> bool:
+    return True
+
+
+def is_empty(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not value
+
+
+def is_key(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(integer(-(2**63), 2**63 - 1), value))
+
+
+def is_side(value: Any) -> bool:
+    return isinstance(value, Mapping) or is_empty(value)
+
+
+def is_text(longest: int, *, least: int = 0) -> Kind:
+    return lambda value: isinstance(value, str) and least <= len(value) <= longest and value.isprintable()
+
+
+def expected(value: Any) -> bool:
+    return isinstance(value, bytes) or (isinstance(value, str) and value == "any")
+
+
+def is_setting(value: Any) -> bool:
+    return (isinstance(value, str) and value == "5") or number(0, 2**62)(value)  # text of a number is one, for pydantic
+
+
+time, flag, seconds, count = integer(0, 2**64 - 1), instance(bool, np.bool_), number(0, 1e9), integer(1, 2**62)
+progress, timeout, share = or_none(callable), or_none(seconds), number(0, 1e300)
+schema, policy, at = instance(persist.Schema), or_none(instance(persist.Policy)), instance(persist.Antichain)
+token = or_none(lambda value: isinstance(value, bytes) and 1 <= len(value) <= 64)
+append = {"updates": is_empty, "timeout": timeout, "token": token, "expected_upper": frontier, "new_upper": frontier}
+duty = {"name": name, "dry_run": flag, "progress": progress}
+
+# --- a legal call of everything that is public, and which values each argument takes besides --------------------------
+
+
+class Place:
+    """A location of its own with two shards, and handles that may be used up: `renew` makes new ones."""
+
+    def __init__(self, root: Path) -> None:
+        self.url = f"file:{root}"
+        self.client = persist.open(self.url, runtime=QUIET)
+        self.shards = 0
+        self.outside = open_location(self.url)
+        self.renew()
+
+    def renew(self) -> None:
+        self.shards += 1
+        self.name = f"s{self.shards}"
+        self.write, self.read = self.client.open_shard(self.name, SCHEMA)
+        rows = [{"id": n, "word": "w", "_time": n} for n in range(UPPER)]
+        self.write.compare_and_append(rows, 0, UPPER)
+        self.client.set_hold(self.name, "kept", 3, opaque=b"x")
+        self.snapshot = self.read.snapshot(5)
+        self.split = self.snapshot.splits(2)[0]
+        self.table = self.snapshot.to_arrow()
+
+    def everything(self) -> list[object]:
+        """All rows of the log and all objects, as somebody else finds them."""
+        rows = [self.outside.consensus.scan(key, 0, 100_000) for key in self.outside.consensus.list_keys()]  # type: ignore[arg-type]
+        return [*rows, sorted(self.outside.blob.list(""))]
+
+    def close(self) -> None:
+        self.client.close()
+        self.outside.close()
+
+
+def finished(p: Place) -> str:
+    """A shard that may become a tombstone."""
+    p.write.finish(UPPER)
+    p.client.release_hold(p.name, "kept")
+    p.read.close()
+    return p.name
+
+
+def appends(p: Place) -> dict[str, Any]:
+    return {"updates": [{"id": 5, "word": "w"}], "expected_upper": UPPER, "new_upper": UPPER + 1, "timeout": 0.05,
+            "token": b"token"}  # fmt: skip
+
+
+def keyed(key: str, **more: Any) -> dict[str, Any]:
+    return {"columns": ["id"], "as_of": 5, "timeout": 0.05, "key": None, "key_from": None, "key_to": None, key: (5,),
+            **more}  # fmt: skip
+
+
+Arguments = Callable[[Place], dict[str, Any]]
+LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
+    "open": (
+        lambda p: {"url": p.url, "consensus": None, "config": persist.Config(), "prices": persist.Prices(),
+                   "cache": persist.CacheConfig(), "runtime": QUIET, "read_only": False, "create": True},
+        {"url": never, "consensus": or_none(never), "config": or_none(never), "runtime": or_none(never),
+         "prices": or_none(instance(persist.Prices)), "cache": or_none(never), "read_only": flag, "create": flag},
+    ),
+    "at": (lambda _: {"time": 5}, {"time": time}),
+    "decode_rows": (lambda p: {"schema": SCHEMA, "table": p.table}, {"schema": schema, "table": instance(pa.Table)}),
+    "Antichain": (lambda _: {"time": 5}, {"time": or_none(time)}),
+    "Antichain.has_passed": (lambda _: {"time": 5}, {"time": time}),
+    "Antichain.is_before": (lambda _: {"time": 5}, {"time": time}),
+    "Antichain.is_top": (lambda _: {}, {}),
+    "Antichain.join": (lambda _: {"other": persist.TOP}, {"other": at}),
+    "Antichain.meet": (lambda _: {"other": persist.TOP}, {"other": at}),
+    "Antichain.__lt__": (lambda _: {"other": persist.TOP}, {"other": at}),
+    "Antichain.__le__": (lambda _: {"other": persist.TOP}, {"other": at}),
+    "Antichain.__gt__": (lambda _: {"other": persist.TOP}, {"other": at}),
+    "Antichain.__ge__": (lambda _: {"other": persist.TOP}, {"other": at}),
+    "Append": (
+        lambda p: {"write": p.write, "updates": [], "expected_upper": 5, "new_upper": 6},
+        {"write": never, "updates": anything, "expected_upper": frontier, "new_upper": frontier},
+    ),
+    "Batching": (lambda _: {"bytes": 5, "age_s": 1.0}, {"bytes": integer(1, math.inf), "age_s": seconds}),
+    "CacheConfig": (
+        lambda _: {"path": "x", "disk_bytes": 5, "memory_bytes": 5},
+        {"path": lambda value: value is None or (isinstance(value, str) and value not in ("", "a\0b", "\ud800")),
+         "disk_bytes": is_setting, "memory_bytes": is_setting},
+    ),
+    "Config": (
+        lambda _: persist.Config(cache=persist.CacheConfig()).model_dump(),
+        {**dict.fromkeys(persist.Config.model_fields, is_setting),
+         "cache": or_none(lambda value: isinstance(value, dict) and not value), "format": or_none(is_setting)},
+    ),
+    "Cost.priced": (lambda _: {"prices": persist.Prices()}, {"prices": instance(persist.Prices)}),
+    "Policy": (
+        lambda _: {"weight": 0.5, "advance": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None},
+        {"weight": share, "advance": share, "inline_fill": share, "part_bytes": integer(1, math.inf),
+         "prices": or_none(instance(persist.Prices))},
+    ),
+    "Prices": (
+        lambda _: dict.fromkeys(persist.Prices.__struct_fields__, 0.5),
+        dict.fromkeys(persist.Prices.__struct_fields__, share),
+    ),
+    "Runtime": (
+        lambda _: {"monotonic": QUIET.monotonic, "sleep": QUIET.sleep, "random": QUIET.random, "background": False},
+        {"monotonic": callable, "sleep": callable, "random": never, "background": flag},
+    ),
+    "Schema": (
+        lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns"},
+        {"key": lambda value: isinstance(value, Mapping) and bool(value), "value": is_side, "codec": never},
+    ),
+    "Schema.check_additive": (lambda _: {"newer": WIDER}, {"newer": schema}),
+    "Schema.bytes": (lambda _: {}, {}),
+    "Schema.json": (lambda _: {}, {}),
+    "Spending": (lambda _: {"tally": None}, {"tally": or_none(never)}),
+    "Spending.again": (lambda _: {}, {}),
+    "Spending.over": (lambda _: {"items": [1]}, {"items": lambda value: hasattr(type(value), "__iter__")}),
+    "Snapshot.batches": (lambda _: {}, {}),
+    "Snapshot.release": (lambda _: {}, {}),
+    "Snapshot.splits": (lambda _: {"n": 2}, {"n": integer(1, 2**20)}),
+    "Snapshot.to_arrow": (lambda _: {}, {}),
+    "Snapshot.to_pandas": (lambda _: {}, {}),
+    "Snapshot.to_polars": (lambda _: {}, {}),
+    "Snapshot.to_pylist": (lambda _: {}, {}),
+    "Split.batches": (lambda p: {"blob": p.client.blob}, {"blob": or_none(never)}),
+    "Split.to_arrow": (lambda p: {"blob": p.client.blob}, {"blob": or_none(never)}),
+    "Split.is_contents": (lambda _: {}, {}),
+    "Listen.close": (lambda _: {}, {}),
+    "Listen.poll": (lambda _: {}, {}),
+    "ReadHandle.close": (lambda _: {}, {}),
+    "ReadHandle.fetch_upper": (lambda _: {}, {}),
+    "ReadHandle.downgrade_since": (lambda _: {"since": 4}, {"since": frontier}),
+    "ReadHandle.listen": (
+        lambda _: {"as_of": 4, "until": 8, "timeout": 0.05}, {"as_of": time, "until": frontier, "timeout": timeout}
+    ),
+    "ReadHandle.snapshot": (
+        lambda _: keyed("key"),
+        {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(is_key),
+         "key_from": or_none(never), "key_to": or_none(never), "timeout": timeout},
+    ),
+    "ReadHandle.snapshot of a range": (
+        lambda _: keyed("key_from", key_to=(7,)),
+        {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(never),
+         "key_from": or_none(is_key), "key_to": or_none(is_key), "timeout": timeout},
+    ),
+    "ReadHandle.wait_for_upper": (
+        lambda _: {"frontier": 5, "timeout": 0.05}, {"frontier": frontier, "timeout": timeout}
+    ),
+    "WriteHandle.close": (lambda _: {}, {}),
+    "WriteHandle.fetch_upper": (lambda _: {}, {}),
+    "WriteHandle.advance_upper": (
+        lambda _: {"new_upper": UPPER + 1, "timeout": 0.05}, {"new_upper": frontier, "timeout": timeout}
+    ),
+    "WriteHandle.append": (
+        lambda p: {("lower" if key == "expected_upper" else key): value for key, value in appends(p).items()},
+        {("lower" if key == "expected_upper" else key): kind for key, kind in append.items()},
+    ),
+    "WriteHandle.append_async": (lambda p: {**appends(p), "block": True}, {**append, "block": flag}),
+    "WriteHandle.compare_and_append": (appends, append),
+    "WriteHandle.finish": (
+        lambda _: {"expected_upper": UPPER, "timeout": 0.05}, {"expected_upper": or_none(frontier), "timeout": timeout}
+    ),
+    "WriteHandle.flush": (lambda _: {"timeout": 0.05}, {"timeout": timeout}),
+    "Client.audit_orphans": (lambda p: {"name": p.name, "dry_run": False, "progress": None}, duty),
+    "Client.census": (lambda p: {"name": p.name, "policy": persist.Policy()}, {"name": name, "policy": policy}),
+    "Client.charge": (lambda _: {"cost": persist.Cost(gets=1)}, {"cost": instance(persist.Cost)}),
+    "Client.close": (lambda _: {}, {}),
+    "Client.collect": (lambda p: {"name": p.name, "dry_run": False, "progress": None}, duty),
+    "Client.compact": (
+        lambda p: {"name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False, "progress": None},
+        {**duty, "policy": policy, "engine": progress},
+    ),
+    "Client.compare_and_append_many": (
+        lambda p: {"appends": [persist.Append(p.write, [], UPPER, UPPER + 1)], "timeout": 0.05, "token": b"token"},
+        {"appends": is_empty, "timeout": timeout,
+         "token": token},
+    ),
+    "Client.evolve_schema": (lambda p: {"name": p.name, "schema": WIDER}, {"name": name, "schema": schema}),
+    "Client.expire": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
+    "Client.finish": (lambda p: {"name": finished(p)}, {"name": name}),
+    "Client.heartbeat": (lambda _: {}, {}),
+    "Client.inspect": (lambda p: {"name": p.name}, {"name": name}),
+    "Client.judge_append": (
+        lambda p: {"name": p.name, "token": b"token", "expected_upper": 1, "new_upper": 2},
+        {"name": name, "token": lambda value: value is not None and token(value), "expected_upper": frontier,
+         "new_upper": frontier},
+    ),
+    "Client.machine": (lambda p: {"name": p.name}, {"name": name}),
+    "Client.maintain": (
+        lambda p: {"name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False},
+        {"name": name, "policy": policy, "engine": progress, "dry_run": flag},
+    ),
+    "Client.metrics": (lambda _: {}, {}),
+    "Client.open_reader": (
+        lambda p: {"name": p.name, "schema": SCHEMA, "purpose": "x"},
+        {"name": name, "schema": or_none(schema), "purpose": is_text(200)},
+    ),
+    "Client.open_shard": (lambda p: {"name": p.name, "schema": SCHEMA}, {"name": name, "schema": schema}),
+    "Client.open_writer": (
+        lambda p: {"name": p.name, "schema": SCHEMA, "batching": persist.Batching(5, 1.0)},
+        {"name": name, "schema": schema, "batching": or_none(never)},
+    ),
+    "Client.policy": (lambda _: {"policy": persist.Policy()}, {"policy": policy}),
+    "Client.release_hold": (
+        lambda p: {"name": p.name, "hold": "kept", "expected": b"x"}, {"name": name, "hold": name, "expected": expected}
+    ),
+    "Client.repair": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
+    "Client.retain": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
+    "Client.roll_up": (
+        lambda p: {"name": p.name, "force": True, "dry_run": False}, {"name": name, "force": flag, "dry_run": flag}
+    ),
+    "Client.scrub": (
+        lambda p: {"name": p.name, "after": 0, "progress": None}, {"name": name, "after": time, "progress": progress}
+    ),
+    "Client.set_hold": (
+        lambda p: {"name": p.name, "hold": "kept", "since": 4, "opaque": b"y", "expected": b"x"},
+        {"name": name, "hold": name, "since": frontier, "expected": or_none(expected),
+         "opaque": lambda value: isinstance(value, bytes) and len(value) <= 4096},
+    ),
+    "Client.set_retention": (lambda p: {"name": p.name, "distance": 5}, {"name": name, "distance": or_none(time)}),
+    "Client.shards": (lambda _: {}, {}),
+    "Client.upgrade": (
+        lambda p: {"name": p.name, "to": 2, "dry_run": False}, {"name": name, "to": integer(1, 2), "dry_run": flag}
+    ),
+    "Client.worker": (lambda p: {"name": p.name}, {"name": name}),
+}  # fmt: skip
+RECEIVERS: dict[str, Callable[[Place], Any]] = {
+    "Antichain": lambda _: persist.at(5), "Client": lambda p: p.client, "Cost": lambda _: persist.Cost(),
+    "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: SCHEMA,
+    "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
+    "WriteHandle": lambda p: p.write,
+}  # fmt: skip
+ANSWERED = {
+    "Appended", "Client", "Cost", "Listen", "Metrics", "Progress", "ReadHandle", "Snapshot", "Split", "Updates",
+    "Verdict", "WriteHandle",
+}  # fmt: skip
+"""What calls answer: it is not made by who calls."""
+ROWS = {"Update"}
+"""What is checked where it is appended, as any row."""
+INNER = {
+    "ReadHandle.acquire", "ReadHandle.expired", "ReadHandle.let_go", "ReadHandle.move_hold", "ReadHandle.release",
+    "Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token",
+    "WriteHandle.after_fork_in_child", "WriteHandle.mute", "WriteHandle.share",
+}  # fmt: skip
+"""What the library itself calls, with arguments that it has checked."""
+
+USES_UP = (
+    "WriteHandle", "Client.compare_and_append_many", "Client.finish", "Client.release_hold", "Client.set_hold",
+    "Client.evolve_schema",
+)  # fmt: skip
+"""What needs a new shard for each call."""
+
+
+def public() -> Iterator[str]:
+    """The names of all public callables: functions, constructors and methods that are the library's own."""
+    for each in persist.__all__:
+        found = getattr(persist, each)
+        if not callable(found) or (isinstance(found, type) and issubclass(found, persist.PersistError)):
+            continue
+        if each not in ANSWERED | ROWS:
+            yield each
+        for method in dir(found) if isinstance(found, type) else ():
+            member = getattr(found, method)
+            is_ours = (getattr(member, "__module__", None) or "").startswith("persist_lib")
+            if not method.startswith("_") and is_ours and not isinstance(member, type) and callable(member):
+                yield f"{each}.{method}"
+
+
+def callable_of(what: str, place: Place) -> Callable[..., Any]:
+    """`what` in `place`, ready to be called."""
+    owner, _, method = what.partition(" ")[0].partition(".")
+    return getattr(RECEIVERS[owner](place), method) if method else getattr(persist, owner)
+
+
+def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Call it, positional-only parameters too; what it opens is closed, what it iterates over is begun."""
+    kinds = inspect.signature(function).parameters
+    first = [arguments[each] for each, kind in kinds.items() if kind.kind is kind.POSITIONAL_ONLY]
+    rest = {each: value for each, value in arguments.items() if kinds[each].kind is not kinds[each].POSITIONAL_ONLY}
+    answer = function(*first, **rest)
+    if isinstance(answer, persist.Client):
+        answer.close()
+    elif hasattr(answer, "result"):
+        answer.result(5)
