@@ -101,6 +101,8 @@ class Client:
         create: bool,
     ) -> None:
         location, self._meter = url, Meter(runtime.monotonic)
+        if isinstance(location, Location) and consensus is not None:
+            raise InvalidUsage("a location that is open has its consensus already; leave out consensus=")
         if not isinstance(location, Location):
             location = open_metered(
                 location, consensus, self._meter, prices, create=create and not read_only, read_only=read_only

@@ -271,7 +271,7 @@ def open_metered(
     """Open a location, with the requests that this takes counted as `open`. The location is not metered yet."""
     scheme = scheme_of(url)
     if not scheme.tells_requests and consensus is not None:
-        scheme = scheme_of(consensus)
+        scheme = scheme_of(consensus, "a consensus' URL")
     return meter.measure(
         Operation("open", url), lambda: open_location(url, consensus, create=create, read_only=read_only),
         prices or scheme.prices, by_request=scheme.tells_requests,

@@ -96,7 +96,7 @@ def open_location(
     opening = Opening(create and not read_only, read_only, clock)
     scheme = scheme_of(url)
     url = scheme.canonical(url)
-    consensus_scheme = scheme if consensus is None else scheme_of(consensus)
+    consensus_scheme = scheme if consensus is None else scheme_of(consensus, "a consensus' URL")
     consensus_url = url if consensus is None else consensus_scheme.canonical(consensus)
     blob = _open_blob(scheme, url, opening)
     try:
@@ -125,8 +125,12 @@ def _open_consensus(scheme: Scheme, url: str, opening: Opening) -> Consensus:
     return ReadOnlyConsensus(consensus) if is_writable else consensus
 
 
-def scheme_of(url: str) -> Scheme:
+def scheme_of(url: str, what: str = "a location's URL") -> Scheme:
     """What implements a URL."""
+    if isinstance(url, str) and not url.strip():
+        raise InvalidUsage(
+            f"{what} is empty: perhaps a variable that is not set. Nothing was opened; give a URL", url=url
+        )
     name, colon, _ = url.partition(":") if isinstance(url, str) else ("", "", "")
     if colon and name in BUILT_IN:
         return BUILT_IN[name]
