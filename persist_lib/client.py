@@ -18,7 +18,7 @@ from persist_lib.core.compaction import Policy
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, SchemaMismatch
-from persist_lib.frontier import parse_frontier
+from persist_lib.frontier import MAX_TIME, parse_frontier
 from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id
 from persist_lib.leases import Leases
 from persist_lib.location import Location
@@ -121,6 +121,7 @@ class Client:
         self._machines: dict[ShardId, Machine] = {}
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
+        self._closed = False
 
     @property
     def url(self) -> str:
@@ -134,6 +135,7 @@ class Client:
 
     def machine(self, name: str) -> Machine:
         """The shard's machine: one per shard and client, shared by all handles."""
+        self._check_open()
         shard = parse_shard_id(name)
         with self._lock:
             if shard not in self._machines:
@@ -152,6 +154,7 @@ class Client:
 
     def shards(self) -> list[str]:
         """The names of all shards, finished ones included."""
+        self._check_open()
         return sorted(self.consensus.list_keys())
 
     def open_shard(self, name: str, schema: Schema) -> tuple[WriteHandle, ReadHandle]:
@@ -294,8 +297,9 @@ class Client:
     def set_retention(self, name: str, distance: int | None) -> None:
         """Keep `distance` times of history behind upper; None: whatever readers and holds keep."""
         self._writable("set_retention")
-        if distance is not None and (isinstance(distance, bool) or not isinstance(distance, int) or distance < 0):
-            raise InvalidUsage(f"a retention distance is a number of times, 0 or more, or None: got {distance!r}")
+        is_number = isinstance(distance, int) and not isinstance(distance, bool)
+        if distance is not None and not (is_number and 0 <= distance <= MAX_TIME):
+            raise InvalidUsage(f"a retention distance is a number of times in [0, 2**64), or None: got {distance!r}")
         self.machine(name).commit(lambda _state, _now: c.SetRetention(distance))
 
     def evolve_schema(self, name: str, schema: Schema) -> None:
@@ -324,6 +328,7 @@ class Client:
         Indeterminate, repeat the call with the `token` it carries: it answers what happened, for all. InvalidUsage
         where Consensus has no transactions (S3 alone), before anything is uploaded.
         """
+        self._check_open()
         self._writable("compare_and_append_many")
         deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else timeout)
         token = token or self.runtime.token()
@@ -335,16 +340,31 @@ class Client:
 
     def heartbeat(self) -> None:
         """Renew leases that are due, here and now: what the background does by itself."""
+        self._check_open()
         self.leases.tick()
 
     def close(self) -> None:
-        """Retire all handles and release the location. Idempotent."""
+        """Retire all handles and release the location. Idempotent. Whatever is called after that says so."""
         with ExitStack() as closing:
             closing.callback(self.location.close)
+            closing.callback(self._end)
             closing.callback(self.leases.close)
             for handle in list(self._handles.values()):
                 closing.callback(handle.close)
             self._handles.clear()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed = True
+            for machine in self._machines.values():
+                machine.close(self._was_closed())
+
+    def _was_closed(self) -> str:
+        return f"this client of {self.url} was closed; open a new one with persist.open"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidUsage(self._was_closed(), url=self.url)
 
     def __enter__(self) -> Self:
         return self

@@ -42,6 +42,7 @@ from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.deadline import within
 from persist_lib.pace import Pace
+from persist_lib.refusals import after_expiry, hold_conflict, rarely_told
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.25
@@ -106,12 +107,26 @@ class Machine:
         self.runtime = runtime
         self.turn = threading.RLock()
         self._version: Version | None = None
+        self._closed: str | None = None
         self._pace = Pace()
         _everywhere.add(self)
 
     def after_fork_in_child(self) -> None:
         """Whoever held the lock is not here. The version is whole: it is only ever replaced."""
         self.turn = threading.RLock()
+
+    def close(self, why: str) -> None:
+        """Ask nothing more of the location, and say `why`."""
+        self._closed = why
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client that it belongs to is closed."""
+        return self._closed is not None
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise InvalidUsage(f"shard {self.shard}: {self._closed}", shard=self.shard)
 
     @property
     def version(self) -> Version:
@@ -134,6 +149,7 @@ class Machine:
 
     def try_fetch(self) -> Version | None:
         """The newest version there is, None when there is no such shard."""
+        self._check_open()
         with self.turn:
             if (known := self._version) is None:
                 self._version = fetch_newest(self.reads, self.consensus, self.shard)
@@ -158,6 +174,7 @@ class Machine:
         self, build: Build, timeout_s: float | None = None, token: bytes | None = None
     ) -> Committed | c.Refusal:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
+        self._check_open()
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         token = token or self.runtime.token()
         with self.turn, within(deadline):
@@ -338,8 +355,14 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
         case c.NotLive(ids):
             return LeaseExpired(
                 f"shard {shard}: {', '.join(ids)} is not live: its lease ended without a heartbeat, or it was closed. "
-                "Nothing was changed; open a new handle",
+                f"This change was not made. {after_expiry(ids)}",
                 shard=shard, id=ids[0] if ids else "",
+            )  # fmt: skip
+        case c.WrongUpper(expected, actual) if actual.is_top():
+            return UpperMismatch(
+                f"shard {shard}: the batch starts at {expected}, but the shard is closed for writing: its upper is "
+                f"{actual}, for ever. This append wrote nothing. Whether it holds this data, only reading tells",
+                shard=shard, expected=expected, actual=actual,
             )  # fmt: skip
         case c.WrongUpper(expected, actual):
             return UpperMismatch(
@@ -355,16 +378,13 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             )  # fmt: skip
         case c.WrongOpaque(name, expected, actual):
             return HoldConflict(
-                f"shard {shard}: hold {name!r} has the fencing value {actual!r}, not {expected!r} (None: no such "
-                f"hold). "
-                "Somebody else moved it; read it again before deciding",
+                f"shard {shard}: {hold_conflict(name, expected, actual)}. This change was not made",
                 shard=shard, name=name, expected=expected, actual=actual,
             )  # fmt: skip
         case c.NotEquivalent(reason):
             return CompactionRefused(
                 f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
-                f"The shard "
-                "is unchanged; this is damage or a bug, run `persist scrub`",
+                "It was not applied. This is damage or a bug: run `persist scrub`",
                 shard=shard, reason=reason,
             )  # fmt: skip
         case c.InputsGone(inputs):
@@ -381,10 +401,8 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             )  # fmt: skip
         case c.Unknown(("shard",)):
             return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
-        case c.InvalidBounds(reason):
-            return InvalidUsage(f"shard {shard}: the batch was refused: {reason}", shard=shard)
         case _:
-            return InvalidUsage(f"shard {shard}: refused: {refusal}", shard=shard, refusal=refusal)
+            return rarely_told(shard, refusal)
 
 
 _everywhere: weakref.WeakSet[Machine] = weakref.WeakSet()

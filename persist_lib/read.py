@@ -19,7 +19,7 @@ from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
-from persist_lib.leases import Leased, Leases
+from persist_lib.leases import Leased, Leases, was_closed
 from persist_lib.listen import Listen
 from persist_lib.location.spending import Spending
 from persist_lib.machine import Machine
@@ -62,6 +62,7 @@ class ReadHandle(Leased):
         self._active: Counter[SeqNo] = Counter()
         self._since = self._wanted = machine.state.since
         self.id: ReaderId | None = None
+        self._closed = False
         self._listeners: weakref.WeakValueDictionary[str, ReadHandle] = weakref.WeakValueDictionary()
         if not read_only:
             self._register(purpose)
@@ -126,6 +127,7 @@ class ReadHandle(Leased):
         comes for `timeout` seconds (None: wait for ever). Has a lease of its own, and gives up history as it goes.
         """
         parse_time(as_of, "as_of")
+        self._check_open()
         self._check(self.machine.fetch().state, as_of)
         handle = self
         if not self.read_only:
@@ -152,6 +154,7 @@ class ReadHandle(Leased):
 
     def acquire(self, as_of: int) -> Reading:
         """Hold the newest state known, which must be able to tell the contents as of `as_of`."""
+        self._check_open()
         with self._lock:
             version = self.machine.version
             self._check(version.state, as_of)
@@ -165,6 +168,7 @@ class ReadHandle(Leased):
 
     def close(self) -> None:
         """Retire this reader and its listeners. since stays where it is until another reader or hold moves."""
+        self._closed = True
         for listener in list(self._listeners.values()):
             listener.close()
         with self._lock:
@@ -227,6 +231,7 @@ class ReadHandle(Leased):
                 del self._active[seqno]
 
     def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
+        self._check_open()
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
         while True:
@@ -263,12 +268,17 @@ class ReadHandle(Leased):
             )  # fmt: skip
 
     def _lost(self) -> LeaseExpired:
+        if self._closed:
+            return was_closed(self.machine, "reader")
         return LeaseExpired(
-            f"shard {self.shard}: reader {self.id or '(closed)'} is not live: its lease ended without a heartbeat, "
-            f"or it was "
-            "closed, so history it needs may be gone. Open a new handle",
+            f"shard {self.shard}: reader {self.id} is not live: its lease ended without a heartbeat, so history that "
+            "it held may be gone; open a new reader",
             id=self.id, shard=self.shard,
         )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._lost()
 
     def _check_columns(self, columns: Sequence[str] | None) -> None:
         if columns is None:

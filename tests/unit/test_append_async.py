@@ -338,11 +338,13 @@ def test_closing_fails_what_does_not_make_it_in_time(make: Callable[..., Threade
     second = t.write.append_async([row(1, time=1)], 1, 2)
     opening = threading.Timer(1.0, t.gate.open.set)
     opening.start()
-    with pytest.raises(TimedOut):
+    with pytest.raises(TimedOut, match="1 appends that it had accepted were not sent") as told:
         t.write.close()
     opening.join()
+    assert "go on" not in told.value.message, "they do not"
+    assert "Nothing of those was written" in told.value.message
     assert first.result(LONG_S).upper == persist.at(1), "it was on its way, and its lease was kept so long"
-    with pytest.raises(NotSent):
+    with pytest.raises(NotSent, match="closed before its turn came"):
         second.result(LONG_S)
     assert len(t.contents(0)) == 1
 
@@ -479,7 +481,7 @@ def test_waiting_for_what_was_accepted_before_ends_with_the_timeout(make: Callab
     first = t.outstanding()
     started = time.monotonic()
     arguments = ([row(1, time=1)], 1, 2) if call == "compare_and_append" else ()
-    with pytest.raises(TimedOut):
+    with pytest.raises(TimedOut, match=r"They go on, .*\. This call did nothing else"):
         getattr(t.write, call)(*arguments, timeout=0.3)
     assert time.monotonic() - started < 5
     t.gate.open.set()
