@@ -295,6 +295,10 @@ def until_decided(send: Callable[[], bool], sent: Sequence[tuple[Machine, Prepar
         except Determinate:
             if doubt is None:
                 raise
+        except InvalidUsage as error:  # say, a password that was changed meanwhile: no further attempt helps
+            if doubt is None:
+                raise
+            raise _in_doubt(sent, error) from error
         else:
             if is_done is None:
                 raise _in_doubt(sent, doubt) from doubt
