@@ -340,7 +340,7 @@ def is_remembered(refusal: c.Refusal | Prepared) -> bool:
 def timed_out(shards: Sequence[ShardId], deadline: Deadline, what: str) -> TimedOut:
     """The error for a call that ran out of time with nothing changed."""
     return TimedOut(
-        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {what}; nothing was changed. "
+        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {what}; this call changed nothing. "
         "Try again, or with a longer timeout",
         shard=shards[0], timeout_s=deadline.timeout_s,
     )  # fmt: skip
@@ -377,7 +377,8 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             )  # fmt: skip
         case c.BelowSince(asked, since):
             return SinceViolation(
-                f"shard {shard}: history at {asked} is given up; since is {since}",
+                f"shard {shard}: nothing can be held at {asked}. History before {since} is given up, or the hold is "
+                f"there already and never moves back. Hold {since} or later",
                 shard=shard, as_of=asked, since=since,
             )  # fmt: skip
         case c.WrongOpaque(name, expected, actual):

@@ -260,10 +260,10 @@ class ReadHandle(Leased):
             raise self._lost()
         since = state.since if self.read_only else self._since
         if at(as_of) < since:
+            later = "Nothing can be read any more" if since.is_top() else f"Read at {since} or later"
             raise SinceViolation(
-                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. Read at "
-                f"{since} or "
-                "later; a hold would have kept it",
+                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. {later}; a "
+                "hold would have kept it",
                 as_of=as_of, since=since, shard=self.shard,
             )  # fmt: skip
 

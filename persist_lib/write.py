@@ -335,8 +335,8 @@ class WriteHandle(Leased):
 
     def _timed_out(self, deadline: Deadline, why: str) -> TimedOut:
         return TimedOut(
-            f"shard {self.shard}: gave up after {deadline.timeout_s:g} s, as {why}. Nothing was appended; try again, "
-            "or with a longer timeout",
+            f"shard {self.shard}: gave up after {deadline.timeout_s:g} s, as {why}. This call appended nothing; try "
+            "again, or with a longer timeout",
             shard=self.shard, timeout_s=deadline.timeout_s,
         )  # fmt: skip
 

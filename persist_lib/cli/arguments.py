@@ -57,7 +57,8 @@ def each(
     for name in names:
         try:
             done.append(do(name))
-        except PersistError as error:
+        except PersistError as raised:
+            error = session.at_a_shell(raised)
             failed.append((name, error))
             session.complain(error)
     return done, failed

@@ -95,6 +95,7 @@ def command(
         session = open_session(own, before)
         with failures(session):
             session = placed(session, own, before)
+        with failures(session):  # which looks at the location for names
             run(session, **arguments)  # type: ignore[call-arg] # `_signature` sees to it that they are its own
 
     signature = _signature(run)

@@ -277,7 +277,7 @@ def write_failed(error: Dropped | Rejected, doing: str, name: str) -> PersistErr
     if refusal := _refusal(error, what, name):
         return refusal
     if isinstance(error, Dropped) or error.is_fatal or NOT_NOW.fullmatch(error.sqlstate):
-        return Indeterminate(f"{what}, or could: {error}")
+        return Indeterminate(f"{what}, as far as is known; it may have been done all the same: {error}")
     if error.sqlstate == UNIQUE_VIOLATION:
         return Corrupt(
             f"{what}: the row after the newest is there already ({error}): the tables come from different copies. "

@@ -125,3 +125,47 @@ def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: t
     if words[:2] != ("maintain", "victim"):
         assert state_of_victim() == untouched
     assert {path.name for path in here.iterdir()} == {"data", "x.csv"}
+
+
+@pytest.mark.parametrize("words", [
+    ("show", "victm"), ("log", "VICTIM"), ("snapshot", "victms"), ("maintain", "victm"), ("finish", "victm", "--yes"),
+    ("retention", "victm", "5"), ("hold", "set", "victm", "audit"), ("append", "victm", "--lower", "1", "--upper", "2"),
+    ("plan", "victm"), ("collect", "victm", "--dry-run"),
+])  # fmt: skip
+def test_of_a_mistyped_shard_the_names_that_are_near_are_told(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.exit_code == 1, done.output
+    assert "Did you mean victim?" in done.stderr
+    assert "client.open_shard" not in done.stderr, "that is for Python"
+    assert "persist append --create" in done.stderr
+
+
+def test_of_a_shard_that_is_like_no_other_no_name_is_suggested(here: Path) -> None:
+    done = run("show", "zzz")
+    assert "Did you mean" not in done.stderr
+    assert "`persist shards --names` lists all" in done.stderr
+    persist.open(f"file:{here}/empty").close()
+    assert "There is no other either" in run("--location", f"file:{here}/empty", "show", "victim").stderr
+
+
+def test_a_hold_that_is_not_there_is_called_just_that() -> None:
+    done = run("hold", "release", "victim", "audit")
+    assert done.exit_code == 1
+    assert "there is no hold 'audit'" in done.stderr
+    assert "omebody else" not in done.stderr
+
+
+def test_a_location_for_blobs_alone_says_what_it_lacks_and_what_does_without() -> None:
+    done = run("--location", "s3://bucket/prefix?region=x", "shards")
+    assert done.exit_code == 2
+    assert "s3+cas://bucket/prefix?region=x, which needs no database" in done.stderr
+    assert "--consensus" in done.stderr
+    assert "s3+cas" not in run("--location", "postgresql://h/db", "shards").stderr
+
+
+def test_a_retention_that_no_shard_can_have_is_refused_in_words() -> None:
+    done = run("retention", "victim", str(2**70))
+    assert done.exit_code == 2
+    assert f"[0, 2**64), or None: got {2**70}" in done.stderr
+    assert "Malformed" not in done.stderr
+    assert run("retention", "victim", str(2**64 - 1)).exit_code == 0

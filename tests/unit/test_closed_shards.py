@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import HoldConflict, LeaseExpired, ShardFinished, UpperMismatch
+from persist_lib.errors import HoldConflict, LeaseExpired, ShardFinished, SinceViolation, UpperMismatch
 from persist_lib.testing import check_world, contents_of
 from tests.worlds import SCHEMA, SMALL, World, row
 
@@ -169,3 +169,21 @@ def test_every_call_on_a_tombstone_says_what_is_so(world: World) -> None:
 def contents(world: World) -> object:
     with world.client().open_reader("s") as read:
         return contents_of(read.snapshot(2**64 - 1).to_arrow())
+
+
+def test_a_hold_that_cannot_move_back_is_not_said_to_hold_what_is_given_up(world: World) -> None:
+    client = world.client()
+    client.open_writer("s", SCHEMA)
+    client.set_hold("s", "audit", 5)
+    with pytest.raises(SinceViolation, match=r"the hold is there already and never moves back. Hold \[5\] or later"):
+        client.set_hold("s", "audit", 3)
+
+
+def test_a_reader_that_gave_up_everything_is_not_told_to_read_at_the_empty_frontier(world: World) -> None:
+    client = world.client()
+    client.open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 5)
+    with client.open_reader("s") as other, client.open_reader("s") as read:
+        read.downgrade_since(persist.TOP)
+        with pytest.raises(SinceViolation, match="Nothing can be read any more"):
+            read.snapshot(3)
+        assert contents_of(other.snapshot(3).to_arrow()) == {(1, "w"): 1}
