@@ -40,7 +40,8 @@ class Undoubted:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Indeterminate):
             raise Determinate(
-                f"shard {self._shard}: nothing was appended, as what comes before failed: {error.message}. Try again",
+                f"shard {self._shard}: this call appended nothing, as what precedes it failed: {error.message}. "
+                "Try again",
                 shard=self._shard,
             ) from error
 

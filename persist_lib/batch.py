@@ -3,6 +3,9 @@
 Memory is bounded by about two parts, however long the input: each part's worth of updates is one sorted run, unless the
 input comes in order. Objects are uploaded while the next one is built, until the caller's deadline; of a batch that
 fails before it is whole they are deleted again.
+
+Sums are exact. SUBTLE: what one part's worth adds up to is no total, as another may hold the same data. So a sum beyond
+64 bits stays several updates of its part; and where several parts could add up to one, they are read once more.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import pyarrow as pa
 from persist_lib.config import Config, Deadline, Runtime
 from persist_lib.core.diff import MODULUS
 from persist_lib.core.state import Batch, Part
-from persist_lib.errors import PersistError
-from persist_lib.format.consolidation import consolidate
+from persist_lib.errors import DiffOverflow, PersistError
+from persist_lib.format.columns import integers
+from persist_lib.format.consolidation import I64_MAX, consolidate
 from persist_lib.format.fingerprint import diffs_of, hash_rows
 from persist_lib.format.parts import EncodedPart, encode_inline, encode_part
 from persist_lib.format.paths import blob_key, part_key
@@ -30,7 +34,9 @@ from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import PartKey, ShardId, WriterId
 from persist_lib.location.api import Blob
 from persist_lib.location.deadline import within
-from persist_lib.schema import TIME, Schema
+from persist_lib.merge import merge_runs
+from persist_lib.runs import inputs_of, open_runs
+from persist_lib.schema import DIFF, TIME, Schema
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -133,9 +139,15 @@ class Builder:
         first = next(chunks, None)
         if first is None:
             return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
-        if first.num_rows > 1:
-            first = consolidate(self._schema, first)
-        second = next(chunks, None)
+        try:
+            if first.num_rows > 1:
+                first = consolidate(self._schema, first)
+        except DiffOverflow:
+            if (second := next(chunks, None)) is None:
+                raise
+            first = consolidate(self._schema, first, "split")
+        else:
+            second = next(chunks, None)
         if second is None and not first.num_rows:
             return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
         if second is None and (first.num_rows <= FEW or first.nbytes <= inline_bytes):
@@ -185,21 +197,33 @@ class Builder:
     ) -> Built:  # fmt: skip
         uploads: list[Future[Stored]] = []
         times: list[ByTime] = []
+        most = 0
         try:
             with self._runtime.pool(UPLOADS, "persist-upload") as pool:
                 for table in _all(first, second, rest, self._schema):
                     if not table.num_rows:
                         continue
+                    most += _largest(table)
                     if by_time:
                         times.append(_by_time(self._schema, table))
                     encoded = encode_part(self._schema, self._schema_id, table, partial(_map, pool))
                     if len(uploads) >= UPLOADS:
                         uploads[-UPLOADS].result()
                     uploads.append(_submit(pool, partial(self._put, self._fresh_key(), encoded)))
-            return self._built([upload.result() for upload in uploads], lower, upper, times, None)
+            built = self._built([upload.result() for upload in uploads], lower, upper, times, None)
+            return self._totalled(built) if second is not None and most >= I64_MAX else built
         except Exception:
             self.discard()  # the pool's end has waited for what was under way
             raise
+
+    def _totalled(self, built: Built) -> Built:
+        """The same, or DiffOverflow when several parts add up to what does not fit. Reads them, in bounded memory."""
+        schemas = [self._schema] * (self._schema_id + 1)
+        with within(self._deadline):
+            runs = open_runs(self._blob, self._shard, inputs_of((built.batch,)), schemas, self._schema)
+            for _ in merge_runs(runs, self._schema, merge_bytes=self._config.merge_bytes):
+                pass
+        return built
 
     def _built(
         self,
@@ -269,9 +293,15 @@ def _chunks(tables: Iterator[pa.Table], chunk_bytes: int) -> Iterator[pa.Table]:
 def _all(first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], schema: Schema) -> Iterator[pa.Table]:
     yield first
     if second is not None:
-        yield consolidate(schema, second)
+        yield consolidate(schema, second, "split")
     for table in rest:
-        yield consolidate(schema, table)
+        yield consolidate(schema, table, "split")
+
+
+def _largest(table: pa.Table) -> int:
+    """The largest diff, by size. One that can be is also what a sum beyond 64 bits shows as."""
+    diffs = integers(table.column(DIFF))
+    return max(abs(int(diffs.min())), abs(int(diffs.max())))
 
 
 def _runs(parts: list[Part]) -> tuple[int, ...]:

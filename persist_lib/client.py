@@ -128,6 +128,8 @@ class Client:
         create: bool,
     ) -> None:
         location, self._meter = url, Meter(runtime.monotonic)
+        if isinstance(location, Location) and consensus is not None:
+            raise InvalidUsage("a location that is open has its consensus already; leave out consensus=")
         if not isinstance(location, Location):
             location = open_metered(
                 location, consensus, self._meter, prices, create=create and not read_only, read_only=read_only
@@ -146,6 +148,7 @@ class Client:
         self._machines: dict[ShardId, Machine] = {}
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
+        self._closed = False
 
     @property
     def url(self) -> str:
@@ -159,6 +162,7 @@ class Client:
 
     def machine(self, name: str) -> Machine:
         """The shard's machine: one per shard and client, shared by all handles."""
+        self._check_open()
         shard = parse_shard_id(name)
         with self._lock:
             if shard not in self._machines:
@@ -181,6 +185,7 @@ class Client:
 
     def shards(self) -> list[str]:
         """The names of all shards, finished ones included."""
+        self._check_open()
         return sorted(self.consensus.list_keys())
 
     def open_shard(self, name: str, schema: Schema) -> tuple[WriteHandle, ReadHandle]:
@@ -370,6 +375,7 @@ class Client:
         Indeterminate, repeat the call with the `token` it carries: it answers what happened, for all. InvalidUsage
         where Consensus has no transactions (S3 alone), before anything is uploaded.
         """
+        self._check_open()
         self._writable("compare_and_append_many")
         deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else parse_seconds(timeout))
         token = None if token is None else parse_token(token)
@@ -419,16 +425,31 @@ class Client:
 
     def heartbeat(self) -> None:
         """Renew leases that are due, here and now: what the background does by itself."""
+        self._check_open()
         self.leases.tick()
 
     def close(self) -> None:
-        """Retire all handles and release the location. Idempotent."""
+        """Retire all handles and release the location. Idempotent. Whatever is called after that says so."""
         with ExitStack() as closing:
             closing.callback(self.location.close)
+            closing.callback(self._end)
             closing.callback(self.leases.close)
             for handle in list(self._handles.values()):
                 closing.callback(handle.close)
             self._handles.clear()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed = True
+            for machine in self._machines.values():
+                machine.close(self._was_closed())
+
+    def _was_closed(self) -> str:
+        return f"this client of {self.url} was closed; open a new one with persist.open"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidUsage(self._was_closed(), url=self.url)
 
     def __enter__(self) -> Self:
         return self

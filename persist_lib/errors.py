@@ -1,14 +1,14 @@
 """Every exception Persist raises on purpose.
 
     PersistError
-    ├── InvalidUsage               the call is wrong; raised at once, nothing was written
+    ├── InvalidUsage               the call or a setting is wrong; raised at once, it did nothing
     │   ├── SchemaMismatch         the shard holds another schema, or the change is not additive
     │   └── InvalidName            a name that cannot become a path
     ├── Refused                    the shard answered no; nothing was written
-    │   ├── UpperMismatch          another writer moved upper first (expected, actual)
+    │   ├── UpperMismatch          upper is elsewhere, or the shard is closed (expected, actual)
     │   ├── SinceViolation         as_of is before since (as_of, since)
     │   ├── LeaseExpired           this id is retired for ever (id)
-    │   ├── HoldConflict           somebody else owns the hold (name, expected, actual)
+    │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── ShardFinished          a tombstone: nothing can change any more
     │   └── StillRead              a live reader or hold still needs the shard
@@ -59,7 +59,7 @@ def _rebuild(kind: type[PersistError], message: str, fields: dict[str, object]) 
 
 
 class InvalidUsage(PersistError):
-    """The arguments are wrong. Nothing was read or written."""
+    """The arguments are wrong, or what a store was opened with (a password, say). Trying again does not help."""
 
 
 class SchemaMismatch(InvalidUsage):
@@ -75,7 +75,7 @@ class Refused(PersistError):
 
 
 class UpperMismatch(Refused):
-    """Another writer moved the shard's upper first. Fields: expected, actual (frontiers)."""
+    """The shard's upper is not where the append starts; `[]`: it is closed. Fields: expected, actual (frontiers)."""
 
 
 class SinceViolation(Refused):
@@ -83,11 +83,15 @@ class SinceViolation(Refused):
 
 
 class LeaseExpired(Refused):
-    """This reader or writer is retired for ever; register anew. Field: id."""
+    """This id is retired for ever. Field: id.
+
+    A write handle that is not closed registers anew by itself at its next call. A reader has to be opened anew, as
+    history that it held may be gone.
+    """
 
 
 class HoldConflict(Refused):
-    """The hold's fencing value is another one. Fields: name, expected, actual."""
+    """The hold's fencing value is another one. Fields: name, expected, actual (None: there is no such hold)."""
 
 
 class CompactionRefused(Refused):

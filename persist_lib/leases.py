@@ -23,7 +23,7 @@ from typing import IO, Self
 from persist_lib.config import Config, Runtime
 from persist_lib.core.commands import Heartbeat, Retire
 from persist_lib.core.state import State
-from persist_lib.errors import Determinate, NewerFormat, PersistError, Refused
+from persist_lib.errors import Determinate, LeaseExpired, NewerFormat, PersistError, Refused
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.machine import Machine
 
@@ -197,6 +197,14 @@ class Leased(ABC):
         except Determinate:
             if error is None:
                 raise  # otherwise what went wrong first matters more; the lease ends by itself
+
+
+def was_closed(machine: Machine, what: str) -> LeaseExpired:
+    """The error for calls on a handle (`what` it is) that was closed, by itself or with its client."""
+    said = f"this {what} was closed. This call changed nothing; open a new one"
+    if machine.is_closed:
+        said = f"its client was closed, and this {what} with it. This call changed nothing; open a new client"
+    return LeaseExpired(f"shard {machine.shard}: {said}", id="", shard=machine.shard)
 
 
 def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -> None:

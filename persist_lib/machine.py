@@ -42,6 +42,7 @@ from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.deadline import within
 from persist_lib.pace import Pace
+from persist_lib.refusals import after_expiry, hold_conflict, rarely_told
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.25
@@ -106,12 +107,26 @@ class Machine:
         self.runtime = runtime
         self.turn = threading.RLock()
         self._version: Version | None = None
+        self._closed: str | None = None
         self._pace = Pace()
         _everywhere.add(self)
 
     def after_fork_in_child(self) -> None:
         """Whoever held the lock is not here. The version is whole: it is only ever replaced."""
         self.turn = threading.RLock()
+
+    def close(self, why: str) -> None:
+        """Ask nothing more of the location, and say `why`."""
+        self._closed = why
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client that it belongs to is closed."""
+        return self._closed is not None
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise InvalidUsage(f"shard {self.shard}: {self._closed}", shard=self.shard)
 
     @property
     def version(self) -> Version:
@@ -134,6 +149,7 @@ class Machine:
 
     def try_fetch(self) -> Version | None:
         """The newest version there is, None when there is no such shard."""
+        self._check_open()
         with self.turn:
             if (known := self._version) is None:
                 self._version = fetch_newest(self.reads, self.consensus, self.shard)
@@ -163,6 +179,7 @@ class Machine:
         self, build: Build, timeout_s: float | None = None, token: bytes | None = None
     ) -> Committed | c.Refusal:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
+        self._check_open()
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         token = token or self.runtime.token()
         with self.turn, within(deadline):
@@ -287,6 +304,10 @@ def until_decided(send: Callable[[], bool], sent: Sequence[tuple[Machine, Prepar
         except Determinate:
             if doubt is None:
                 raise
+        except InvalidUsage as error:  # say, a password that was changed meanwhile: no further attempt helps
+            if doubt is None:
+                raise
+            raise _in_doubt(sent, error) from error
         else:
             if is_done is None:
                 raise _in_doubt(sent, doubt) from doubt
@@ -334,7 +355,7 @@ def is_remembered(refusal: c.Refusal | Prepared) -> bool:
 def timed_out(shards: Sequence[ShardId], deadline: Deadline, what: str) -> TimedOut:
     """The error for a call that ran out of time with nothing changed."""
     return TimedOut(
-        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {what}; nothing was changed. "
+        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {what}; this call changed nothing. "
         "Try again, or with a longer timeout",
         shard=shards[0], timeout_s=deadline.timeout_s,
     )  # fmt: skip
@@ -353,8 +374,14 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
         case c.NotLive(ids):
             return LeaseExpired(
                 f"shard {shard}: {', '.join(ids)} is not live: its lease ended without a heartbeat, or it was closed. "
-                "Nothing was changed; open a new handle",
+                f"This change was not made. {after_expiry(ids)}",
                 shard=shard, id=ids[0] if ids else "",
+            )  # fmt: skip
+        case c.WrongUpper(expected, actual) if actual.is_top():
+            return UpperMismatch(
+                f"shard {shard}: the batch starts at {expected}, but the shard is closed for writing: its upper is "
+                f"{actual}, for ever. This append wrote nothing. Whether it holds this data, only reading tells",
+                shard=shard, expected=expected, actual=actual,
             )  # fmt: skip
         case c.WrongUpper(expected, actual):
             return UpperMismatch(
@@ -365,21 +392,19 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             )  # fmt: skip
         case c.BelowSince(asked, since):
             return SinceViolation(
-                f"shard {shard}: history at {asked} is given up; since is {since}",
+                f"shard {shard}: nothing can be held at {asked}. History before {since} is given up, or the hold is "
+                f"there already and never moves back. Hold {since} or later",
                 shard=shard, as_of=asked, since=since,
             )  # fmt: skip
         case c.WrongOpaque(name, expected, actual):
             return HoldConflict(
-                f"shard {shard}: hold {name!r} has the fencing value {actual!r}, not {expected!r} (None: no such "
-                f"hold). "
-                "Somebody else moved it; read it again before deciding",
+                f"shard {shard}: {hold_conflict(name, expected, actual)}. This change was not made",
                 shard=shard, name=name, expected=expected, actual=actual,
             )  # fmt: skip
         case c.NotEquivalent(reason):
             return CompactionRefused(
                 f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
-                f"The shard "
-                "is unchanged; this is damage or a bug, run `persist scrub`",
+                "It was not applied. This is damage or a bug: run `persist scrub`",
                 shard=shard, reason=reason,
             )  # fmt: skip
         case c.InputsGone(inputs):
@@ -396,10 +421,8 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             )  # fmt: skip
         case c.Unknown(("shard",)):
             return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
-        case c.InvalidBounds(reason):
-            return InvalidUsage(f"shard {shard}: the batch was refused: {reason}", shard=shard)
         case _:
-            return InvalidUsage(f"shard {shard}: refused: {refusal}", shard=shard, refusal=refusal)
+            return rarely_told(shard, refusal)
 
 
 _everywhere: weakref.WeakSet[Machine] = weakref.WeakSet()

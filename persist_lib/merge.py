@@ -129,7 +129,7 @@ class _Merge:
             if limit is None:
                 ahead = []
             elif window.num_rows:
-                window, self._carry = _hold_back(window)
+                window, self._carry = hold_back(window)
             if window.num_rows:
                 yield self._checked(window)
 
@@ -283,7 +283,7 @@ def _joined(pieces: list[pa.Table], name: str) -> npt.NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _hold_back(window: pa.Table) -> tuple[pa.Table, pa.Table]:
+def hold_back(window: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The window without its last (data, time), and that: several updates where a sum was split."""
     names = [name for name in window.schema.names if name != DIFF]
     last = window.num_rows - 1

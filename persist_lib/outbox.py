@@ -95,7 +95,8 @@ class Outbox:
             if not self._changed.wait_for(lambda: self._finished >= until, deadline.remaining_s()):
                 raise TimedOut(
                     f"shard {self._shard}: after {deadline.timeout_s:g} s {until - self._finished} appends that were "
-                    "accepted before are not finished. They go on, and their futures say how they end",
+                    "accepted before are not finished. They go on, and their futures say how they end. "
+                    "This call did nothing else",
                     shard=self._shard, timeout_s=deadline.timeout_s,
                 )  # fmt: skip
 
@@ -122,13 +123,15 @@ class Outbox:
             self._changed.notify_all()
         try:
             self.settle(send, deadline)
-        except TimedOut as error:
+        except TimedOut:
             with self._changed:
                 left = self._take_all()
                 self._finished += len(left)
+                error = self._given_up(len(left), deadline)
                 if left:
                     self._failure = Failure(error, tuple(pending.future for pending in left))
-            self._give_up(left, error)
+            for pending in left:
+                pending.future.fail(self._never_sent(error))
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
@@ -158,7 +161,7 @@ class Outbox:
     def _check(self) -> None:
         if self._is_closed:
             raise LeaseExpired(
-                f"shard {self._shard}: this writer was closed. Nothing was changed; open a new handle",
+                f"shard {self._shard}: this writer was closed. This call changed nothing; open a new one",
                 id="", shard=self._shard,
             )  # fmt: skip
         self.raise_failure()
@@ -314,6 +317,23 @@ class Outbox:
             error = self._not_sent(why)
             error.__cause__ = why if isinstance(why, BaseException) else None
             pending.future.fail(error)
+
+    def _given_up(self, count: int, deadline: Deadline) -> TimedOut:
+        return TimedOut(
+            f"shard {self._shard}: this writer was closed, and {count} appends that it had accepted were not sent in "
+            f"{deadline.timeout_s:g} s. Nothing of those was written, and nothing will be: append them anew. "
+            "What was under way was waited for, and its future says how it ended",
+            shard=self._shard, timeout_s=deadline.timeout_s,
+        )  # fmt: skip
+
+    def _never_sent(self, why: TimedOut) -> NotSent:
+        error = NotSent(
+            f"shard {self._shard}: nothing of this was written, as its writer was closed before its turn came. "
+            "Append it anew, once those before it are decided",
+            shard=self._shard, earlier=copied(why),
+        )  # fmt: skip
+        error.__cause__ = why
+        return error
 
     def _not_sent(self, why: object) -> NotSent:
         return NotSent(

@@ -18,10 +18,9 @@ from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.format.columns import integers
 from persist_lib.format.consolidation import I64_MAX, consolidate
-from persist_lib.format.fingerprint import diffs_of
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
-from persist_lib.schema import TIME, Schema
+from persist_lib.schema import DIFF, TIME, Schema
 
 ROOM_BYTES = 1024
 """What an append takes beside its data, so that empty ones do not pile up for ever either."""
@@ -141,7 +140,7 @@ def take_over(schema: Schema, tables: Iterator[pa.Table], *, copies: bool) -> pa
             stream.write_table(table)
         table = pa.ipc.open_stream(sink.getvalue()).read_all()
     if table.num_rows > 1:
-        diffs = diffs_of(table)
+        diffs = integers(table.column(DIFF))
         if len(diffs) * max(abs(int(diffs.min())), abs(int(diffs.max()))) > I64_MAX:
             consolidate(schema, table)
     return table

@@ -20,7 +20,7 @@ from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
-from persist_lib.leases import Leased, Leases
+from persist_lib.leases import Leased, Leases, was_closed
 from persist_lib.listen import Listen
 from persist_lib.location.spending import Spending
 from persist_lib.machine import Machine
@@ -63,6 +63,7 @@ class ReadHandle(Leased):
         self._active: Counter[SeqNo] = Counter()
         self._since = self._wanted = machine.state.since
         self.id: ReaderId | None = None
+        self._closed = False
         self._listeners: weakref.WeakValueDictionary[str, ReadHandle] = weakref.WeakValueDictionary()
         if not read_only:
             self._register(purpose)
@@ -127,6 +128,7 @@ class ReadHandle(Leased):
         """
         as_of, end = parse_time(as_of, "as_of"), parse_frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
+        self._check_open()
         self._check(self.machine.fetch().state, as_of)
         handle = self
         if not self.read_only:
@@ -153,6 +155,7 @@ class ReadHandle(Leased):
 
     def acquire(self, as_of: int) -> Reading:
         """Hold the newest state known, which must be able to tell the contents as of `as_of`."""
+        self._check_open()
         with self._lock:
             version = self.machine.version
             self._check(version.state, as_of)
@@ -166,6 +169,7 @@ class ReadHandle(Leased):
 
     def close(self) -> None:
         """Retire this reader and its listeners. since stays where it is until another reader or hold moves."""
+        self._closed = True
         for listener in list(self._listeners.values()):
             listener.close()
         with self._lock:
@@ -234,6 +238,7 @@ class ReadHandle(Leased):
                 del self._active[seqno]
 
     def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
+        self._check_open()
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
         while True:
@@ -262,20 +267,25 @@ class ReadHandle(Leased):
             raise self._lost()
         since = state.since if self.read_only else self._since
         if at(as_of) < since:
+            later = "Nothing can be read any more" if since.is_top() else f"Read at {since} or later"
             raise SinceViolation(
-                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. Read at "
-                f"{since} or "
-                "later; a hold would have kept it",
+                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. {later}; a "
+                "hold would have kept it",
                 as_of=as_of, since=since, shard=self.shard,
             )  # fmt: skip
 
     def _lost(self) -> LeaseExpired:
+        if self._closed:
+            return was_closed(self.machine, "reader")
         return LeaseExpired(
-            f"shard {self.shard}: reader {self.id or '(closed)'} is not live: its lease ended without a heartbeat, "
-            f"or it was "
-            "closed, so history it needs may be gone. Open a new handle",
+            f"shard {self.shard}: reader {self.id} is not live: its lease ended without a heartbeat, so history that "
+            "it held may be gone; open a new reader",
             id=self.id, shard=self.shard,
         )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._lost()
 
     def _parse_columns(self, columns: object) -> tuple[str, ...] | None:
         if columns is None:

@@ -31,7 +31,7 @@ from persist_lib.location.api import Blob
 from persist_lib.location.metering import Meter, metered
 from persist_lib.location.retrying import retrying
 from persist_lib.location.spending import Spending
-from persist_lib.merge import Run, merge_contents
+from persist_lib.merge import Run, hold_back, merge_contents
 from persist_lib.redaction import redacted
 from persist_lib.runs import boundaries, inputs_of, open_runs, overlapping, read_whole
 from persist_lib.schema import DIFF, TIME, Schema
@@ -310,15 +310,20 @@ def _may_be_split(table: pa.Table) -> bool:
 
 
 def _older(tables: Run, schema: Schema) -> Run:
-    """Contents of a newer schema in an older one. The columns that go are the last ones, so the order stays."""
+    """Contents of a newer schema in an older one. The columns that go are the last ones, so the order stays.
+
+    SUBTLE: what is held back for the next table is a sum of a part of what there is: only a whole one may overflow.
+    """
     last = schema.contents.empty_table()
     for table in tables:
-        summed = consolidate(schema, pa.concat_tables([last, table.select(schema.contents.names)]))
-        end = max(0, summed.num_rows - 1)
-        last = summed.slice(end)
-        if end:
-            yield summed.slice(0, end)
-    yield last
+        summed = consolidate(schema, pa.concat_tables([last, table.select(schema.contents.names)]), "split")
+        if summed.num_rows:
+            whole, last = hold_back(summed)
+            if whole.num_rows:
+                yield consolidate(schema, whole) if _may_be_split(whole) else whole
+        else:
+            last = summed
+    yield consolidate(schema, last) if _may_be_split(last) else last
 
 
 def _narrowed(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

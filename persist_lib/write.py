@@ -26,12 +26,12 @@ from persist_lib.batch import Builder, Built
 from persist_lib.config import Deadline
 from persist_lib.core import commands as c
 from persist_lib.core.compaction import Policy, plan_flush
-from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
+from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.doubts import Doubt, Doubts
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import WriterId, format_writer_id, parse_token
-from persist_lib.leases import Leased, Leases
+from persist_lib.leases import Leased, Leases, was_closed
 from persist_lib.location.deadline import within
 from persist_lib.location.spending import Spending
 from persist_lib.machine import Committed, Machine, refused
@@ -86,11 +86,7 @@ class WriteHandle(Leased):
 
     def _register(self, deadline: Deadline) -> WriterId:
         if self._closed:
-            raise LeaseExpired(
-                f"shard {self.shard}: this writer was closed. Nothing was changed; open a new handle",
-                id="",
-                shard=self.shard,
-            )
+            raise self._closed_already()
         if self._id is None:
             if deadline.has_passed():  # without time for an answer it would only be in doubt
                 raise self._timed_out(deadline, "what comes before its registration took that long")
@@ -103,6 +99,18 @@ class WriteHandle(Leased):
             self._dropped.atexit = False
             self._id = fresh
         return self._id
+
+    def _closed_already(self) -> LeaseExpired:
+        return was_closed(self.machine, "writer")
+
+    def _fetch_writable(self) -> Version:
+        """The newest version, for who has nothing to write; raises why writing would be refused whatever it is."""
+        if self._closed:
+            raise self._closed_already()
+        version = self.machine.fetch()
+        if version.state.is_finished():
+            raise refused(self.machine.shard, c.Finished())
+        return version
 
     def fetch_upper(self) -> Antichain:
         """The shard's upper right now."""
@@ -163,6 +171,8 @@ class WriteHandle(Leased):
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
         token, block = None if token is None else parse_token(token), parse_flag(block, "block")
+        if self._closed:
+            raise self._closed_already()
         deadline = self._deadline(timeout)
         outbox = self._outbox or self._begin_outbox()
         tables = self._checked(updates, lower, upper)
@@ -195,7 +205,8 @@ class WriteHandle(Leased):
         """Append what of `[lower, new_upper)` the shard does not have yet; nothing at all is a success too.
 
         For several writers of identical data: whoever is first wins, the others add what is beyond. Raises
-        UpperMismatch when there is a gap before `lower`.
+        UpperMismatch when there is a gap before `lower`, and where the shard is closed for writing: whether what is
+        there is this data, nobody can tell then. (An append of no updates misses nothing, and is a success.)
         """
         low, upper = parse_bounds(lower, new_upper)
         token = None if token is None else parse_token(token)
@@ -214,7 +225,10 @@ class WriteHandle(Leased):
             self._lock.release()
 
     def advance_upper(self, new_upper: object, *, timeout: float | None = None) -> Appended:
-        """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there."""
+        """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there.
+
+        Raises ShardFinished for a tombstone, where nothing can be said any more.
+        """
         upper = parse_frontier(new_upper, "new_upper")
 
         def from_upper(built: Built, state: State) -> Batch:
@@ -223,8 +237,8 @@ class WriteHandle(Leased):
 
         deadline = self._begin(timeout)
         try:
-            if upper <= self.upper:
-                return Appended(self.machine.version.seqno, self.upper, 0, token=b"", attempts=0)
+            if upper <= self.upper and upper <= (version := self._fetch_writable()).state.upper:
+                return Appended(version.seqno, version.state.upper, 0, token=b"", attempts=0)
             built = Built(Batch(0, 0, MINIMUM, upper, MINIMUM, 0, 0, 0))
             with Spending() as spent:
                 return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None, spent)
@@ -232,7 +246,10 @@ class WriteHandle(Leased):
             self._lock.release()
 
     def finish(self, expected_upper: object | None = None, *, timeout: float | None = None) -> Appended:
-        """Say that nothing is ever written again: upper becomes the empty frontier. The data stays readable."""
+        """Say that nothing is ever written again: upper becomes the empty frontier. The data stays readable.
+
+        Closed already it is a no-op, unless an `expected_upper` is given: that is refused then.
+        """
         if expected_upper is None:
             return self.advance_upper(TOP, timeout=timeout)
         return self.compare_and_append([], expected_upper, TOP, timeout=timeout)
@@ -335,8 +352,8 @@ class WriteHandle(Leased):
 
     def _timed_out(self, deadline: Deadline, why: str) -> TimedOut:
         return TimedOut(
-            f"shard {self.shard}: gave up after {deadline.timeout_s:g} s, as {why}. Nothing was appended; try again, "
-            "or with a longer timeout",
+            f"shard {self.shard}: gave up after {deadline.timeout_s:g} s, as {why}. This call appended nothing; try "
+            "again, or with a longer timeout",
             shard=self.shard, timeout_s=deadline.timeout_s,
         )  # fmt: skip
 

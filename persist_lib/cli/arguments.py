@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
 
 T = TypeVar("T")
+NUMBER = re.compile(r"[0-9]+(_[0-9]+)*")
+"""A count or a time as people type it: 1000 or 1_000."""
 
 Shard = Annotated[str, typer.Argument(metavar="SHARD", help="The shard's name.", show_default=False)]
 Shards = Annotated[list[str] | None, typer.Argument(metavar="SHARD...", help="Names of shards.", show_default=False)]
@@ -25,10 +28,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print w
 
 def parse_frontier(text: str, what: str) -> Antichain:
     """A frontier as people write it: `5`, `[5]`, or `[]` for the empty one."""
-    inner = text.strip().removeprefix("[").removesuffix("]").strip().replace("_", "")
-    if not inner and text.strip() == "[]":
-        return TOP
-    if not inner.isdecimal() or not inner.isascii():
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1].strip()
+        if not inner:
+            return TOP
+    if not NUMBER.fullmatch(inner):
         raise InvalidUsage(
             f"{what} must be a time, as in 5 or [5], or [] for the end of all times: got {text!r}", **{what: text}
         )
@@ -62,7 +67,8 @@ def each(
     for name in names:
         try:
             done.append(do(name))
-        except PersistError as error:
+        except PersistError as raised:
+            error = session.at_a_shell(raised)
             failed.append((name, error))
             session.complain(error)
     return done, failed

@@ -6,12 +6,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from io import TextIOWrapper
 from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec
 
 import typer
 
 from persist_lib.cli.session import DEFAULT_LOCATION, Session, failures, log_to_stderr
+from persist_lib.errors import InvalidUsage
 
 P = ParamSpec("P")
 
@@ -89,8 +91,11 @@ def command(
 
     def carry_out(ctx: typer.Context, **arguments: Any) -> None:
         own = Shared(*(arguments.pop(option) for option, _, _ in _SHARED))
-        session = open_session(own, ctx.find_object(Shared) or Shared())
+        before = ctx.find_object(Shared) or Shared()
+        session = open_session(own, before)
         with failures(session):
+            session = placed(session, own, before)
+        with failures(session):  # which looks at the location for names
             run(session, **arguments)  # type: ignore[call-arg] # `_signature` sees to it that they are its own
 
     signature = _signature(run)
@@ -106,19 +111,41 @@ def prose(docstring: str) -> str:
 
 
 def open_session(own: Shared, before: Shared) -> Session:
-    """What the options say: those of the command, then those before it, then the environment."""
+    """How to print and what to log, as the options say: those of the command, and those before it."""
     verbose = own.verbose + before.verbose
     log_to_stderr(verbose)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # names and values may hold what a terminal's encoding has not
             stream.reconfigure(errors="backslashreplace")
-    return Session(
-        own.location or before.location or os.environ.get("PERSIST_LOCATION") or DEFAULT_LOCATION,
-        own.consensus or before.consensus or os.environ.get("PERSIST_CONSENSUS") or None,
-        own.json_ or before.json_,
-        verbose,
-        own.prices or before.prices or os.environ.get("PERSIST_PRICES") or None,
+    return Session(as_json=own.json_ or before.json_, verbose=verbose)
+
+
+def placed(session: Session, own: Shared, before: Shared) -> Session:
+    """The session at its location: what the command's options say, then those before it, then the environment.
+
+    Raises InvalidUsage for an empty one, which is what an unset variable of a script looks like.
+    """
+    return replace(
+        session,
+        location=_given("location", own.location, before.location) or DEFAULT_LOCATION,
+        consensus=_given("consensus", own.consensus, before.consensus),
+        prices=_given("prices", own.prices, before.prices),
     )
+
+
+def _given(name: str, *options: str | None) -> str | None:
+    given = [(f"--{name}", value) for value in options if value is not None]
+    variable = f"PERSIST_{name.upper()}"
+    if not given and (value := os.environ.get(variable)) is not None:
+        given = [(f"${variable}", value)]
+    for source, value in given:
+        if not value.strip():
+            raise InvalidUsage(
+                f"{source} is empty: perhaps a variable that is not set. Nothing was opened; give a value, or leave it "
+                "out altogether",
+                source=source,
+            )
+    return given[0][1] if given else None
 
 
 def _signature(run: Callable[..., None]) -> inspect.Signature:

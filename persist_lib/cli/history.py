@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from persist_lib.cli import units
-from persist_lib.cli.arguments import DryRun, Shard, confirm, parse_frontier
+from persist_lib.cli.arguments import NUMBER, DryRun, Shard, confirm, parse_frontier
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable
@@ -186,10 +186,9 @@ def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
 
 
 def _distance(text: str) -> int:
-    digits = text.replace("_", "")
-    if not digits.isdecimal() or not digits.isascii():
+    if not NUMBER.fullmatch(text):
         raise InvalidUsage(f"retention is a number of times behind upper, or none: got {text!r}", distance=text)
-    return int(digits)
+    return int(text)
 
 
 def _keepers(state: State) -> str:

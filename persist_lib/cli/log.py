@@ -63,7 +63,7 @@ def fetch_rows(client: Client, shard: str, start: int | None, limit: int) -> lis
     id_ = parse_shard_id(shard)
     head = client.consensus.head(id_)
     if head is None:
-        raise NotFound(f"there is no shard {shard!r} in {client.url}; `persist shards --names` lists them", shard=shard)
+        raise NotFound(f"there is no shard {shard!r} in {client.url}", shard=shard)
     first = max(1, head.seqno - limit + 1) if start is None else start
     rows = client.consensus.scan(id_, SeqNo(first), limit)
     return [row_value(decode_row(row.data, row_name(id_, row.seqno)), row) for row in rows]

@@ -161,6 +161,8 @@ def audited(done: Audited, dry_run: bool) -> Outcome:
 def scrubbed(done: Scrubbed) -> Outcome:
     """What was read, and every damage."""
     text = f"{of(done.batches, 'batch')}, {of(done.updates, 'update')}, {size(done.size)} read"
+    if not done.batches:
+        return Outcome(f"{text}: there was nothing to verify. Go on with --after {done.newest}", jsonable(done))
     if not done.damaged:
         return Outcome(f"{text}: sound. Go on with --after {done.newest}", jsonable(done))
     lines = [f"  batch {lo}..{hi}: {what}" for (lo, hi), what in done.damaged]

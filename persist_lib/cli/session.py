@@ -9,9 +9,10 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, TextIO
 
 import typer
@@ -89,6 +90,23 @@ class Session:
             text = f"{about}{type(error).__name__}: {error}"
             self.err.print(text, style="red", soft_wrap=True, markup=False, highlight=False)
 
+    def at_a_shell(self, error: PersistError) -> PersistError:
+        """The same error, as somebody at a shell needs it: of a shard that is not there, which names are near."""
+        if not isinstance(error, NotFound) or not isinstance(shard := error.fields.get("shard"), str):
+            return error
+        try:
+            with self.open() as client:
+                names = client.shards()
+        except PersistError:
+            return error
+        if shard in names:  # created meanwhile
+            return error
+        near = near_names(shard, names)
+        meant = f"Did you mean {' or '.join(near)}? " if near else ""
+        lists = "`persist shards --names` lists all" if names else "There is no other either"
+        said = f"there is no shard {shard!r} in {self.location}. {meant}{lists}; `persist append --create` makes one"
+        return NotFound(said, shard=shard).with_traceback(error.__traceback__)
+
     @contextmanager
     def progress(self, what: str) -> Iterator[Advance]:
         """A bar on standard error while something takes long; none with --json, nor where nobody looks."""
@@ -121,7 +139,7 @@ def failures(session: Session) -> Iterator[None]:
     try:
         yield
     except PersistError as error:
-        session.complain(error)
+        session.complain(session.at_a_shell(error))
         raise typer.Exit(values.exit_code(error)) from error
     except BrokenPipeError as error:
         # Whoever read our output has seen enough. Standard output is replaced, so that closing it does not fail again.
@@ -133,6 +151,14 @@ def failures(session: Session) -> Iterator[None]:
     except KeyboardInterrupt as error:
         session.note("interrupted")
         raise typer.Exit(130) from error
+
+
+def near_names(typed: str, names: Sequence[str]) -> list[str]:
+    """Which of the names may have been meant, the nearest first. Upper and lower case are the same here."""
+    folded: dict[str, list[str]] = {}
+    for name in names:
+        folded.setdefault(name.lower(), []).append(name)
+    return [name for near in get_close_matches(typed.lower(), folded) for name in folded[near]]
 
 
 def log_to_stderr(verbose: int) -> None:

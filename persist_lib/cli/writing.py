@@ -96,9 +96,7 @@ def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> S
         return client.inspect(shard).state.schemas[-1]
     except NotFound:
         if key is None:
-            raise NotFound(
-                f"there is no shard {shard!r} in {client.url}; create it with --create --key COLUMNS", shard=shard
-            ) from None
+            raise
         if file is None:
             raise InvalidUsage("to create a shard, give a file: its columns are the schema") from None
         return infer_schema(file, [name.strip() for name in key.split(",")])

@@ -119,7 +119,8 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return c.InvalidBounds("; ".join(problems))
     if isinstance(command, c.Append) and batch.upper <= state.upper:
-        return c.AlreadyDone()
+        # SUBTLE: upper is past everything also where somebody closed the shard early, without what others still had.
+        return c.WrongUpper(batch.lower, TOP) if state.upper.is_top() and batch.count else c.AlreadyDone()
     if isinstance(command, c.Append) and batch.lower < state.upper and _lies_beyond(batch, state.upper):
         batch = msgspec.structs.replace(batch, lower=state.upper)
     if batch.lower != state.upper:

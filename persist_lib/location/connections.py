@@ -87,7 +87,7 @@ class Connections:
 
     def _check(self) -> None:
         if self._closed:
-            raise InvalidUsage(f"{self._name} is closed; open it again", name=self._name)
+            raise InvalidUsage(f"{self._name} was closed, by itself or with its client; open it again", name=self._name)
         if self._pid != os.getpid():
             raise InvalidUsage(
                 f"{self._name} was open while native code forked this process (not os.fork), which SQLite cannot "

@@ -99,9 +99,11 @@ def open_location(
     url = scheme.canonical(url)
     consensus_scheme = scheme if consensus is None else scheme_of(consensus, "consensus")
     consensus_url = url if consensus is None else consensus_scheme.canonical(consensus)
-    blob = _open_blob(scheme, url, opening)
+    # Both before either is asked for anything: what is wrong with the URLs is told first.
+    blob_of, consensus_of = _blob_opener(scheme, url), _consensus_opener(consensus_scheme, consensus_url)
+    blob = _open_blob(blob_of, url, opening)
     try:
-        return Location(url, consensus_url, read_only, blob, _open_consensus(consensus_scheme, consensus_url, opening))
+        return Location(url, consensus_url, read_only, blob, _open_consensus(consensus_of, consensus_url, opening))
     except BaseException:
         blob.close()
         raise
@@ -111,17 +113,36 @@ def _reopen(url: str, consensus_url: str, read_only: bool) -> Location:
     return open_location(url, consensus_url, read_only=read_only)
 
 
-def _open_blob(scheme: Scheme, url: str, opening: Opening) -> Blob:
+def _blob_opener(scheme: Scheme, url: str) -> Callable[[str, Opening], Blob]:
     if scheme.blob is None:
-        raise InvalidUsage(f"{url} keeps no blobs; give it as consensus=, beside the URL of a place for blobs", url=url)
-    blob = scheme.blob(url, opening)
+        raise InvalidUsage(
+            f"{url} keeps no blobs: it is for consensus= (--consensus at a shell), beside the URL of a place for them, "
+            "as in file:/path or s3://bucket/prefix",
+            url=url,
+        )
+    return scheme.blob
+
+
+def _consensus_opener(scheme: Scheme, url: str) -> Callable[[str, Opening], Consensus]:
+    if scheme.consensus is None:
+        alone = (
+            f", or open {url.replace('s3:', 's3+cas:', 1)}, which needs no database" if url.startswith("s3:") else ""
+        )
+        raise InvalidUsage(
+            f"{url} keeps blobs only. Say where the consensus is, with consensus= (--consensus at a shell), as in "
+            f"postgresql://user@host/database{alone}",
+            url=url,
+        )
+    return scheme.consensus
+
+
+def _open_blob(blob_of: Callable[[str, Opening], Blob], url: str, opening: Opening) -> Blob:
+    blob = blob_of(url, opening)
     return ReadOnlyBlob(blob) if opening.read_only else blob
 
 
-def _open_consensus(scheme: Scheme, url: str, opening: Opening) -> Consensus:
-    if scheme.consensus is None:
-        raise InvalidUsage(f"{url} keeps blobs only; say where the consensus is, with consensus=", url=url)
-    consensus = scheme.consensus(url, opening)
+def _open_consensus(consensus_of: Callable[[str, Opening], Consensus], url: str, opening: Opening) -> Consensus:
+    consensus = consensus_of(url, opening)
     is_writable = opening.read_only and not isinstance(consensus, RefusesWrites)
     return ReadOnlyConsensus(consensus) if is_writable else consensus
 

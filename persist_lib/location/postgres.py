@@ -57,6 +57,15 @@ NOT_NOW = re.compile(r"08...|57P..|58...|XX...|F0...|40003")
 """Errors that do not say what became of a write: broken connections, shutdowns, I/O errors, bugs, and unknown ones."""
 DISTRUSTED = re.compile(r"certificate|SSL was required|SSL connection is required")
 """Libpq's words, its only ones, for a server whose identity it refuses or that has no TLS: no further attempt helps."""
+TURNED_AWAY = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects connection"
+    r"|(database|role) \".*\" does not exist|is not permitted to log in|permission denied for database"
+    r"|no such (database|user)"
+)
+"""The words of servers and poolers for who may not come in, however often they ask: libpq tells no SQLSTATE of that. A
+server that speaks another language is asked again until the timeout, as before."""
+ATTEMPT = re.compile(r"^- host: (.*?), hostaddr: .*?: (.*)$", re.MULTILINE)
+"""How psycopg tells of each attempt when there were several: the host and port, and what came of it."""
 ROLLED_BACK = "22012"
 UNIQUE_VIOLATION = "23505"
 NO_TABLE = ("42P01", "3F000")
@@ -102,7 +111,7 @@ class PostgresConsensus:
                     raise not_there(self._schema, self._name)
                 create_layout(connection, self._schema, self._name)
         except psycopg.Error as error:
-            if DISTRUSTED.search(str(error)):
+            if DISTRUSTED.search(str(error)) or is_turned_away(error):
                 raise connection_failed(error, self._name) from error
             raise creation_failed(error, self._schema, self._name) from error
 
@@ -239,7 +248,26 @@ def connection_failed(error: psycopg.Error, name: str) -> PersistError:
         return InvalidUsage(
             f"{what}. Check sslmode, sslrootcert (the bundle of the server's authority, PEM) and the host in the URL"
         )
+    if is_turned_away(error):
+        return InvalidUsage(
+            f"{what}. Check user, password and database in the URL, and what the server's pg_hba.conf lets in. "
+            "Nothing was sent, and trying again would not help",
+            name=name,
+        )
     return Determinate(what)
+
+
+def is_turned_away(error: psycopg.Error) -> bool:
+    """Whether no host that was tried lets this user into this database. One that is only down may still do so.
+
+    A host may have several addresses: one that turned us away speaks for all of them.
+    """
+    if not isinstance(error, psycopg.OperationalError) or error.sqlstate is not None:
+        return False
+    said: dict[str, bool] = {}
+    for host, outcome in ATTEMPT.findall(str(error)) or [("", str(error))]:
+        said[host] = said.get(host, False) or TURNED_AWAY.search(outcome) is not None
+    return all(said.values())
 
 
 def _rows(records: Sequence[Record]) -> list[Row]:
@@ -257,7 +285,7 @@ def write_failed(error: Dropped | Rejected, doing: str, name: str) -> PersistErr
     if refusal := _refusal(error, what, name):
         return refusal
     if isinstance(error, Dropped) or error.is_fatal or NOT_NOW.fullmatch(error.sqlstate):
-        return Indeterminate(f"{what}, or could: {error}")
+        return Indeterminate(f"{what}, as far as is known; it may have been done all the same: {error}")
     if error.sqlstate == UNIQUE_VIOLATION:
         return Corrupt(
             f"{what}: the row after the newest is there already ({error}): the tables come from different copies. "

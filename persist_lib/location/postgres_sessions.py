@@ -204,7 +204,9 @@ class Sessions:
             if not self._gate.wait_for(lambda: self._lent < self._most, deadline.remaining_s()):
                 raise Determinate(f"all {self._most} connections to {self._name} are busy; nothing was sent")
             if self._closed:
-                raise InvalidUsage(f"{self._name} is closed; open it again", name=self._name)
+                raise InvalidUsage(
+                    f"{self._name} was closed, by itself or with its client; open it again", name=self._name
+                )
             self._lent += 1
             idle = self._idle.pop() if self._idle else None
         try:

@@ -116,7 +116,8 @@ class Clients:
     def get(self) -> Any:
         """A client that waits for an answer about as long as the caller does."""
         if self._closed:
-            raise InvalidUsage(f"the location at s3://{self.target.bucket}/{self.target.prefix} is closed")
+            name = f"s3://{self.target.bucket}/{self.target.prefix}"
+            raise InvalidUsage(f"the location at {name} was closed, by itself or with its client; open it again")
         answer_s = min(self._answer_s, 2 ** max(0, int(patience_s(self._answer_s)).bit_length() - 1))
         key = os.getpid(), answer_s
         client = self._made.get(key)

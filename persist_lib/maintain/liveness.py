@@ -10,7 +10,7 @@ from persist_lib.core.leases import Overdue, plan_expiry
 from persist_lib.core.state import RETENTION, State
 from persist_lib.frontier import Antichain, at
 from persist_lib.location.spending import charged
-from persist_lib.machine import Machine
+from persist_lib.machine import Committed, Machine
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -39,8 +39,8 @@ def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
     overdue = tuple(plan_expiry(state, now))
     if overdue and not dry_run and not state.is_finished():
         answer = machine.try_commit(lambda _state, now: c.Expire(now))
-        if isinstance(answer, c.NothingDue):
-            overdue = ()
+        if not isinstance(answer, Committed):
+            overdue = ()  # renewed or retired meanwhile, by somebody else
     return Expired(overdue, len(state.writers) + len(state.readers))
 
 

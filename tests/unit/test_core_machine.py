@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -24,7 +25,7 @@ from persist_lib.errors import (
     TimedOut,
     UpperMismatch,
 )
-from persist_lib.frontier import at
+from persist_lib.frontier import TOP, at
 from persist_lib.ids import ReaderId, SeqNo
 from persist_lib.location.around import AroundConsensus, Operation
 from persist_lib.machine import refused
@@ -430,3 +431,36 @@ def test_a_refused_command_leaves_no_row():
         with pytest.raises((InvalidUsage, Refused)):
             machine.commit(always(command))
     assert len(rows(store)) == 2
+
+
+REFUSALS: list[c.Refusal] = [
+    c.Finished(), c.Exists("shard"), c.Exists("w1"), c.Malformed("why"), c.NotLive((WRITER,)), c.NotLive((R,)),
+    c.InvalidBounds("why"), c.WrongUpper(at(1), at(2)), c.WrongUpper(at(1), TOP), c.AlreadyDone(), c.InlineFull(5),
+    c.BelowSince(at(1), at(2)), c.WrongOpaque("h", None, b"x"), c.WrongOpaque("h", b"x", None), c.NotEquivalent("why"),
+    c.InputsGone(((0, 1),)), c.TooOld(SeqNo(1), SeqNo(2)), c.Unknown(("shard",)), c.Unknown(("w1/1",)), c.Unknown(()),
+    c.WrongSchema(2, "the newest schema is number 2"), c.Held(("r1",)), c.NothingDue(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=repr)
+def test_no_refusal_is_shown_as_it_is_inside(refusal: c.Refusal) -> None:
+    """A sentence for each: no struct, no placeholder, and what to make of it."""
+    message = refused(SHARD, refusal).message
+    assert type(refusal).__name__ + "(" not in message
+    assert "refused: " not in message
+    assert len(message) > len(f"shard {SHARD}: ") + 20
+
+
+def test_every_kind_of_refusal_is_among_them() -> None:
+    assert {type(refusal) for refusal in REFUSALS} == set(get_args(c.Refusal))
+
+
+def test_what_to_do_after_a_lease_ended_depends_on_whose_it_was() -> None:
+    assert "registers anew by itself" in refused(SHARD, c.NotLive((WRITER,))).message
+    assert "open a new reader" in refused(SHARD, c.NotLive((R,))).message
+
+
+def test_a_closed_shard_is_not_decided_from_the_empty_frontier_on() -> None:
+    message = refused(SHARD, c.WrongUpper(at(3), TOP)).message
+    assert "closed for writing" in message
+    assert "decide from" not in message

@@ -1,0 +1,171 @@
+"""Arguments of the command that a script got wrong: an unset variable must never become some other location."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import persist_lib as persist
+from persist_lib.cli.app import app
+from persist_lib.errors import InvalidUsage
+from persist_lib.location import open_location
+
+SCHEMA = persist.Schema(key={"id": "int64"})
+UNSET = {"PERSIST_LOCATION": None, "PERSIST_CONSENSUS": None, "PERSIST_PRICES": None, "COLUMNS": None}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a location where the command looks when it is told nothing."""
+    monkeypatch.chdir(tmp_path)
+    with persist.open("file:./data") as client:
+        client.open_writer("victim", SCHEMA).compare_and_append([{"id": 1}], 0, 1)
+    return tmp_path
+
+
+def run(*words: str, **env: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={**UNSET, **env})
+
+
+def state_of_victim() -> object:
+    with persist.open("file:./data", read_only=True) as client:
+        return client.inspect("victim").state
+
+
+FINISH = ("finish", "victim", "--yes")
+EMPTY = {
+    "option before": ((("--location", ""), FINISH, ()), {}),
+    "option after": (((), FINISH, ("--location", "")), {}),
+    "option of blanks": ((("--location", " \t"), FINISH, ()), {}),
+    "one of two options": ((("--location", ""), FINISH, ("--location", "file:./data")), {}),
+    "environment": (((), FINISH, ()), {"PERSIST_LOCATION": ""}),
+    "consensus option": ((("--consensus", ""), FINISH, ()), {}),
+    "consensus beside a location": ((("--location", "file:./data", "--consensus", ""), FINISH, ()), {}),
+    "consensus in the environment": ((("--location", "file:./data"), FINISH, ()), {"PERSIST_CONSENSUS": ""}),
+    "prices": ((("--prices", ""), FINISH, ()), {}),
+    "prices in the environment": (((), FINISH, ()), {"PERSIST_PRICES": ""}),
+}
+
+
+@pytest.mark.parametrize("how", EMPTY)
+def test_an_empty_location_consensus_or_price_is_wrong_usage_and_nothing_is_touched(how: str) -> None:
+    (before, command, after), env = EMPTY[how]
+    untouched = state_of_victim()
+    done = run(*before, *command, *after, **env)
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert "is empty" in done.stderr
+    assert "variable" in done.stderr
+    assert state_of_victim() == untouched
+
+
+def test_what_is_empty_is_named_where_it_was_given() -> None:
+    assert "--location is empty" in run("--location", "", "shards").stderr
+    assert "$PERSIST_CONSENSUS is empty" in run("shards", PERSIST_CONSENSUS="").stderr
+    assert '"error": "InvalidUsage"' in run("--location", "", "shards", "--json").stderr.replace('":"', '": "')
+
+
+def test_an_option_decides_over_an_empty_environment() -> None:
+    done = run("--location", "file:./data", "shards", "--names", PERSIST_LOCATION="")
+    assert (done.exit_code, done.stdout) == (0, "victim\n")
+
+
+def test_told_nothing_the_command_looks_here() -> None:
+    assert run("shards", "--names").stdout == "victim\n"
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_the_library_refuses_an_empty_location_and_an_empty_consensus(empty: str) -> None:
+    for opens in (persist.open, open_location):
+        with pytest.raises(InvalidUsage, match="location's URL is empty"):
+            opens(empty)
+        with pytest.raises(InvalidUsage, match="consensus' URL is empty"):
+            opens("file:./data", empty)
+
+
+def test_a_consensus_beside_a_location_that_is_open_is_refused() -> None:
+    with open_location("memory:") as location, pytest.raises(InvalidUsage, match="has its consensus already"):
+        persist.open(location, "memory:other")
+
+
+@pytest.mark.parametrize("words", [
+    ("append", "victim", "--lower", "", "--upper", "2"),
+    ("append", "victim", "--lower", "1", "--upper", ""),
+    ("append", "victim", "--lower", "[1", "--upper", "2"),
+    ("append", "victim", "--lower", "1]", "--upper", "2"),
+    ("append", "victim", "--lower", "1_", "--upper", "2"),
+    ("append", "victim", "", "--lower", "1", "--upper", "2"),
+    ("append", "new", "x.csv", "--lower", "0", "--upper", "2", "--create", "--key", ""),
+    ("append", "", "--lower", "1", "--upper", "2"),
+    ("finish", "", "--yes"),
+    ("maintain", ""),
+    ("maintain", "victim", ""),
+    ("hold", "set", "victim", ""),
+    ("hold", "set", "victim", "audit", "--since", ""),
+    ("hold", "release", "victim", ""),
+    ("retention", "victim", ""),
+    ("retention", "victim", "_"),
+    ("retention", "victim", "1__0"),
+    ("snapshot", "victim", "--columns", ""),
+    ("snapshot", "victim", "--key", ""),
+    ("snapshot", "victim", "-o", "", "--format", "csv"),
+    ("snapshot", "victim", "--wait", "nan"),
+    ("listen", "victim", "--as-of", "0", "--until", "", "--no-wait"),
+    ("listen", "victim", "--as-of", "0", "--timeout", "nan", "--no-wait"),
+    ("census", ""),
+    ("log", ""),
+])  # fmt: skip
+def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: tuple[str, ...], here: Path) -> None:
+    (here / "x.csv").write_text("id\n7\n")
+    untouched = state_of_victim()
+    done = run(*words)
+    assert done.exit_code == 2, (words, done.output)
+    assert "Traceback" not in done.stderr
+    if words[:2] != ("maintain", "victim"):
+        assert state_of_victim() == untouched
+    assert {path.name for path in here.iterdir()} == {"data", "x.csv"}
+
+
+@pytest.mark.parametrize("words", [
+    ("show", "victm"), ("log", "VICTIM"), ("snapshot", "victms"), ("maintain", "victm"), ("finish", "victm", "--yes"),
+    ("retention", "victm", "5"), ("hold", "set", "victm", "audit"), ("append", "victm", "--lower", "1", "--upper", "2"),
+    ("plan", "victm"), ("collect", "victm", "--dry-run"),
+])  # fmt: skip
+def test_of_a_mistyped_shard_the_names_that_are_near_are_told(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.exit_code == 1, done.output
+    assert "Did you mean victim?" in done.stderr
+    assert "client.open_shard" not in done.stderr, "that is for Python"
+    assert "persist append --create" in done.stderr
+
+
+def test_of_a_shard_that_is_like_no_other_no_name_is_suggested(here: Path) -> None:
+    done = run("show", "zzz")
+    assert "Did you mean" not in done.stderr
+    assert "`persist shards --names` lists all" in done.stderr
+    persist.open(f"file:{here}/empty").close()
+    assert "There is no other either" in run("--location", f"file:{here}/empty", "show", "victim").stderr
+
+
+def test_a_hold_that_is_not_there_is_called_just_that() -> None:
+    done = run("hold", "release", "victim", "audit")
+    assert done.exit_code == 1
+    assert "there is no hold 'audit'" in done.stderr
+    assert "omebody else" not in done.stderr
+
+
+def test_a_location_for_blobs_alone_says_what_it_lacks_and_what_does_without() -> None:
+    done = run("--location", "s3://bucket/prefix?region=x", "shards")
+    assert done.exit_code == 2
+    assert "s3+cas://bucket/prefix?region=x, which needs no database" in done.stderr
+    assert "--consensus" in done.stderr
+    assert "s3+cas" not in run("--location", "postgresql://h/db", "shards").stderr
+
+
+def test_a_retention_that_no_shard_can_have_is_refused_in_words() -> None:
+    done = run("retention", "victim", str(2**70))
+    assert done.exit_code == 2
+    assert f"[0, 2**64), or None: got {2**70}" in done.stderr
+    assert "Malformed" not in done.stderr
+    assert run("retention", "victim", str(2**64 - 1)).exit_code == 0

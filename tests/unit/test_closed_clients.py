@@ -1,0 +1,165 @@
+"""A client or handle that was closed says just that, at every call, however often it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.client import Client
+from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError
+from persist_lib.read import ReadHandle
+from persist_lib.write import WriteHandle
+from tests.worlds import SCHEMA, World, row
+
+
+@pytest.fixture(params=["memory", "file"])
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+    url = "memory:" if request.param == "memory" else f"file:{tmp_path}/data"
+    with persist.open(url) as client:
+        with client.open_writer("s", SCHEMA) as write:
+            write.compare_and_append([row(1)], 0, 1)
+        yield client
+
+
+CLIENT: dict[str, Callable[[Client], object]] = {
+    "shards": lambda client: client.shards(),
+    "machine": lambda client: client.machine("s"),
+    "open_shard": lambda client: client.open_shard("s", SCHEMA),
+    "open_writer": lambda client: client.open_writer("s", SCHEMA),
+    "open_reader": lambda client: client.open_reader("s"),
+    "worker": lambda client: client.worker("s"),
+    "census": lambda client: client.census("s"),
+    "maintain": lambda client: client.maintain("s"),
+    "compact": lambda client: client.compact("s"),
+    "roll_up": lambda client: client.roll_up("s"),
+    "expire": lambda client: client.expire("s"),
+    "retain": lambda client: client.retain("s"),
+    "collect": lambda client: client.collect("s"),
+    "audit_orphans": lambda client: client.audit_orphans("s"),
+    "scrub": lambda client: client.scrub("s"),
+    "set_hold": lambda client: client.set_hold("s", "h", 0),
+    "release_hold": lambda client: client.release_hold("s", "h"),
+    "set_retention": lambda client: client.set_retention("s", 1),
+    "evolve_schema": lambda client: client.evolve_schema("s", SCHEMA),
+    "finish": lambda client: client.finish("s"),
+    "compare_and_append_many": lambda client: client.compare_and_append_many([]),
+    "inspect": lambda client: client.inspect("s"),
+    "heartbeat": lambda client: client.heartbeat(),
+}
+HARMLESS = {"url", "consensus_url", "metrics", "charge", "policy", "close"}
+"""What a closed client tells all the same: it asks nothing of the location."""
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_no_public_call_of_a_client_is_forgotten_here() -> None:
+    assert public(Client) == CLIENT.keys() | HARMLESS
+
+
+def test_a_closed_client_says_that_it_is_closed_at_every_call(client: Client) -> None:
+    for _ in range(2):
+        client.close()
+        for name, call in CLIENT.items():
+            with pytest.raises(InvalidUsage, match=r"this client of .* was closed.*persist\.open") as caught:
+                call(client)
+            assert "SQLite" not in caught.value.message, name
+    assert client.metrics().cost.requests >= 0
+
+
+WRITER: dict[str, Callable[[WriteHandle], Any]] = {
+    "id": lambda write: write.id,
+    "compare_and_append": lambda write: write.compare_and_append([row(2, time=1)], 1, 2),
+    "append_async": lambda write: write.append_async([row(2, time=1)], 1, 2),
+    "append": lambda write: write.append([row(2, time=1)], 1, 2),
+    "advance_upper": lambda write: write.advance_upper(2),
+    "advance_upper behind": lambda write: write.advance_upper(0),
+    "finish": lambda write: write.finish(),
+}
+READER: dict[str, Callable[[ReadHandle], Any]] = {
+    "snapshot": lambda read: read.snapshot(0),
+    "listen": lambda read: read.listen(0),
+    "wait_for_upper": lambda read: read.wait_for_upper(1),
+    "downgrade_since": lambda read: read.downgrade_since(0),
+    "acquire": lambda read: read.acquire(0),
+}
+
+
+@pytest.mark.parametrize("call", WRITER)
+@pytest.mark.parametrize("used", [False, True])
+def test_a_closed_writer_says_that_it_was_closed(client: Client, call: str, *, used: bool) -> None:
+    write = client.open_writer("s", SCHEMA)
+    if used:
+        write.append_async([row(9, time=1)], 1, 2).result()
+    for _ in range(2):
+        write.close()
+        with pytest.raises(LeaseExpired, match=r"this writer was closed.*open a new (handle|one)") as caught:
+            WRITER[call](write)
+        assert "its lease ended" not in caught.value.message
+    write.flush()
+
+
+@pytest.mark.parametrize("call", READER)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_reader_says_that_it_was_closed(client: Client, call: str, *, read_only: bool) -> None:
+    with persist.open(client.location, read_only=True) if read_only else client as owner:
+        read = owner.open_reader("s")
+        for _ in range(2):
+            read.close()
+            expected = (LeaseExpired, InvalidUsage) if call == "downgrade_since" else LeaseExpired
+            with pytest.raises(expected, match=r"was closed.*open a new one|read-only handle") as caught:
+                READER[call](read)
+            assert "its lease ended" not in caught.value.message
+
+
+@pytest.mark.parametrize("call", [*WRITER, *READER])
+def test_a_handle_of_a_closed_client_says_that_the_client_was_closed(client: Client, call: str) -> None:
+    write, read = client.open_shard("s", SCHEMA)
+    for _ in range(2):
+        client.close()
+        with pytest.raises(PersistError, match=r"client.* was closed") as caught:
+            WRITER[call](write) if call in WRITER else READER[call](read)
+        assert isinstance(caught.value, LeaseExpired)
+        assert "SQLite" not in caught.value.message
+
+
+def test_what_was_known_last_can_still_be_asked_of_a_handle_of_a_closed_client(client: Client) -> None:
+    write, read = client.open_shard("s", SCHEMA)
+    client.close()
+    assert (write.upper, read.upper, read.since) == (persist.at(1), persist.at(1), persist.at(0))
+    for handle in (write, read):
+        with pytest.raises(InvalidUsage, match=r"this client of .* was closed"):
+            handle.fetch_upper()
+
+
+def test_a_reader_whose_lease_ended_is_told_so_and_not_that_it_was_closed() -> None:
+    world = World()
+    client, other = world.client(), world.client()
+    client.open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
+    read = client.open_reader("s")
+    world.clock.advance(3600)
+    other.expire("s")
+    with pytest.raises(LeaseExpired, match="its lease ended without a heartbeat") as caught:
+        read.snapshot(0)
+    assert "was closed" not in caught.value.message
+    assert "open a new reader" in caught.value.message
+    world.close()
+
+
+def test_a_writer_whose_lease_ended_is_told_that_the_next_call_registers_anew_and_it_does() -> None:
+    world = World()
+    client, other = world.client(), world.client()
+    write = client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    world.clock.advance(3600)
+    other.expire("s")
+    with pytest.raises(LeaseExpired, match="next call on its handle registers anew by itself") as caught:
+        write.compare_and_append([row(2, time=1)], 1, 2)
+    assert "open a new" not in caught.value.message
+    assert write.compare_and_append([row(2, time=1)], 1, 2).upper == persist.at(2)
+    world.close()
