@@ -7,6 +7,7 @@ classes pay for that once per directory and process, so that storing an object c
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -36,6 +37,22 @@ def make_directories(path: Path) -> None:
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
         fsync_directory(directory.parent)
+
+
+def ensure_directory(path: Path) -> None:
+    """Make `path` and its missing parents, not durably, beside processes that remove directories when they are empty.
+
+    Raises NotADirectoryError when a part of the path is no directory, and FileNotFoundError when a part of it was
+    removed meanwhile: then it can be tried again.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        # SUBTLE: `exist_ok` looks again at what was in its way. When that was removed in between, it raises this too.
+        found = Path(error.filename)
+        if os.path.lexists(found) and not found.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found)) from error
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(found)) from error
 
 
 class OpenDirectory:
@@ -81,10 +98,7 @@ class DurableDirectories:
         if not self._root.exists():
             make_directories(self._root)
         path = self._root / name
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:
-            raise NotADirectoryError(path) from error
+        ensure_directory(path)
         # SUBTLE: also when it existed: who made it may not have come to syncing its parents yet, and may never.
         while path != self._root:
             path = path.parent
@@ -140,7 +154,7 @@ class Staging:
                 return self._path
             self._drop_lock()
             path = self._parent / f"{os.getpid()}-{Runtime().entropy():016x}"
-            path.mkdir(parents=True)
+            ensure_directory(path)
             lock_fd = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             if not _try_flock(lock_fd):
                 # A sweeper was faster than our lock; what it removes is empty.

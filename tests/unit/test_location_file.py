@@ -186,6 +186,45 @@ def test_a_directory_removed_by_another_process_is_made_again_durably(blob: File
     assert blob.get("s/w/next") == b"x"
 
 
+@pytest.mark.parametrize("path", ["s/w", "s", ".tmp", "s/deeper/w"])
+def test_a_directory_that_is_removed_while_it_is_made_is_made_again(
+    blob: FileBlob, root: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Another process prunes it between the answer that it is there and the look at what it is."""
+    raced: list[object] = []
+    mkdir = os.mkdir
+
+    def racing(name: Any, *arguments: Any, **options: Any) -> None:
+        if Path(name) == root / path and not raced:
+            raced.append(name)
+            raise FileExistsError(errno.EEXIST, "File exists", str(name))
+        mkdir(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", racing)
+    blob.set("s/deeper/w/part", b"x")
+    blob.set("s/w/part", b"x")
+    assert raced
+    assert blob.get("s/w/part") == b"x"
+
+
+@pytest.mark.slow
+def test_processes_that_set_and_delete_in_one_directory_meet_no_error_of_their_own_making(root: Path) -> None:
+    children = []
+    for name in range(4):
+        if (child := os.fork()) == 0:
+            failed = 1
+            try:
+                blob = FileBlob(root)
+                for n in range(400):
+                    blob.set(f"s/w/{name}-{n}", b"x")
+                    blob.delete(f"s/w/{name}-{n}")
+                failed = 0
+            finally:
+                os._exit(failed)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+
+
 def test_a_key_that_continues_an_object_or_is_continued_by_one_is_refused(blob: FileBlob) -> None:
     blob.set("s/a", b"x")
     with pytest.raises(InvalidUsage):
