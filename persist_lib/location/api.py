@@ -157,3 +157,12 @@ class WakesWaiters(Protocol):
         True says nothing of what there is: look.
         """
         ...
+
+
+@runtime_checkable
+class StaysInPlace(Protocol):
+    """What a Blob or Consensus may have beside, when what it has open could be replaced behind its back: files."""
+
+    def check_in_place(self) -> None:
+        """Raise HistoryRegressed unless what is open is still what its path leads to. No request, and cheap."""
+        ...

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from persist_lib.config import Runtime
+from persist_lib.location.in_place import moved_away
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"
@@ -80,6 +81,27 @@ class DurableDirectories:
         self._root = root
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenDirectory] = OrderedDict()
+        self._first_found: OpenDirectory | None = None
+
+    def check_in_place(self) -> None:
+        """Raise HistoryRegressed unless the root is the directory that was there when it was first looked for.
+
+        It is kept open from then on, so that no other directory can pass for it. Nothing is so before there is one.
+        """
+        first = self._first_found or self._find_root()
+        try:
+            is_same = first is None or os.path.samestat(self._root.stat(), os.fstat(first.fd))
+        except (FileNotFoundError, NotADirectoryError):
+            is_same = False
+        if not is_same:
+            raise moved_away(str(self._root))
+
+    def _find_root(self) -> OpenDirectory | None:
+        with self._lock:
+            if self._first_found is None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._first_found = OpenDirectory(self._root)
+            return self._first_found
 
     def open(self, name: str) -> OpenDirectory:
         """The directory `name` below the root ("" is the root), with every entry that leads to it durable."""
@@ -97,6 +119,7 @@ class DurableDirectories:
     def _make(self, name: str) -> OpenDirectory:
         if not self._root.exists():
             make_directories(self._root)
+        self.check_in_place()
         path = self._root / name
         ensure_directory(path)
         # SUBTLE: also when it existed: who made it may not have come to syncing its parents yet, and may never.
@@ -124,6 +147,7 @@ class DurableDirectories:
         """Close all of them."""
         with self._lock:
             self._open.clear()
+            self._first_found = None
 
 
 class Staging:

@@ -16,6 +16,7 @@ from pathlib import Path
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.location.api import BlobEntry
 from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory
+from persist_lib.location.in_place import moved_away
 from persist_lib.location.keys import check_key, check_prefix, check_range
 from persist_lib.location.memory import written_before
 
@@ -56,6 +57,11 @@ class FileBlob:
         except OSError as error:
             raise _failed(Determinate, "read", key, error) from error
 
+    def check_in_place(self) -> None:
+        """See `api.StaysInPlace`."""
+        with _failing_as(Determinate, "look for the directory of", "the location"):
+            self._directories.check_in_place()
+
     def set(self, key: str, data: bytes | memoryview) -> None:
         """See `api.Blob`."""
         check_key(key)
@@ -73,6 +79,7 @@ class FileBlob:
 
     def _set(self, key: str, data: memoryview) -> None:
         parent, _, name = key.rpartition("/")
+        self.check_in_place()
         with _failing_as(Determinate, "store", key):
             directory = self._directories.open(parent)
             temporary = self._staging.fresh_path()
@@ -86,9 +93,22 @@ class FileBlob:
             # Also when it was there: who linked it may not have come to this line.
             with _failing_as(Indeterminate, "fsync the directory of", key):
                 os.fsync(directory.fd)
+                self._check_found(key, temporary)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+    def _check_found(self, key: str, temporary: Path) -> None:
+        """Raise HistoryRegressed if what was just linked is not at its path: a directory on the way was replaced."""
+        try:
+            found = self._path(key).stat()
+        except ABSENT:
+            found = None
+        # SUBTLE: with one name left, another's equal object is there, or somebody has deleted this one since, as an
+        # audit does when its writer is retired. With two, it must be at its path.
+        linked = temporary.stat()
+        if linked.st_nlink > 1 and (found is None or not os.path.samestat(found, linked)):
+            raise moved_away(str(self._path(key)), f"Blob {key!r} was stored in a directory that is there no more")
 
     def _check_same(self, key: str, data: memoryview) -> None:
         found = self.get(key)
@@ -101,6 +121,7 @@ class FileBlob:
 
     def delete(self, key: str) -> bool:
         """See `api.Blob`."""
+        self.check_in_place()
         try:
             self._path(key).unlink()
         except ABSENT:
@@ -134,6 +155,7 @@ class FileBlob:
 
     def _delete_chunk(self, keys: list[str]) -> dict[str, Exception]:
         """Delete keys of one directory."""
+        self.check_in_place()
         failures: dict[str, Exception] = {}
         for key in keys:
             try:

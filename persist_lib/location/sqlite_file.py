@@ -24,6 +24,7 @@ from persist_lib.errors import (
     PersistError,
 )
 from persist_lib.location.directories import fsync_directory
+from persist_lib.location.in_place import UNTOUCHED, Identity, InPlace, identity_of
 
 APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1
@@ -108,26 +109,81 @@ def _check_ids(application: int, found: int, path: Path) -> None:
         )  # fmt: skip
 
 
-def connect(path: Path, when_busy: Callable[[int], bool]) -> apsw.Connection:
+class Connection(apsw.Connection):
+    """A connection that knows whether its database, log and shared memory are still what their paths lead to."""
+
+    files: InPlace | None = None
+
+    def find_files(self, path: Path, before: Identity) -> None:
+        """Remember what is open, after something was read, so that all of it is.
+
+        Raises Determinate when it was replaced in the meantime: then nobody knows which one is open.
+        """
+        try:
+            self.files = InPlace((str(path), self.filename_wal, f"{self.filename}-shm"))
+        except OSError as error:
+            raise Determinate(f"{path} was moved while it was opened ({error}); try again", path=str(path)) from error
+        if self.files.first != before:
+            raise Determinate(f"{path} was replaced while it was opened; try again", path=str(path))
+
+    def check_in_place(self, happened: str = UNTOUCHED) -> None:
+        """Raise HistoryRegressed unless all that is open is still at its path. `happened` says what was done before."""
+        if self.files is not None:
+            self.files.check(happened)
+
+    def close(self, force: bool = False) -> None:
+        """Close it, and write the log back if this is the last connection to it.
+
+        SUBTLE: not when one of the files was replaced. The log that is open here is then of another history than the
+        database at the path, and would be written over it.
+        """
+        if self.files is not None and self.files.moved() is not None:
+            self.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        super().close(force)
+
+
+def connect(path: Path, when_busy: Callable[[int], bool]) -> Connection:
     """A connection whose acknowledged commits survive a power cut. Does not create the database."""
-    connection = apsw.Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
-    # First of all: the first look at the file may already meet somebody who recovers its log.
-    connection.set_busy_handler(when_busy)
-    # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
-    # SUBTLE: one by one; of several in one string, those after the first that answers a row are not run.
-    connection.pragma("journal_mode", "wal")
-    connection.pragma("synchronous", "full")
-    connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
-    connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
-    # Once more: an upgrade may still be in the log, which the immutable look at the header does not see.
-    _check_pragmas(connection, path)
+    before = find_identity(path)
+    connection = Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    try:
+        # First of all: the first look at the file may already meet somebody who recovers its log.
+        connection.set_busy_handler(when_busy)
+        # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
+        # SUBTLE: one by one; of several in one string, those after the first that answers a row are not run.
+        connection.pragma("journal_mode", "wal")
+        connection.pragma("synchronous", "full")
+        connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+        connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
+        # Once more: an upgrade may still be in the log, which the immutable look at the header does not see.
+        _check_pragmas(connection, path)
+        connection.find_files(path, before)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
-def connect_read_only(path: Path) -> apsw.Connection:
+def find_identity(path: Path) -> Identity:
+    """Which file is at the path. Raises Determinate when that cannot be told."""
+    try:
+        return identity_of(str(path))
+    except OSError as error:
+        raise Determinate(f"could not open the SQLite database {path}: {error}", path=str(path)) from error
+
+
+def connect_read_only(path: Path) -> Connection:
     """A connection that writes neither the database nor its log nor its shared memory; both must exist."""
+    before = find_identity(path)
     url = _url(path, "ro") + "&readonly_shm=1"
-    return apsw.Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    connection = Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        _check_pragmas(connection, path)
+        connection.find_files(path, before)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def open_immutable(path: Path) -> apsw.Connection:

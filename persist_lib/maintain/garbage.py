@@ -17,7 +17,7 @@ from persist_lib.core.state import State
 from persist_lib.errors import PersistError
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
-from persist_lib.location.api import Upload
+from persist_lib.location.api import StaysInPlace, Upload
 from persist_lib.location.around import sends_in_pieces
 from persist_lib.location.spending import charged
 from persist_lib.machine import Machine
@@ -105,6 +105,8 @@ def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str
 
 def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
     """SUBTLE: what could not be given up is named by its upload, not its key, which may be an orphan's that is gone."""
+    if uploads and isinstance(machine.consensus, StaysInPlace):
+        machine.consensus.check_in_place()
     if not uploads or (blob := sends_in_pieces(machine.blob)) is None:
         return {}
     return {upload.id: f"{upload.key}: {error}" for upload, error in blob.abort_uploads(uploads).items()}
@@ -123,6 +125,9 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
     failed: dict[str, str] = {}
     for start in range(0, len(keys), PAGE):
         page = [blob_key(machine.shard, key) for key in keys[start : start + PAGE]]
+        # What is deleted was decided by a log that has to be the one that others still commit to.
+        if isinstance(machine.consensus, StaysInPlace):
+            machine.consensus.check_in_place()
         errors = machine.blob.delete_many(page)
         failed |= {key.removeprefix(prefix(machine.shard)): str(error) for key, error in errors.items()}
         if progress is not None:
