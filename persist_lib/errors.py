@@ -17,6 +17,7 @@
     ├── NotSent                    an append that was accepted earlier failed, so this one was not written (earlier)
     ├── Determinate                the world failed, and the call did certainly not happen
     │   ├── TimedOut               the caller's timeout ran out
+    │   ├── DiskFull               the disk or quota is full; waiting does not help (path, free)
     │   └── BufferFull             no room for one more append, and the caller does not want to wait
     ├── Indeterminate              the world failed, and the call may have happened
     └── Damage                     stop: stored data is not what was written
@@ -120,6 +121,10 @@ class Determinate(PersistError):
 
 class TimedOut(Determinate):
     """The caller's timeout ran out before the thing waited for came about. Field: timeout_s."""
+
+
+class DiskFull(Determinate):
+    """There is no room for what was to be written, so it was not. It is not tried again. Fields: path, free (bytes)."""
 
 
 class BufferFull(Determinate):

@@ -17,10 +17,13 @@ from collections import OrderedDict
 from pathlib import Path
 
 from persist_lib.config import Runtime
+from persist_lib.errors import DiskFull
 from persist_lib.location.in_place import moved_away
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The disk is full, a quota is used up, a file may not become so large."""
 
 
 def fsync_directory(path: Path) -> None:
@@ -54,6 +57,24 @@ def ensure_directory(path: Path) -> None:
         if os.path.lexists(found) and not found.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found)) from error
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(found)) from error
+
+
+def no_room(what: str, path: Path, error: OSError | None = None) -> DiskFull | None:
+    """The error for a write that failed for want of room, if it did. `path` is where it was to go."""
+    if error is not None and error.errno not in NO_ROOM:
+        return None
+    try:
+        found = os.statvfs(next(above for above in (path, *path.parents) if above.exists()))
+        free = found.f_bavail * found.f_frsize
+    except OSError:
+        free = -1
+    room = f"{free:,} bytes are free there" if free >= 0 else "how much is free there cannot be told"
+    reason = "" if error is None else f" ({error.strerror})"
+    return DiskFull(
+        f"there is no room for {what} at {path}{reason}; {room}. Nothing was stored. Make room, or raise the quota or "
+        "limit, then try again: waiting does not help",
+        path=str(path), free=free, errno=None if error is None else error.errno,
+    )  # fmt: skip
 
 
 class OpenDirectory:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.location.api import BlobEntry
-from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory
+from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory, no_room
 from persist_lib.location.in_place import moved_away
 from persist_lib.location.keys import check_key, check_prefix, check_range
 from persist_lib.location.memory import written_before
@@ -80,13 +80,13 @@ class FileBlob:
     def _set(self, key: str, data: memoryview) -> None:
         parent, _, name = key.rpartition("/")
         self.check_in_place()
-        with _failing_as(Determinate, "store", key):
+        with _failing_as(Determinate, "store", key), _needing_room(key, self._root):
             directory = self._directories.open(parent)
             temporary = self._staging.fresh_path()
         try:
             _write_durably(temporary, data, key)
             try:
-                with _failing_as(Indeterminate, "link", key):
+                with _failing_as(Indeterminate, "link", key), _needing_room(key, self._root / parent):
                     os.link(temporary, name, dst_dir_fd=directory.fd)
             except FileExistsError:
                 self._check_same(key, data)
@@ -208,14 +208,15 @@ def _write_durably(path: Path, data: memoryview, key: str) -> None:
     SUBTLE: after a failed fsync the kernel forgets which pages were lost, and the next fsync of that file succeeds. So
     the file is given up, and a retry writes another.
     """
-    with _failing_as(Determinate, "write", key):
+    with _failing_as(Determinate, "write", key), _needing_room(key, path.parent, len(data)):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        with _failing_as(Determinate, "write", key):
+        with _failing_as(Determinate, "write", key), _needing_room(key, path.parent, len(data)):
             written = 0
             while written < len(data):
                 written += os.write(fd, data[written:])
-        with _failing_as(Indeterminate, "fsync", key):
+        # Some file systems look for room only now.
+        with _failing_as(Indeterminate, "fsync", key), _needing_room(key, path.parent, len(data)):
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -245,6 +246,18 @@ def _entries(path: Path) -> list[tuple[str, int | None]]:
                 is_directory = entry.is_dir(follow_symlinks=False)
                 found.append((entry.name, None if is_directory else entry.stat(follow_symlinks=False).st_size))
     return found
+
+
+@contextlib.contextmanager
+def _needing_room(key: str, path: Path, size: int | None = None) -> Iterator[None]:
+    """Raise an error for want of room as DiskFull: in here nothing is visible yet, so nothing has happened."""
+    try:
+        yield
+    except OSError as error:
+        what = f"blob {key!r}" if size is None else f"blob {key!r} of {size:,} bytes"
+        if (full := no_room(what, path, error)) is not None:
+            raise full from error
+        raise
 
 
 @contextlib.contextmanager

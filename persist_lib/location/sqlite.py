@@ -219,12 +219,13 @@ class _Writing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        code = self._session.connection.system_errno if isinstance(error, apsw.Error) else 0
         try:
             self._consensus.turn.release()
         finally:
             self._consensus.connections.give_back(self._session)
         if isinstance(error, apsw.Error):
-            raise sqlite_file.write_failed(error, self._consensus.path) from error
+            raise sqlite_file.write_failed(error, self._consensus.path, code) from error
 
 
 class _Patience:

@@ -23,7 +23,7 @@ from persist_lib.errors import (
     NotFound,
     PersistError,
 )
-from persist_lib.location.directories import fsync_directory
+from persist_lib.location.directories import NO_ROOM, fsync_directory, no_room
 from persist_lib.location.in_place import UNTOUCHED, Identity, InPlace, identity_of
 
 APPLICATION_ID = 0x50525354  # "PRST"
@@ -206,11 +206,18 @@ def read_failed(error: apsw.Error, path: Path) -> PersistError:
     return Determinate(f"could not read the SQLite database {path}: {error}", path=str(path))
 
 
-def write_failed(error: apsw.Error, path: Path) -> PersistError:
-    """What a failed write means. Only what is known to come before the commit is determinate.
+def write_failed(error: apsw.Error, path: Path, code: int = 0) -> PersistError:
+    """What a failed write means; `code` is the system's for it. Only what comes before the commit is determinate.
 
-    A full disk or an I/O error may have come after the last frame of the log was written: a recovery would find it.
+    An I/O error may have come after the last frame of the log was written: a recovery would find it. SUBTLE: not one
+    that says that a write found no room. The frame that makes a commit is the last thing that is written before the
+    sync, and one that was not written whole is none: its checksum tells.
     """
+    is_write = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE
+    if isinstance(error, apsw.FullError) or (is_write and code in NO_ROOM):
+        cause = OSError(code, os.strerror(code)) if code in NO_ROOM else None
+        if (full := no_room("a row", path, cause)) is not None:
+            return full
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
         return read_failed(error, path)
     if isinstance(error, apsw.TooBigError):

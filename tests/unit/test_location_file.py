@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
+from persist_lib.errors import Determinate, DiskFull, Indeterminate, InvalidUsage
 from persist_lib.location.file import FileBlob
+from persist_lib.location.retrying import RetryingBlob
 
 
 @pytest.fixture
@@ -103,12 +105,45 @@ def test_short_writes_are_gone_on_with(blob: FileBlob, monkeypatch: pytest.Monke
     assert blob.get("s/part") == bytes(range(100))
 
 
-def test_a_full_disk_is_determinate_and_leaves_nothing(blob: FileBlob, root: Path, calls: Calls) -> None:
-    calls.fail["write"] = errno.ENOSPC
-    with pytest.raises(Determinate, match="No space"):
-        blob.set("s/part", b"data")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("where", ["write", "fsync {root}/.tmp", "link"])
+def test_a_full_disk_leaves_nothing_and_is_not_tried_again(
+    blob: FileBlob, root: Path, calls: Calls, code: int, where: str
+) -> None:
+    calls.fail[where.format(root=root)] = code
+    started = time.monotonic()
+    with pytest.raises(DiskFull, match=r"bytes are free there\. Nothing was stored") as caught:
+        RetryingBlob(blob, timeout_s=30).set("s/part", b"data")
+    assert time.monotonic() - started < 5
+    assert isinstance(caught.value, Determinate)
+    assert (caught.value.errno, str(caught.value.path).startswith(str(root))) == (code, True)
     assert blob.get("s/part") is None
     assert temporary_files(root) == []
+
+
+def test_a_full_disk_that_is_told_after_the_link_leaves_a_doubt(blob: FileBlob, root: Path, calls: Calls) -> None:
+    blob.set("s/other", b"x")
+    calls.fail[f"fsync {root}/s"] = errno.ENOSPC
+    with pytest.raises(Indeterminate):
+        blob.set("s/part", b"data")
+
+
+def test_a_file_that_may_not_become_so_large_is_a_full_disk(root: Path) -> None:
+    """By a real limit, in a process of its own."""
+    if (child := os.fork()) == 0:
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            blob = FileBlob(root)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+            try:
+                blob.set("s/part", bytes(100_000))
+            except DiskFull:
+                blob.set("s/small", bytes(5_000))
+                os._exit(len(temporary_files(root)))
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [entry.key for entry in FileBlob(root).list("")] == ["s/small"]
 
 
 def test_a_failed_fsync_is_indeterminate_and_a_retry_takes_another_file(
