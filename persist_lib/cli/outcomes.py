@@ -134,7 +134,8 @@ def audited(done: Audited, dry_run: bool) -> Outcome:
     text = f"{verb} {of(len(done.orphans), 'orphan')}, {size(done.size)}"
     text += f"; {number(done.live)} in use, {number(done.pending)} pending"
     if done.uploads:
-        text += f"; {of(done.uploads, 'unfinished upload')} {'would be ' if dry_run else ''}given up"
+        weight = f", {size(done.uploads_size)}," if done.uploads_size else ""
+        text += f"; {of(done.uploads, 'unfinished upload')}{weight} {'would be ' if dry_run else ''}given up"
     if done.swept:
         text += f"; {of(len(done.swept), 'retired id')} {'could be forgotten' if dry_run else 'forgotten'}"
     return Outcome(text, jsonable(done), [*_keys(done.orphans), *_failures(done.failed)], bool(done.failed))

@@ -14,7 +14,10 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from persist_lib.config import Runtime
 from persist_lib.errors import DiskFull
@@ -22,6 +25,9 @@ from persist_lib.location.in_place import moved_away
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"
+NAMES = "="
+LONGEST_NAME = 255
+"""A half-written file's name: a number, then which key it is for, unless that makes it too long."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The disk is full, a quota is used up, a file may not become so large."""
 
@@ -171,10 +177,22 @@ class DurableDirectories:
             self._first_found = None
 
 
+class Leftover(NamedTuple):
+    """A file in somebody's staging directory: its path below `parent`, its size, its key if its name says it."""
+
+    path: str
+    key: str | None
+    size: int
+    is_dead: bool
+    """Whether whoever wrote it is gone: the lock of its directory could be taken."""
+
+
 class Staging:
     """One process's own directory below `parent`, for files that are not whole yet.
 
     Its `lock` file is flocked as long as the process lives: what it left behind is known by the lock, not by an age.
+    A file's name says which key it is for, so that it can also be judged by that key's writer. To take one from
+    somebody who lives after all does no harm: what is stored is linked from it, and who finds it gone starts anew.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -185,13 +203,14 @@ class Staging:
         self._path: Path | None = None
         self._lock_fd = -1
 
-    def fresh_path(self) -> Path:
-        """A path that nobody else uses."""
+    def fresh_path(self, key: str = "") -> Path:
+        """A path that nobody else uses, for a file that is to be stored under `key`."""
         path = self._path
         # A forked child must not share its parent's directory: the parent's death would not be told from its own.
         if path is None or self._pid != os.getpid():
             path = self._enter()
-        return path / str(next(self._names))
+        name = f"{next(self._names)}{NAMES}{quote(key, safe='')}"
+        return path / (name if len(name) <= LONGEST_NAME else name.partition(NAMES)[0])
 
     def _enter(self) -> Path:
         with self._guard:
@@ -227,19 +246,62 @@ class Staging:
         if path is not None and is_own:
             shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
+                self.sweep_empty()
                 self._parent.rmdir()
         self.abandon()
 
+    def leftovers(self) -> Iterator[Leftover]:
+        """Every file in every staging directory, its own included. Changes nothing."""
+        for folder in _names(self._parent):
+            names = [name for name in _names(self._parent / folder) if name != LOCK]
+            is_dead = bool(names) and _is_dead(self._parent / folder)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    size = (self._parent / folder / name).stat().st_size
+                    _, told, key = name.partition(NAMES)
+                    yield Leftover(f"{folder}/{name}", unquote(key) if told else None, size, is_dead)
+
+    def remove(self, path: str) -> None:
+        """Remove a leftover; its whole directory when that was the last of a dead process."""
+        (self._parent / path).unlink(missing_ok=True)
+        self.sweep_empty()
+
+    def sweep_empty(self) -> None:
+        """Remove the directories of dead processes that left nothing."""
+        for folder in _names(self._parent):
+            if set(_names(self._parent / folder)) <= {LOCK}:
+                _sweep_one(self._parent / folder)
+
     def sweep(self) -> int:
         """Remove what dead processes left behind; answers how many files."""
-        if not self._parent.exists():
-            return 0
-        return sum(_sweep_one(Path(entry.path)) for entry in os.scandir(self._parent) if entry.is_dir())
+        return sum(_sweep_one(self._parent / folder) for folder in _names(self._parent))
 
 
-def _try_flock(fd: int) -> bool:
+def _names(path: Path) -> list[str]:
+    """What is in a directory; nothing when there is none, or it is gone."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.listdir(path)  # noqa: PTH208 - names only
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether the process of a staging directory is gone. False where locks cannot tell."""
+    try:
+        fd = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _try_flock(fd, fcntl.LOCK_SH)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _try_flock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.location.api import BlobEntry
+from persist_lib.location.api import BlobEntry, Upload
 from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory, no_room
 from persist_lib.location.in_place import moved_away
 from persist_lib.location.keys import check_key, check_prefix, check_range
@@ -82,7 +82,7 @@ class FileBlob:
         self.check_in_place()
         with _failing_as(Determinate, "store", key), _needing_room(key, self._root):
             directory = self._directories.open(parent)
-            temporary = self._staging.fresh_path()
+            temporary = self._staging.fresh_path(key)
         try:
             _write_durably(temporary, data, key)
             try:
@@ -188,6 +188,31 @@ class FileBlob:
                     pending.append(f"{below}{name}/")
                 else:
                     yield BlobEntry(below + name, size)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See `api.SendsInPieces`: half-written files below `prefix`, and those of dead processes that do not say.
+
+        A file that does not name its key was made by a release before, or its key is very long. It is listed once its
+        process is gone, whatever the prefix, as one below it.
+        """
+        check_prefix(prefix)
+        with _failing_as(Determinate, "list the temporary files of", prefix):
+            found = [*self._staging.leftovers()]
+        for left in found:
+            key = left.key or f"{prefix}{TEMPORARY}/{left.path}"
+            if key.startswith(prefix) and (left.key or left.is_dead):
+                yield Upload(key, left.path, left.size, left.is_dead)
+
+    def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
+        """See `api.SendsInPieces`."""
+        self.check_in_place()
+        failed: dict[Upload, Exception] = {}
+        for upload in uploads:
+            try:
+                self._staging.remove(upload.id)
+            except OSError as error:
+                failed[upload] = _failed(Determinate, "remove the temporary file of", upload.key, error)
+        return failed
 
     def sweep_temporary(self) -> int:
         """Remove half-written files of processes that are gone; answers how many. Safe beside living ones."""

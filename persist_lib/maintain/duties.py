@@ -66,5 +66,6 @@ def _together(first: Audited, second: Audited) -> Audited:
         size=first.size + second.size,
         swept=first.swept + second.swept,
         uploads=first.uploads + second.uploads,
+        uploads_size=first.uploads_size + second.uploads_size,
         cost=first.cost + second.cost,
     )

@@ -52,6 +52,8 @@ class Audited(msgspec.Struct, frozen=True):
     """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next one decides."""
     uploads: int = 0
     """Unfinished uploads of writers that are gone, given up. Their pieces are stored, and paid for, and not listed."""
+    uploads_size: int = 0
+    """Their bytes, where the store tells (not S3)."""
     cost: Cost = Cost()
 
 
@@ -79,7 +81,7 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
     ]
     uploads, failed = _unfinished(machine)
     plan = plan_orphans(machine.fetch().state, listed, uploads)
-    abandoned = [upload for key in sorted(plan.uploads) for upload in uploads[key]]
+    abandoned = [upload for key in sorted(uploads) for upload in uploads[key] if key in plan.uploads or upload.is_dead]
     if not dry_run:
         failed |= _delete(machine, tuple(plan.keys), progress) | _abort(machine, abandoned)
         _forget_retired(machine, plan)
@@ -87,8 +89,8 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
     size = sum(plan.keys[key] for key in gone)
     newest = machine.state.newest_rollup
     loose = sum(1 for key, _ in listed if (parse_rollup_key(key) or 0) > newest)
-    aborted = sum(1 for upload in abandoned if upload.id not in failed)
-    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, aborted)
+    aborted = [upload.size for upload in abandoned if upload.id not in failed]
+    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, len(aborted), sum(aborted))
 
 
 def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str, str]]:

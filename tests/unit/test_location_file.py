@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -324,6 +325,52 @@ def test_sweeping_removes_what_dead_processes_left_and_nothing_of_the_living(blo
     assert blob.sweep_temporary() == 1
     assert temporary_files(root) == []
     assert blob.sweep_temporary() == 0
+
+
+def test_half_written_files_are_listed_by_key_and_those_of_the_dead_are_told(blob: FileBlob, root: Path) -> None:
+    dead, alive = leave_half_written(root, die=True), leave_half_written(root, die=False)
+    os.waitpid(dead, 0)
+    try:
+        found = {upload.id.split("-")[0]: upload for upload in blob.uploads("")}
+        assert {pid: (upload.key, upload.size, upload.is_dead) for pid, upload in found.items()} == {
+            str(dead): ("half", 10, True), str(alive): ("half", 10, False),
+        }  # fmt: skip
+        assert [*blob.uploads("other/")] == []
+        assert blob.abort_uploads([found[str(dead)]]) == {}
+        assert [upload.id for upload in blob.uploads("")] == [found[str(alive)].id]
+        assert not list((root / ".tmp").glob(f"{dead}-*")), "nothing else of it was left"
+    finally:
+        os.kill(alive, signal.SIGKILL)
+        os.waitpid(alive, 0)
+
+
+def test_what_a_release_before_left_is_found_by_its_lock_below_any_prefix(blob: FileBlob, root: Path) -> None:
+    """Its names said nothing: a number each."""
+    folder = root / ".tmp/123-00000000deadbeef"
+    folder.mkdir(parents=True)
+    (folder / "0").write_bytes(bytes(1000))
+    assert [*blob.uploads("s/")] == [], "no lock yet: its process may just be starting"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [*blob.uploads("s/")] == []
+    (found,) = blob.uploads("s/")
+    assert (found.size, found.is_dead) == (1000, True)
+    blob.set("s/part", b"x")
+    assert blob.abort_uploads([found]) == {}
+    assert not folder.exists()
+    assert blob.get("s/part") == b"x"
+
+
+@pytest.mark.parametrize("key", ["s/ä ö/%2F=x", "s/" + "k" * 254, "s/" + "ü" * 120])
+def test_a_temporary_file_of_any_key_can_be_made_and_names_its_key_if_it_is_not_too_long(
+    blob: FileBlob, calls: Calls, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    calls.fail["link"] = errno.EIO
+    seen: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _fd: seen.extend(upload.key for upload in blob.uploads("")))
+    with pytest.raises(Indeterminate):
+        blob.set(key, b"x")
+    assert set(seen) == ({key} if len(key) < 80 else set())
 
 
 def test_a_forked_child_has_a_temporary_directory_of_its_own(blob: FileBlob, root: Path) -> None:
