@@ -142,7 +142,7 @@ class Client:
         """What this client asked of its location so far, by kind of operation; each attempt counts."""
         operations = self._meter.counts()
         cost = sum((count.cost for count in operations.values()), self._meter.elsewhere())
-        return Metrics(operations, cost, self._cache.counts() if self._cache else None)
+        return Metrics(operations, cost, self._cache.counts() if self._cache else None, self.leases.failures)
 
     def charge(self, cost: Cost) -> None:
         """Count what another process spent for this client, and for the call that is under way, as Spark's tasks do."""

@@ -63,13 +63,13 @@ def create(path: Path) -> None:
         connection.pragma("journal_mode", "wal")
         connection.close()
         os.link(temporary, path)
+        fsync_directory(path.parent)
     except FileExistsError:
         return  # somebody else made it meanwhile
     except (OSError, apsw.Error) as error:
         raise Determinate(f"could not create the SQLite database {path}: {error}", path=str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    fsync_directory(path.parent)
 
 
 def check_format(path: Path) -> None:
