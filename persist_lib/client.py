@@ -210,7 +210,10 @@ class Client:
         engine: Engine | None = None,
         dry_run: bool = False,
     ) -> Maintained:
-        """All duties, here and now."""
+        """All duties, here and now. One that fails keeps no other from being done; the gravest is raised at the end.
+
+        The error is of that failure's own kind, and has `failed` (a message) and `done` (the answer) by duty.
+        """
         return maintain(self.machine(name), self.leases, policy=self.policy(policy), engine=engine, dry_run=dry_run)
 
     @charged

@@ -152,7 +152,7 @@ class NewerFormat(Damage):
 
 
 class HistoryRegressed(Damage):
-    """The log is older than what this client has already seen. Fields: seen, head."""
+    """The log is older than what this client has already seen, or its files were replaced. Fields: seen, head, path."""
 
 
 class InvariantViolated(Damage):

@@ -11,6 +11,7 @@ from rich.table import Table
 from persist_lib.cli import render, units
 from persist_lib.cli.units import number, of, size
 from persist_lib.cli.values import Json, jsonable, plan_value
+from persist_lib.errors import PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.garbage import Held
@@ -171,6 +172,15 @@ def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: boo
         {**value, "before": jsonable(done.before), "after": jsonable(done.after), "cost": jsonable(done.cost)},
         details, max(part.exit_code for part in parts.values()),
     )  # fmt: skip
+
+
+def done_in_part(name: str, error: PersistError) -> list[RenderableType]:
+    """What a maintenance did in which some duties failed, a line for each; nothing for any other failure."""
+    done, failed = error.fields.get("done"), error.fields.get("failed")
+    if not isinstance(done, dict) or not isinstance(failed, dict):
+        return []
+    lines = [f"  {duty:<8} done" for duty in done] + [f"  {duty:<8} FAILED: {why}" for duty, why in failed.items()]
+    return [f"{name}: {number(len(failed))} of {number(len(failed) + len(done))} duties failed", *lines]
 
 
 def _keys(keys: tuple[str, ...]) -> list[RenderableType]:
