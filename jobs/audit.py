@@ -46,6 +46,7 @@ def numbers(audited: Audited) -> dict[str, float]:
     return {
         "orphans": len(audited.orphans), "bytes": audited.size, "referred": audited.live, "pending": audited.pending,
         "swept": len(audited.swept), "failed": len(audited.failed), "uploads": audited.uploads,
+        "upload_bytes": audited.uploads_size,
         **program.spent(audited.cost),
     }  # fmt: skip
 

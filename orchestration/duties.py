@@ -218,7 +218,7 @@ def _audited(client: Client, shard: str, options: Options) -> Done:
     figures = {
         "orphans": len(audited.orphans), "orphan_bytes": audited.size, "referred": audited.live,
         "pending": audited.pending, "swept": len(audited.swept), "failed": len(audited.failed),
-        "unfinished_uploads": audited.uploads,
+        "unfinished_uploads": audited.uploads, "unfinished_upload_bytes": audited.uploads_size,
     }  # fmt: skip
     lines = [f"orphan: {key}" for key in audited.orphans[:100]]
     return Done("orphan_audit", figures, (finding,), _seqno(client, shard), None, tuple(lines))

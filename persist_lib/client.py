@@ -173,7 +173,7 @@ class Client:
         """What this client asked of its location so far, by kind of operation; each attempt counts."""
         operations = self._meter.counts()
         cost = sum((count.cost for count in operations.values()), self._meter.elsewhere())
-        return Metrics(operations, cost, self._cache.counts() if self._cache else None)
+        return Metrics(operations, cost, self._cache.counts() if self._cache else None, self.leases.failures)
 
     def charge(self, cost: Cost) -> None:
         """Count what another process spent for this client, and for the call that is under way, as Spark's tasks do."""
@@ -253,7 +253,10 @@ class Client:
         engine: Engine | None = None,
         dry_run: bool = False,
     ) -> Maintained:
-        """All duties, here and now."""
+        """All duties, here and now. One that fails keeps no other from being done; the gravest is raised at the end.
+
+        The error is of that failure's own kind, and has `failed` (a message) and `done` (the answer) by duty.
+        """
         policy, dry_run = self.policy(policy), parse_flag(dry_run, "dry_run")
         _check_engine(engine)
         return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run)

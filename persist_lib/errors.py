@@ -17,6 +17,7 @@
     ├── NotSent                    an append that was accepted earlier failed, so this one was not written (earlier)
     ├── Determinate                the world failed, and the call did certainly not happen
     │   ├── TimedOut               the caller's timeout ran out
+    │   ├── DiskFull               the disk or quota is full; waiting does not help (path, free)
     │   └── BufferFull             no room for one more append, and the caller does not want to wait
     ├── Indeterminate              the world failed, and the call may have happened
     └── Damage                     stop: stored data is not what was written
@@ -126,6 +127,10 @@ class TimedOut(Determinate):
     """The caller's timeout ran out before the thing waited for came about. Field: timeout_s."""
 
 
+class DiskFull(Determinate):
+    """There is no room for what was to be written, so it was not. It is not tried again. Fields: path, free (bytes)."""
+
+
 class BufferFull(Determinate):
     """A writer has accepted as much as it may before it is written. Fields: size, waiting, most (bytes)."""
 
@@ -151,7 +156,7 @@ class NewerFormat(Damage):
 
 
 class HistoryRegressed(Damage):
-    """The log is older than what this client has already seen. Fields: seen, head."""
+    """The log is older than what this client has already seen, or its files were replaced. Fields: seen, head, path."""
 
 
 class InvariantViolated(Damage):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import Rollup, State, Version
-from persist_lib.core.validate import check_state
+from persist_lib.core.validate import check_change, check_references, check_state
 from persist_lib.errors import Corrupt, HistoryRegressed, InvariantViolated, Missing
 from persist_lib.format.digest import digest, verify
 from persist_lib.format.encoding import (
@@ -149,6 +149,7 @@ def _replay(consensus: Consensus, shard: ShardId, start: Version) -> Version | N
 
 def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
     state = version.state
+    diffs: list[StateDiff] = []
     seqno, previous, rollup, format_ = version.seqno, version.digest, version.rollup, version.row_format
     for seqno_found, data in rows:
         name = row_name(shard, seqno_found)
@@ -160,10 +161,14 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
                 key=name, expected=previous, actual=row.previous,
             )  # fmt: skip
         try:
-            state = apply_diff(state, row.diff)
+            before, state = state, apply_diff(state, row.diff)
         except InvariantViolated as error:
             raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
+        # Who follows refuses what who loads afresh refuses.
+        check_change(before, row.diff, state, seqno_found)
+        diffs.append(row.diff)
         seqno, previous, rollup, format_ = row.seqno, row_digest(data), row.rollup, row_format(data)
+    check_references(state, diffs, seqno)
     return Version(seqno, state, previous, rollup, format_)
 
 

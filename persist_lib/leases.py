@@ -55,18 +55,35 @@ class Leases:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self.failures = 0
+        """How often a lease could not be renewed, or what renews them not started. Each was logged and tried again."""
+
+    def prepare(self) -> None:
+        """Have the thread that renews, before anything is registered that needs it.
+
+        Raises Determinate when this machine has no room for one more thread now; nothing was registered then.
+        """
+        with self._lock:
+            if not self._runtime.background or self._thread is not None:
+                return
+            thread = threading.Thread(target=self._renew, name="persist-leases", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:
+                raise Determinate(
+                    f"could not start the thread that keeps leases up ({error}); nothing was registered. Try again "
+                    "when this machine has room for more threads"
+                ) from error
+            self._thread = thread
 
     def keep(self, machine: Machine, id_: str) -> None:
-        """Keep the lease of a registered id up from now on."""
+        """Keep the lease of a registered id up from now on. Raises nothing: the id is registered already."""
         with self._lock:
             self._kept.setdefault(machine.shard, (machine, set()))[1].add(id_)
             if self._process is not None:
                 self._tell("keep", machine.shard, id_)
-            if self._runtime.background and self._thread is None:
-                self._thread = threading.Thread(target=self._renew, name="persist-leases", daemon=True)
-                self._thread.start()
             if self._runtime.background and self._config.lease_ms < EAGER_BELOW_MS:
-                self._start_process()
+                self._try_start_process()
 
     def is_inherited(self) -> bool:
         """Whether this is a fork of the process that registered the ids: they, thread and pipe are its parent's."""
@@ -114,10 +131,10 @@ class Leases:
         for call in calls:
             try:
                 call()
-            except PersistError as error:
-                log.warning("could not move a hold: %s", error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the leases have to be renewed
+                self._failed("could not move a hold", error)
         for machine, ids in kept:
-            renew(machine, ids, self._config.lease_ms, RENEW_BELOW)
+            self.failures += not renew(machine, ids, self._config.lease_ms, RENEW_BELOW)
 
     def close(self) -> None:
         """Stop renewing, and retire what is still kept. Idempotent; in a fork it leaves all that to the parent."""
@@ -141,14 +158,30 @@ class Leases:
         waited_s = 0.0
         while not self._wake.wait(step_s := self._step_s()):
             waited_s += step_s
-            with self._lock:
-                if waited_s >= min(PATIENCE_S, self._config.lease_ms / 4000):
-                    self._start_process()
-            self.tick()
+            # SUBTLE: nothing that fails here may end the thread. A moment without descriptors, memory or processes
+            # would otherwise end each lease for good, long after it was over.
+            try:
+                self.tick()
+                with self._lock:
+                    if waited_s >= min(PATIENCE_S, self._config.lease_ms / 4000):
+                        self._try_start_process()
+            except Exception as error:  # noqa: BLE001 - see above
+                self._failed("could not renew leases", error)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.failures += 1
+        log.warning("%s, which is tried again: %s: %s", what, type(error).__name__, error)
 
     def _step_s(self) -> float:
         period_s = self._config.lease_ms / 4000
         return min(period_s, PATIENCE_S) if self._process is None else period_s
+
+    def _try_start_process(self) -> None:
+        try:
+            self._start_process()
+        except (OSError, MemoryError, RuntimeError) as error:
+            # No descriptors, memory or processes left at the moment: the thread goes on alone, and comes back to this.
+            self._failed("could not start the process that renews leases", error)
 
     def _start_process(self) -> None:
         if self._urls is None or self._closed or not sys.executable:
@@ -156,7 +189,8 @@ class Leases:
         if self._process is not None:
             if self._process.poll() is None:
                 return
-            _end(self._process)
+            ended, self._process = self._process, None
+            _end(ended)
         command = [sys.executable, "-P", "-m", "persist_lib.heartbeat", str(os.getpid())]
         path = os.pathsep.join(folder for folder in sys.path if folder)
         env = {**os.environ, "PYTHONPATH": path}  # noqa: TID251 - handed on, not read
@@ -207,8 +241,8 @@ def was_closed(machine: Machine, what: str) -> LeaseExpired:
     return LeaseExpired(f"shard {machine.shard}: {said}", id="", shard=machine.shard)
 
 
-def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -> None:
-    """Extend those of `ids` that have less than this share of their lease left. Failures are logged."""
+def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -> bool:
+    """Extend those of `ids` that have less than this share of their lease left. Failures are logged: then False."""
 
     def is_due(state: State, now: int) -> bool:
         untils = [
@@ -221,8 +255,10 @@ def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -
     try:
         if is_due(machine.state, machine.consensus.now()) and is_due(machine.fetch().state, machine.consensus.now()):
             machine.commit(lambda _state, now: Heartbeat(ids, now + lease_ms), timeout_s=lease_ms / 2000)
-    except PersistError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, and others' leases as well
         log.warning("could not renew the leases of %s on shard %s: %s", ", ".join(ids), machine.shard, error)
+        return False
+    return True
 
 
 def _retire(machine: Machine, id_: str) -> None:

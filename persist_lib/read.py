@@ -188,6 +188,7 @@ class ReadHandle(Leased):
 
     def _register(self, purpose: str) -> None:
         fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms
+        self._leases.prepare()
         done = self.machine.commit(lambda _state, now: c.RegisterReader(fresh, now + lease_ms, purpose))
         self._since = self._wanted = done.after.readers[fresh].since
         self.id = fresh

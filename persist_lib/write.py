@@ -93,6 +93,7 @@ class WriteHandle(Leased):
             fresh = format_writer_id(self.machine.runtime.entropy())
             lease_ms = self.machine.config.lease_ms
             build = lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms)  # noqa: E731
+            self._leases.prepare()
             self.machine.commit(build, deadline.remaining_s())
             self._leases.keep(self.machine, fresh)
             self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)

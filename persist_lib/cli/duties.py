@@ -13,6 +13,7 @@ from persist_lib.cli.outcomes import Outcome
 from persist_lib.cli.session import Advance, Session
 from persist_lib.cli.units import spent
 from persist_lib.cli.values import error_value, jsonable, worst
+from persist_lib.errors import PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
@@ -57,8 +58,16 @@ def maintain(session: Session, names: Shards = None, is_all: AllShards = False, 
     persist maintain orders payments
     persist maintain --all --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
-    _run(session, "maintain", names, is_all, dry_run, lambda client, name, _advance: outcomes.maintained(
-        client.maintain(name, dry_run=dry_run), client.inspect(name), client.config.rollup_every, dry_run))  # fmt: skip
+
+    def one(client: Client, name: str, _advance: Advance) -> Outcome:
+        try:
+            done = client.maintain(name, dry_run=dry_run)
+        except PersistError as error:
+            session.show(*outcomes.done_in_part(name, error))
+            raise
+        return outcomes.maintained(done, client.inspect(name), client.config.rollup_every, dry_run)
+
+    _run(session, "maintain", names, is_all, dry_run, one)
 
 
 def compact(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from persist_lib.cli import render, units
 from persist_lib.cli.units import number, of, size
 from persist_lib.cli.values import Json, jsonable, plan_value
+from persist_lib.errors import PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.garbage import Held
@@ -152,7 +153,8 @@ def audited(done: Audited, dry_run: bool) -> Outcome:
     text = f"{verb} {of(len(done.orphans), 'orphan')}, {size(done.size)}"
     text += f"; {number(done.live)} in use, {number(done.pending)} pending"
     if done.uploads:
-        text += f"; {of(done.uploads, 'unfinished upload')} {'would be ' if dry_run else ''}given up"
+        weight = f", {size(done.uploads_size)}," if done.uploads_size else ""
+        text += f"; {of(done.uploads, 'unfinished upload')}{weight} {'would be ' if dry_run else ''}given up"
     if done.swept:
         text += f"; {of(len(done.swept), 'retired id')} {'could be forgotten' if dry_run else 'forgotten'}"
     return Outcome(text, jsonable(done), [*_keys(done.orphans), *_failures(done.failed)], bool(done.failed))
@@ -190,6 +192,15 @@ def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: boo
         {**value, "before": jsonable(done.before), "after": jsonable(done.after), "cost": jsonable(done.cost)},
         details, max(part.exit_code for part in parts.values()),
     )  # fmt: skip
+
+
+def done_in_part(name: str, error: PersistError) -> list[RenderableType]:
+    """What a maintenance did in which some duties failed, a line for each; nothing for any other failure."""
+    done, failed = error.fields.get("done"), error.fields.get("failed")
+    if not isinstance(done, dict) or not isinstance(failed, dict):
+        return []
+    lines = [f"  {duty:<8} done" for duty in done] + [f"  {duty:<8} FAILED: {why}" for duty, why in failed.items()]
+    return [f"{name}: {number(len(failed))} of {number(len(failed) + len(done))} duties failed", *lines]
 
 
 def _keys(keys: tuple[str, ...]) -> list[RenderableType]:

@@ -1,12 +1,14 @@
 """What always holds of a state, as code: whole after each load, for what changed before each compare-and-set.
 
 `check_state(state, seqno)` and `check_change(old, diff, new, seqno)` raise InvariantViolated with one sentence for each
-broken invariant. Neither is ever compiled out; a client never commits on top of a state that fails.
+broken invariant. Neither is ever compiled out; a client never commits on top of a state that fails. Whoever follows a
+log that somebody else wrote calls `check_references` as well, and then refuses whatever `check_state` refuses.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import pairwise
 
 from persist_lib.core.diff import MODULUS, StateDiff
@@ -51,7 +53,35 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
     for key, was, _ in diff.garbage:
         if was is None and key in old.garbage:
             found.append(f"{key} became garbage twice")
+    _refuse(found + _later(diff, new, seqno), seqno)
+
+
+def check_references(state: State, diffs: Iterable[StateDiff], seqno: SeqNo) -> None:
+    """Raise InvariantViolated if what `diffs` linked or made garbage is referred to twice, or is garbage and live.
+
+    Costs one look through the trace where they name objects, nothing where they do not. A transition is refused for
+    this before it is committed; `check_change` therefore leaves it out.
+    """
+    keys = {key for diff in diffs if diff.trace is not None for batch in diff.trace.added for key in batch.keys}
+    keys |= {key for diff in diffs for key, _, after in diff.garbage if after is not None}
+    if not keys:
+        return
+    live = [part.key for batch in state.trace for part in batch.parts if part.key in keys]
+    live += [rollup.key for rollup in state.rollups.values() if rollup.key in keys]
+    found = [f"{key} is both garbage and referred to" for key in live if key in state.garbage]
+    if len(set(live)) != len(live):
+        found.append("a blob is referred to twice")
     _refuse(found, seqno)
+
+
+def _later(diff: StateDiff, new: State, seqno: SeqNo) -> list[str]:
+    """What is said to have happened after this very transition, and ids that were retired and are still live."""
+    marks = [garbage.seqno for _, _, garbage in diff.garbage if garbage is not None]
+    marks += [retired for _, _, retired in diff.retired if retired is not None]
+    marks += [batch.born for batch in diff.trace.added] if diff.trace is not None else []
+    found = [f"seqno {at} is beyond {seqno}" for at in marks if at > seqno]
+    retired = [id_ for id_, _, after in diff.retired if after is not None]
+    return found + [f"{id_} is both live and retired" for id_ in retired if id_ in new.writers or id_ in new.readers]
 
 
 def _trace_change(new: State, diff: StateDiff) -> list[str]:
@@ -62,11 +92,14 @@ def _trace_change(new: State, diff: StateDiff) -> list[str]:
         found += batch_problems(added, new)
         is_last = new.trace[-1] is added  # as what is appended always is
         index = len(new.trace) - 1 if is_last else bisect_left(new.trace, added.lo, key=lambda batch: batch.lo)
+        if index == len(new.trace) or new.trace[index] is not added:
+            found.append(f"batch {added.id} is out of order")
         around = new.trace[max(0, index - 1) : index + 2]
         found += _contiguous(around, first=index <= 1)
         if added.since > new.since:
             found.append(f"batch {added.id} has since {added.since} beyond {new.since}")
         found += [f"{key} is both garbage and referred to" for key in added.keys if key in new.garbage]
+        found += [f"{key} has no uploader" for key in added.keys if not WRITER.fullmatch(uploader_of(key))]
     return found
 
 

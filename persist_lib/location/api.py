@@ -21,10 +21,15 @@ class BlobEntry(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """An object that is being sent in pieces, or was when its sender died: its key, and the store's name for it."""
+    """An object that is being stored, or was when its sender died: its key, and the store's name for the attempt.
+
+    `size` are the bytes that are kept of it, where the store tells; `is_dead` says that its sender is known to be gone.
+    """
 
     key: str
     id: str
+    size: int = 0
+    is_dead: bool = False
 
 
 START_BYTES = 32
@@ -93,7 +98,10 @@ class Blob(Protocol):
 
 @runtime_checkable
 class SendsInPieces(Protocol):
-    """What a Blob has beside when it sends large objects in pieces, which stay when their sender dies."""
+    """What a Blob has beside when what it stores takes several steps, of which something stays when the sender dies.
+
+    On S3 these are the pieces of large objects, in a directory the temporary files.
+    """
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Those below `prefix` that are neither finished nor given up."""
@@ -164,4 +172,13 @@ class WakesWaiters(Protocol):
 
         True says nothing of what there is: look.
         """
+        ...
+
+
+@runtime_checkable
+class StaysInPlace(Protocol):
+    """What a Blob or Consensus may have beside, when what it has open could be replaced behind its back: files."""
+
+    def check_in_place(self) -> None:
+        """Raise HistoryRegressed unless what is open is still what its path leads to. No request, and cheap."""
         ...

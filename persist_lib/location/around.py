@@ -15,6 +15,7 @@ from persist_lib.location.api import (
     Newest,
     Row,
     SendsInPieces,
+    StaysInPlace,
     Upload,
     WakesWaiters,
 )
@@ -135,6 +136,11 @@ class AroundConsensus(Around):
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         """See `api.WakesWaiters`. No request."""
         return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)
+
+    def check_in_place(self) -> None:
+        """See `api.StaysInPlace`; nothing where the inner one cannot be replaced. No request."""
+        if isinstance(self.inner, StaysInPlace):
+            self.inner.check_in_place()
 
     def now(self) -> int:
         """See `api.Consensus`."""

@@ -7,18 +7,29 @@ classes pay for that once per directory and process, so that storing an object c
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
 import shutil
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from persist_lib.config import Runtime
+from persist_lib.errors import DiskFull
+from persist_lib.location.in_place import moved_away
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"
+NAMES = "="
+LONGEST_NAME = 255
+"""A half-written file's name: a number, then which key it is for, unless that makes it too long."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The disk is full, a quota is used up, a file may not become so large."""
 
 
 def fsync_directory(path: Path) -> None:
@@ -36,6 +47,40 @@ def make_directories(path: Path) -> None:
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
         fsync_directory(directory.parent)
+
+
+def ensure_directory(path: Path) -> None:
+    """Make `path` and its missing parents, not durably, beside processes that remove directories when they are empty.
+
+    Raises NotADirectoryError when a part of the path is no directory, and FileNotFoundError when a part of it was
+    removed meanwhile: then it can be tried again.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        # SUBTLE: `exist_ok` looks again at what was in its way. When that was removed in between, it raises this too.
+        found = Path(error.filename)
+        if os.path.lexists(found) and not found.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found)) from error
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(found)) from error
+
+
+def no_room(what: str, path: Path, error: OSError | None = None) -> DiskFull | None:
+    """The error for a write that failed for want of room, if it did. `path` is where it was to go."""
+    if error is not None and error.errno not in NO_ROOM:
+        return None
+    try:
+        found = os.statvfs(next(above for above in (path, *path.parents) if above.exists()))
+        free = found.f_bavail * found.f_frsize
+    except OSError:
+        free = -1
+    room = f"{free:,} bytes are free there" if free >= 0 else "how much is free there cannot be told"
+    reason = "" if error is None else f" ({error.strerror})"
+    return DiskFull(
+        f"there is no room for {what} at {path}{reason}; {room}. Nothing was stored. Make room, or raise the quota or "
+        "limit, then try again: waiting does not help",
+        path=str(path), free=free, errno=None if error is None else error.errno,
+    )  # fmt: skip
 
 
 class OpenDirectory:
@@ -63,6 +108,27 @@ class DurableDirectories:
         self._root = root
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenDirectory] = OrderedDict()
+        self._first_found: OpenDirectory | None = None
+
+    def check_in_place(self) -> None:
+        """Raise HistoryRegressed unless the root is the directory that was there when it was first looked for.
+
+        It is kept open from then on, so that no other directory can pass for it. Nothing is so before there is one.
+        """
+        first = self._first_found or self._find_root()
+        try:
+            is_same = first is None or os.path.samestat(self._root.stat(), os.fstat(first.fd))
+        except (FileNotFoundError, NotADirectoryError):
+            is_same = False
+        if not is_same:
+            raise moved_away(str(self._root))
+
+    def _find_root(self) -> OpenDirectory | None:
+        with self._lock:
+            if self._first_found is None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._first_found = OpenDirectory(self._root)
+            return self._first_found
 
     def open(self, name: str) -> OpenDirectory:
         """The directory `name` below the root ("" is the root), with every entry that leads to it durable."""
@@ -80,11 +146,9 @@ class DurableDirectories:
     def _make(self, name: str) -> OpenDirectory:
         if not self._root.exists():
             make_directories(self._root)
+        self.check_in_place()
         path = self._root / name
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:
-            raise NotADirectoryError(path) from error
+        ensure_directory(path)
         # SUBTLE: also when it existed: who made it may not have come to syncing its parents yet, and may never.
         while path != self._root:
             path = path.parent
@@ -110,12 +174,25 @@ class DurableDirectories:
         """Close all of them."""
         with self._lock:
             self._open.clear()
+            self._first_found = None
+
+
+class Leftover(NamedTuple):
+    """A file in somebody's staging directory: its path below `parent`, its size, its key if its name says it."""
+
+    path: str
+    key: str | None
+    size: int
+    is_dead: bool
+    """Whether whoever wrote it is gone: the lock of its directory could be taken."""
 
 
 class Staging:
     """One process's own directory below `parent`, for files that are not whole yet.
 
     Its `lock` file is flocked as long as the process lives: what it left behind is known by the lock, not by an age.
+    A file's name says which key it is for, so that it can also be judged by that key's writer. To take one from
+    somebody who lives after all does no harm: what is stored is linked from it, and who finds it gone starts anew.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -126,13 +203,14 @@ class Staging:
         self._path: Path | None = None
         self._lock_fd = -1
 
-    def fresh_path(self) -> Path:
-        """A path that nobody else uses."""
+    def fresh_path(self, key: str = "") -> Path:
+        """A path that nobody else uses, for a file that is to be stored under `key`."""
         path = self._path
         # A forked child must not share its parent's directory: the parent's death would not be told from its own.
         if path is None or self._pid != os.getpid():
             path = self._enter()
-        return path / str(next(self._names))
+        name = f"{next(self._names)}{NAMES}{quote(key, safe='')}"
+        return path / (name if len(name) <= LONGEST_NAME else name.partition(NAMES)[0])
 
     def _enter(self) -> Path:
         with self._guard:
@@ -140,7 +218,7 @@ class Staging:
                 return self._path
             self._drop_lock()
             path = self._parent / f"{os.getpid()}-{Runtime().entropy():016x}"
-            path.mkdir(parents=True)
+            ensure_directory(path)
             lock_fd = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             if not _try_flock(lock_fd):
                 # A sweeper was faster than our lock; what it removes is empty.
@@ -168,19 +246,62 @@ class Staging:
         if path is not None and is_own:
             shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
+                self.sweep_empty()
                 self._parent.rmdir()
         self.abandon()
 
+    def leftovers(self) -> Iterator[Leftover]:
+        """Every file in every staging directory, its own included. Changes nothing."""
+        for folder in _names(self._parent):
+            names = [name for name in _names(self._parent / folder) if name != LOCK]
+            is_dead = bool(names) and _is_dead(self._parent / folder)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    size = (self._parent / folder / name).stat().st_size
+                    _, told, key = name.partition(NAMES)
+                    yield Leftover(f"{folder}/{name}", unquote(key) if told else None, size, is_dead)
+
+    def remove(self, path: str) -> None:
+        """Remove a leftover; its whole directory when that was the last of a dead process."""
+        (self._parent / path).unlink(missing_ok=True)
+        self.sweep_empty()
+
+    def sweep_empty(self) -> None:
+        """Remove the directories of dead processes that left nothing."""
+        for folder in _names(self._parent):
+            if set(_names(self._parent / folder)) <= {LOCK}:
+                _sweep_one(self._parent / folder)
+
     def sweep(self) -> int:
         """Remove what dead processes left behind; answers how many files."""
-        if not self._parent.exists():
-            return 0
-        return sum(_sweep_one(Path(entry.path)) for entry in os.scandir(self._parent) if entry.is_dir())
+        return sum(_sweep_one(self._parent / folder) for folder in _names(self._parent))
 
 
-def _try_flock(fd: int) -> bool:
+def _names(path: Path) -> list[str]:
+    """What is in a directory; nothing when there is none, or it is gone."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.listdir(path)  # noqa: PTH208 - names only
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether the process of a staging directory is gone. False where locks cannot tell."""
+    try:
+        fd = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _try_flock(fd, fcntl.LOCK_SH)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _try_flock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

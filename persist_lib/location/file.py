@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.location.api import BlobEntry
-from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory
+from persist_lib.location.api import BlobEntry, Upload
+from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory, no_room
+from persist_lib.location.in_place import moved_away
 from persist_lib.location.keys import check_key, check_prefix, check_range
 from persist_lib.location.memory import written_before
 
@@ -56,6 +57,11 @@ class FileBlob:
         except OSError as error:
             raise _failed(Determinate, "read", key, error) from error
 
+    def check_in_place(self) -> None:
+        """See `api.StaysInPlace`."""
+        with _failing_as(Determinate, "look for the directory of", "the location"):
+            self._directories.check_in_place()
+
     def set(self, key: str, data: bytes | memoryview) -> None:
         """See `api.Blob`."""
         check_key(key)
@@ -73,22 +79,36 @@ class FileBlob:
 
     def _set(self, key: str, data: memoryview) -> None:
         parent, _, name = key.rpartition("/")
-        with _failing_as(Determinate, "store", key):
+        self.check_in_place()
+        with _failing_as(Determinate, "store", key), _needing_room(key, self._root):
             directory = self._directories.open(parent)
-            temporary = self._staging.fresh_path()
+            temporary = self._staging.fresh_path(key)
         try:
             _write_durably(temporary, data, key)
             try:
-                with _failing_as(Indeterminate, "link", key):
+                with _failing_as(Indeterminate, "link", key), _needing_room(key, self._root / parent):
                     os.link(temporary, name, dst_dir_fd=directory.fd)
             except FileExistsError:
                 self._check_same(key, data)
             # Also when it was there: who linked it may not have come to this line.
             with _failing_as(Indeterminate, "fsync the directory of", key):
                 os.fsync(directory.fd)
+                self._check_found(key, temporary)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+    def _check_found(self, key: str, temporary: Path) -> None:
+        """Raise HistoryRegressed if what was just linked is not at its path: a directory on the way was replaced."""
+        try:
+            found = self._path(key).stat()
+        except ABSENT:
+            found = None
+        # SUBTLE: with one name left, another's equal object is there, or somebody has deleted this one since, as an
+        # audit does when its writer is retired. With two, it must be at its path.
+        linked = temporary.stat()
+        if linked.st_nlink > 1 and (found is None or not os.path.samestat(found, linked)):
+            raise moved_away(str(self._path(key)), f"Blob {key!r} was stored in a directory that is there no more")
 
     def _check_same(self, key: str, data: memoryview) -> None:
         found = self.get(key)
@@ -101,6 +121,7 @@ class FileBlob:
 
     def delete(self, key: str) -> bool:
         """See `api.Blob`."""
+        self.check_in_place()
         try:
             self._path(key).unlink()
         except ABSENT:
@@ -134,6 +155,7 @@ class FileBlob:
 
     def _delete_chunk(self, keys: list[str]) -> dict[str, Exception]:
         """Delete keys of one directory."""
+        self.check_in_place()
         failures: dict[str, Exception] = {}
         for key in keys:
             try:
@@ -167,6 +189,31 @@ class FileBlob:
                 else:
                     yield BlobEntry(below + name, size)
 
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See `api.SendsInPieces`: half-written files below `prefix`, and those of dead processes that do not say.
+
+        A file that does not name its key was made by a release before, or its key is very long. It is listed once its
+        process is gone, whatever the prefix, as one below it.
+        """
+        check_prefix(prefix)
+        with _failing_as(Determinate, "list the temporary files of", prefix):
+            found = [*self._staging.leftovers()]
+        for left in found:
+            key = left.key or f"{prefix}{TEMPORARY}/{left.path}"
+            if key.startswith(prefix) and (left.key or left.is_dead):
+                yield Upload(key, left.path, left.size, left.is_dead)
+
+    def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
+        """See `api.SendsInPieces`."""
+        self.check_in_place()
+        failed: dict[Upload, Exception] = {}
+        for upload in uploads:
+            try:
+                self._staging.remove(upload.id)
+            except OSError as error:
+                failed[upload] = _failed(Determinate, "remove the temporary file of", upload.key, error)
+        return failed
+
     def sweep_temporary(self) -> int:
         """Remove half-written files of processes that are gone; answers how many. Safe beside living ones."""
         return self._staging.sweep()
@@ -186,14 +233,15 @@ def _write_durably(path: Path, data: memoryview, key: str) -> None:
     SUBTLE: after a failed fsync the kernel forgets which pages were lost, and the next fsync of that file succeeds. So
     the file is given up, and a retry writes another.
     """
-    with _failing_as(Determinate, "write", key):
+    with _failing_as(Determinate, "write", key), _needing_room(key, path.parent, len(data)):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        with _failing_as(Determinate, "write", key):
+        with _failing_as(Determinate, "write", key), _needing_room(key, path.parent, len(data)):
             written = 0
             while written < len(data):
                 written += os.write(fd, data[written:])
-        with _failing_as(Indeterminate, "fsync", key):
+        # Some file systems look for room only now.
+        with _failing_as(Indeterminate, "fsync", key), _needing_room(key, path.parent, len(data)):
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -223,6 +271,18 @@ def _entries(path: Path) -> list[tuple[str, int | None]]:
                 is_directory = entry.is_dir(follow_symlinks=False)
                 found.append((entry.name, None if is_directory else entry.stat(follow_symlinks=False).st_size))
     return found
+
+
+@contextlib.contextmanager
+def _needing_room(key: str, path: Path, size: int | None = None) -> Iterator[None]:
+    """Raise an error for want of room as DiskFull: in here nothing is visible yet, so nothing has happened."""
+    try:
+        yield
+    except OSError as error:
+        what = f"blob {key!r}" if size is None else f"blob {key!r} of {size:,} bytes"
+        if (full := no_room(what, path, error)) is not None:
+            raise full from error
+        raise
 
 
 @contextlib.contextmanager

@@ -115,7 +115,11 @@ def _names(path: Path) -> list[str]:
 
 def _check_never_had_one(url: str, path: Path, opening: Opening) -> None:
     """Without a database, blobs mean that it was lost: a new, empty one would hide that."""
-    if any(not name.startswith(".") for name in _names(path / BLOBS)):
+    try:
+        blobs = _names(path / BLOBS)
+    except OSError as error:
+        raise Determinate(f"could not open the location {url}: {error}", url=url) from error
+    if any(not name.startswith(".") for name in blobs):
         raise Missing(
             f"{path / CONSENSUS} is missing, but {path / BLOBS} holds blobs. Restore it, or pass consensus= if the "
             "location's consensus is elsewhere",

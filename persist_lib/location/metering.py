@@ -287,3 +287,5 @@ class Metrics(msgspec.Struct, frozen=True):
     operations: dict[str, Count]
     cost: Cost
     cache: CacheCounts | None = None
+    lease_failures: int = 0
+    """How often leases could not be renewed, or what renews them not be started. It is tried again, and logged."""

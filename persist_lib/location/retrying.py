@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from persist_lib.config import Config, Deadline, Runtime
-from persist_lib.errors import Determinate, Indeterminate
+from persist_lib.errors import Determinate, DiskFull, Indeterminate
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.location.deadline import deadline_or, within
@@ -48,6 +48,8 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
                 doubt = error
                 if not is_idempotent:
                     raise
+            if isinstance(error, DiskFull):
+                raise doubt or error from error.__cause__  # waiting makes no room
             if deadline.remaining_s() <= pause / 2:
                 raise doubt or error from error.__cause__
         deadline.pause(pause)

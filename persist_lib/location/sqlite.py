@@ -23,12 +23,18 @@ from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.connections import Connections, Session
 from persist_lib.location.deadline import patience_s
+from persist_lib.location.in_place import UNTOUCHED, Identity, check_same, moved_away
 from persist_lib.location.memory import check_limit, is_newest, not_in_log, passes_newest
 
 BUSY_S = 10.0
 """How long to wait for the one write lock. A transaction holds it for less than a millisecond."""
 FIRST_PAUSE_S = 0.0002
 LONGEST_PAUSE_S = 0.004
+
+IN_DOUBT = (
+    "A change was committed to what this process has open, and it is not known whether it is also in what is there "
+    "now: delete nothing that it refers to"
+)
 
 NEWEST = "SELECT seqno, data FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
 NEWEST_SEQNO = "SELECT seqno FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
@@ -83,12 +89,26 @@ class SqliteConsensus:
                 sqlite_file.create(self.path)
             sqlite_file.check_format(self.path)
         self.turn = threading.Lock()
+        self._first_opened: Identity | None = None
 
     def _connect(self) -> apsw.Connection:
+        if self._first_opened is not None:
+            check_same(str(self.path), self._first_opened)
         try:
-            return sqlite_file.connect(self.path, _Patience(self._runtime, self.busy_s))
+            connection = sqlite_file.connect(self.path, _Patience(self._runtime, self.busy_s))
         except apsw.Error as error:
             raise sqlite_file.read_failed(error, self.path) from error
+        opened = connection.files.first if connection.files is not None else None
+        if self._first_opened is not None and opened != self._first_opened:
+            connection.close()
+            raise moved_away(str(self.path))
+        self._first_opened = opened
+        return connection
+
+    def check_in_place(self) -> None:
+        """See `api.StaysInPlace`."""
+        with self.connections.lend() as session:
+            check_in_place(session)
 
     def head(self, key: str) -> Row | None:
         """See `api.Consensus`. Never stale here."""
@@ -107,14 +127,21 @@ class SqliteConsensus:
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         with self.connections.lend() as session:
             try:
-                return session.cursor.execute(sql, values).fetchall()
+                rows = session.cursor.execute(sql, values).fetchall()
             except apsw.Error as error:
+                check_in_place(session)  # the likeliest reason, then
                 raise sqlite_file.read_failed(error, self.path) from error
+            check_in_place(session)  # after it: so it was in place when it was read
+            return rows
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
         with _Writing(self) as session:
-            return _append(session, key, expected, data)
+            check_in_place(session)
+            won = _append(session, key, expected, data)
+            # SUBTLE: once more. What was committed to a file that was replaced meanwhile is never acknowledged.
+            check_in_place(session, IN_DOUBT)
+            return won
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
@@ -122,7 +149,9 @@ class SqliteConsensus:
             return True
         with _Writing(self) as session, _transaction(session) as transaction:
             if all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
+                check_in_place(session)
                 transaction.commit()
+                check_in_place(session, IN_DOUBT)
                 return True
             return False
 
@@ -134,6 +163,7 @@ class SqliteConsensus:
                 raise passes_newest(key, seqno, newest)
             session.cursor.execute(TRUNCATE, (key, seqno))
             dropped = session.connection.changes()
+            check_in_place(session)
             transaction.commit()
             return dropped
 
@@ -149,6 +179,7 @@ class SqliteConsensus:
                 raise not_in_log(key, seqno)
             session.cursor.execute(REWIND, (key, seqno))
             taken = session.connection.changes()
+            check_in_place(session)
             transaction.commit()
             return taken
 
@@ -159,6 +190,13 @@ class SqliteConsensus:
     def close(self) -> None:
         """See `api.Consensus`."""
         self.connections.close()
+
+
+def check_in_place(session: Session, happened: str = UNTOUCHED) -> None:
+    """Raise HistoryRegressed unless what the session has open is still at its paths."""
+    connection = session.connection
+    if isinstance(connection, sqlite_file.Connection):
+        connection.check_in_place(happened)
 
 
 def _append(session: Session, key: str, expected: Newest | None, data: bytes) -> bool:
@@ -198,12 +236,13 @@ class _Writing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        code = self._session.connection.system_errno if isinstance(error, apsw.Error) else 0
         try:
             self._consensus.turn.release()
         finally:
             self._consensus.connections.give_back(self._session)
         if isinstance(error, apsw.Error):
-            raise sqlite_file.write_failed(error, self._consensus.path) from error
+            raise sqlite_file.write_failed(error, self._consensus.path, code) from error
 
 
 class _Patience:

@@ -26,7 +26,8 @@ from persist_lib.errors import (
 )
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
-from persist_lib.location.directories import fsync_directory
+from persist_lib.location.directories import NO_ROOM, fsync_directory, no_room
+from persist_lib.location.in_place import UNTOUCHED, Identity, InPlace, identity_of
 
 APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1
@@ -65,13 +66,13 @@ def create(path: Path) -> None:
         connection.pragma("journal_mode", "wal")
         connection.close()
         os.link(temporary, path)
+        fsync_directory(path.parent)
     except FileExistsError:
         return  # somebody else made it meanwhile
     except (OSError, apsw.Error) as error:
         raise Determinate(f"could not create the SQLite database {path}: {error}", path=str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    fsync_directory(path.parent)
 
 
 def check_format(path: Path) -> None:
@@ -111,26 +112,81 @@ def _check_ids(application: int, found: int, path: Path) -> None:
         )  # fmt: skip
 
 
-def connect(path: Path, when_busy: Callable[[int], bool]) -> apsw.Connection:
+class Connection(apsw.Connection):
+    """A connection that knows whether its database, log and shared memory are still what their paths lead to."""
+
+    files: InPlace | None = None
+
+    def find_files(self, path: Path, before: Identity) -> None:
+        """Remember what is open, after something was read, so that all of it is.
+
+        Raises Determinate when it was replaced in the meantime: then nobody knows which one is open.
+        """
+        try:
+            self.files = InPlace((str(path), self.filename_wal, f"{self.filename}-shm"))
+        except OSError as error:
+            raise Determinate(f"{path} was moved while it was opened ({error}); try again", path=str(path)) from error
+        if self.files.first != before:
+            raise Determinate(f"{path} was replaced while it was opened; try again", path=str(path))
+
+    def check_in_place(self, happened: str = UNTOUCHED) -> None:
+        """Raise HistoryRegressed unless all that is open is still at its path. `happened` says what was done before."""
+        if self.files is not None:
+            self.files.check(happened)
+
+    def close(self, force: bool = False) -> None:
+        """Close it, and write the log back if this is the last connection to it.
+
+        SUBTLE: not when one of the files was replaced. The log that is open here is then of another history than the
+        database at the path, and would be written over it.
+        """
+        if self.files is not None and self.files.moved() is not None:
+            self.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        super().close(force)
+
+
+def connect(path: Path, when_busy: Callable[[int], bool]) -> Connection:
     """A connection whose acknowledged commits survive a power cut. Does not create the database."""
-    connection = apsw.Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
-    # First of all: the first look at the file may already meet somebody who recovers its log.
-    connection.set_busy_handler(when_busy)
-    # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
-    # SUBTLE: one by one; of several in one string, those after the first that answers a row are not run.
-    connection.pragma("journal_mode", "wal")
-    connection.pragma("synchronous", "full")
-    connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
-    connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
-    # Once more: an upgrade may still be in the log, which the immutable look at the header does not see.
-    _check_pragmas(connection, path)
+    before = find_identity(path)
+    connection = Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    try:
+        # First of all: the first look at the file may already meet somebody who recovers its log.
+        connection.set_busy_handler(when_busy)
+        # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
+        # SUBTLE: one by one; of several in one string, those after the first that answers a row are not run.
+        connection.pragma("journal_mode", "wal")
+        connection.pragma("synchronous", "full")
+        connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+        connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
+        # Once more: an upgrade may still be in the log, which the immutable look at the header does not see.
+        _check_pragmas(connection, path)
+        connection.find_files(path, before)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
-def connect_read_only(path: Path) -> apsw.Connection:
+def find_identity(path: Path) -> Identity:
+    """Which file is at the path. Raises Determinate when that cannot be told."""
+    try:
+        return identity_of(str(path))
+    except OSError as error:
+        raise Determinate(f"could not open the SQLite database {path}: {error}", path=str(path)) from error
+
+
+def connect_read_only(path: Path) -> Connection:
     """A connection that writes neither the database nor its log nor its shared memory; both must exist."""
+    before = find_identity(path)
     url = _url(path, "ro") + "&readonly_shm=1"
-    return apsw.Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    connection = Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        _check_pragmas(connection, path)
+        connection.find_files(path, before)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def open_immutable(path: Path) -> apsw.Connection:
@@ -175,11 +231,18 @@ def read_failed(error: apsw.Error, path: Path) -> PersistError:
     return Determinate(f"could not read the SQLite database {path}: {error}", path=str(path))
 
 
-def write_failed(error: apsw.Error, path: Path) -> PersistError:
-    """What a failed write means. Only what is known to come before the commit is determinate.
+def write_failed(error: apsw.Error, path: Path, code: int = 0) -> PersistError:
+    """What a failed write means; `code` is the system's for it. Only what comes before the commit is determinate.
 
-    A full disk or an I/O error may have come after the last frame of the log was written: a recovery would find it.
+    An I/O error may have come after the last frame of the log was written: a recovery would find it. SUBTLE: not one
+    that says that a write found no room. The frame that makes a commit is the last thing that is written before the
+    sync, and one that was not written whole is none: its checksum tells.
     """
+    is_write = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE
+    if isinstance(error, apsw.FullError) or (is_write and code in NO_ROOM):
+        cause = OSError(code, os.strerror(code)) if code in NO_ROOM else None
+        if (full := no_room("a row", path, cause)) is not None:
+            return full
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
         return read_failed(error, path)
     if isinstance(error, apsw.TooBigError):

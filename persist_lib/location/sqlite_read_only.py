@@ -20,9 +20,10 @@ from persist_lib.location import sqlite_file
 from persist_lib.location.api import Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.connections import Connections
+from persist_lib.location.in_place import check_same
 from persist_lib.location.memory import check_limit
 from persist_lib.location.read_only import RefusesWrites
-from persist_lib.location.sqlite import BUSY_S, KEYS, NEWEST, SCAN
+from persist_lib.location.sqlite import BUSY_S, KEYS, NEWEST, SCAN, check_in_place
 
 ATTEMPTS = 50
 
@@ -37,6 +38,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         self._connections = Connections(self._connect, f"the SQLite database {self._path}")
         with self._connections.under_way():
             sqlite_file.check_format(self._path)
+        self._first_seen = sqlite_file.find_identity(self._path)
 
     def _connect(self) -> apsw.Connection:
         connection = sqlite_file.connect_read_only(self._path)
@@ -58,20 +60,24 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         return iter([sqlite_file.key_of(key, self._path) for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        failure: apsw.Error | None = None
+        failure: apsw.Error | OSError | None = None
         for _ in range(ATTEMPTS):
             try:
                 rows = self._read_locked(sql, values) if self._log.exists() else self._read_still(sql, values)
-            except apsw.Error as error:
+            except (apsw.Error, OSError) as error:
+                check_same(str(self._path), self._first_seen)
                 failure = error  # the log came or went between looking and opening
                 continue
             if rows is not None:
+                check_same(str(self._path), self._first_seen)
                 return rows
         raise self._failed(failure)
 
     def _read_locked(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         with self._connections.lend() as session:
-            return session.cursor.execute(sql, values).fetchall()
+            rows = session.cursor.execute(sql, values).fetchall()
+            check_in_place(session)
+            return rows
 
     def _read_still(self, sql: str, values: tuple[object, ...]) -> list[Any] | None:
         """The rows, or None when somebody opened or changed the database meanwhile."""
@@ -81,13 +87,15 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         # In this order: whoever changes the database has a log, and removes it after the last change.
         return rows if not self._log.exists() and _identity(self._path) == before else None
 
-    def _failed(self, failure: apsw.Error | None) -> PersistError:
+    def _failed(self, failure: apsw.Error | OSError | None) -> PersistError:
         if isinstance(failure, apsw.CantOpenError):
             return Determinate(
                 f"the SQLite database {self._path} has a write-ahead log, but its -shm file is missing: it was copied "
                 "while in use. Open it once for writing, or copy it after closing",
                 path=str(self._path),
             )
+        if isinstance(failure, OSError):
+            return Determinate(f"could not read the SQLite database {self._path}: {failure}", path=str(self._path))
         if failure is not None:
             return sqlite_file.read_failed(failure, self._path)
         return Determinate(

@@ -26,7 +26,7 @@ from persist_lib.core.compaction import (
 )
 from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
-from persist_lib.errors import Missing
+from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.spending import charged
@@ -92,7 +92,10 @@ def compact(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Compacted:
-    """Carry out the shard's compaction plan. A request that was overtaken by another compactor is skipped."""
+    """Carry out the shard's compaction plan. A request that was overtaken by another compactor is skipped.
+
+    One that meets damage is left alone, and raised once the others are carried out.
+    """
     policy = policy or Policy(part_bytes=machine.config.part_bytes)
     state = machine.fetch().state
     plan = plan_compaction(state, policy)
@@ -100,11 +103,17 @@ def compact(
     if dry_run:
         return Compacted(plan, (), before, before, state.since)
     applied, done = [], 0
+    damaged: list[Damage] = []
     for request in plan.requests:
-        applied.append(carry_out(machine, worker, request, engine or local_engine(machine)))
+        try:
+            applied.append(carry_out(machine, worker, request, engine or local_engine(machine)))
+        except Damage as damage:
+            damaged.append(damage)  # the others are of other batches
         done += request.count
         if progress is not None:
             progress(done, plan.debt)
+    if damaged:
+        raise damaged[0]
     return Compacted(plan, tuple(applied), before, filled(machine.state), state.since)
 
 

@@ -17,7 +17,7 @@ from persist_lib.core.state import State
 from persist_lib.errors import PersistError
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
-from persist_lib.location.api import Upload
+from persist_lib.location.api import StaysInPlace, Upload
 from persist_lib.location.around import sends_in_pieces
 from persist_lib.location.spending import charged
 from persist_lib.machine import Machine
@@ -52,6 +52,8 @@ class Audited(msgspec.Struct, frozen=True):
     """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next one decides."""
     uploads: int = 0
     """Unfinished uploads of writers that are gone, given up. Their pieces are stored, and paid for, and not listed."""
+    uploads_size: int = 0
+    """Their bytes, where the store tells (not S3)."""
     cost: Cost = Cost()
 
 
@@ -79,7 +81,7 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
     ]
     uploads, failed = _unfinished(machine)
     plan = plan_orphans(machine.fetch().state, listed, uploads)
-    abandoned = [upload for key in sorted(plan.uploads) for upload in uploads[key]]
+    abandoned = [upload for key in sorted(uploads) for upload in uploads[key] if key in plan.uploads or upload.is_dead]
     if not dry_run:
         failed |= _delete(machine, tuple(plan.keys), progress) | _abort(machine, abandoned)
         _forget_retired(machine, plan)
@@ -87,8 +89,8 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
     size = sum(plan.keys[key] for key in gone)
     newest = machine.state.newest_rollup
     loose = sum(1 for key, _ in listed if (parse_rollup_key(key) or 0) > newest)
-    aborted = sum(1 for upload in abandoned if upload.id not in failed)
-    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, aborted)
+    aborted = [upload.size for upload in abandoned if upload.id not in failed]
+    return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, len(aborted), sum(aborted))
 
 
 def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str, str]]:
@@ -105,6 +107,8 @@ def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str
 
 def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
     """SUBTLE: what could not be given up is named by its upload, not its key, which may be an orphan's that is gone."""
+    if uploads and isinstance(machine.consensus, StaysInPlace):
+        machine.consensus.check_in_place()
     if not uploads or (blob := sends_in_pieces(machine.blob)) is None:
         return {}
     return {upload.id: f"{upload.key}: {error}" for upload, error in blob.abort_uploads(uploads).items()}
@@ -123,6 +127,9 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
     failed: dict[str, str] = {}
     for start in range(0, len(keys), PAGE):
         page = [blob_key(machine.shard, key) for key in keys[start : start + PAGE]]
+        # What is deleted was decided by a log that has to be the one that others still commit to.
+        if isinstance(machine.consensus, StaysInPlace):
+            machine.consensus.check_in_place()
         errors = machine.blob.delete_many(page)
         failed |= {key.removeprefix(prefix(machine.shard)): str(error) for key, error in errors.items()}
         if progress is not None:

@@ -34,6 +34,7 @@ class Worker:
         if self._id is None:
             fresh = format_writer_id(self.machine.runtime.entropy())
             lease_ms = self.machine.config.lease_ms
+            self._leases.prepare()
             self.machine.commit(lambda _state, now: RegisterWriter(fresh, "maintenance", now + lease_ms))
             self._leases.keep(self.machine, fresh)
             self._id = fresh

@@ -10,7 +10,7 @@ from persist_lib.core.diff import StateDiff, TraceEdit, apply_diff
 from persist_lib.core.leases import fold_since
 from persist_lib.core.state import Batch, Garbage, Hold, Part, Reader, Rollup, State, Writer
 from persist_lib.core.trace import level_of, levels
-from persist_lib.core.validate import check_change, check_state
+from persist_lib.core.validate import check_change, check_references, check_state
 from persist_lib.errors import InvariantViolated
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MINIMUM, TOP, at
@@ -139,6 +139,12 @@ CHANGES = [
     ("3 rollups", StateDiff(rollups=((SeqNo(16), None, Rollup(rollup_key(SeqNo(16), 1), 1, bytes(16))),))),
     ("cannot hold", StateDiff(rollups=((SeqNo(8), STATE.rollups[SeqNo(8)], Rollup(PartKey("w/1"), 1, bytes(16))),))),
     ("may only gain", StateDiff(schemas=(Schema(key={"other": "string"}),))),
+    ("out of order", appending(((0, 2),), lo=3, hi=4, lower=at(0), upper=at(10), parts=(part(7),), since=at(5))),
+    ("has no uploader", appending(parts=(msgspec.structs.replace(part(7, 2, 30, 39), key=PartKey("x/1")),))),
+    ("beyond 20", appending(born=SeqNo(21))),
+    ("beyond 20", StateDiff(garbage=((part_key(W, 98), None, Garbage(SeqNo(21), 1)),))),
+    ("beyond 20", StateDiff(retired=((format_writer_id(9), None, SeqNo(21)),))),
+    ("live and retired", StateDiff(retired=((W, None, NOW),))),
 ]  # fmt: skip
 
 
@@ -150,6 +156,24 @@ def test_a_change_that_breaks_an_invariant_is_stopped_before_it_is_written(sente
     with pytest.raises(InvariantViolated) as caught:
         check_change(STATE, diff, new, NOW)
     assert sentence in str(caught.value)
+
+
+REFERENCES = [
+    ("referred to twice", appending(parts=(part(1, 2, 30, 39),))),
+    ("garbage and referred to", StateDiff(garbage=((part(1).key, None, Garbage(NOW, 1)),))),
+    ("garbage and referred to", StateDiff(garbage=((rollup_key(SeqNo(8), 1), None, Garbage(NOW, 1)),))),
+]
+
+
+@pytest.mark.parametrize(("sentence", "diff"), REFERENCES, ids=[f"{i} {s}" for i, (s, _) in enumerate(REFERENCES)])
+def test_whoever_follows_a_log_notices_an_object_that_is_referred_to_twice_or_is_garbage_too(sentence, diff):
+    new = apply_diff(STATE, diff)
+    check_change(STATE, diff, new, NOW)
+    with pytest.raises(InvariantViolated) as caught:
+        check_references(new, [StateDiff(), diff], NOW)
+    assert sentence in str(caught.value)
+    with pytest.raises(InvariantViolated):
+        check_state(new, NOW)
 
 
 def test_a_sound_change_passes():

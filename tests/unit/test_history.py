@@ -10,8 +10,9 @@ from persist_lib.core.state import State
 from persist_lib.errors import Corrupt, Damage, HistoryRegressed, InvariantViolated, Missing, NewerFormat
 from persist_lib.format.encoding import StoredState, decode_state, encode_state
 from persist_lib.format.paths import blob_key
-from persist_lib.history import SCAN_ROWS, fetch_newer, fetch_newest
-from persist_lib.ids import SeqNo
+from persist_lib.frontier import at
+from persist_lib.history import SCAN_ROWS, fetch_newer, fetch_newest, row_to_follow
+from persist_lib.ids import SeqNo, format_reader_id
 from persist_lib.location.api import Row
 from persist_lib.location.around import Operation
 from persist_lib.location.memory import MemoryBlob, MemoryConsensus
@@ -306,6 +307,29 @@ def test_a_newer_format_is_refused_and_nothing_is_written():
         with pytest.raises(NewerFormat):
             attempt()
     assert len(consensus.scan(SHARD, SeqNo(1), 100)) == 3
+
+
+def test_whoever_follows_refuses_a_row_that_whoever_loads_afresh_refuses():
+    """A row with the right checksum and chain that makes since pass a live reader's."""
+    from persist_lib.core.diff import StateDiff  # noqa: PLC0415 - only here
+    from persist_lib.format.encoding import LogRow, encode_row  # noqa: PLC0415 - only here
+
+    store = Store()
+    machine = store.created()
+    reader = format_reader_id(7)
+    machine.commit(always(c.RegisterReader(reader, 2**62)))
+    append_next(machine, 9)
+    known = machine.version
+    diff = StateDiff(since=(at(0), at(5)))
+    row = encode_row(LogRow(SeqNo(known.seqno + 1), b"", "", 0, known.digest, None, diff))
+    assert store.consensus.compare_and_set(SHARD, row_to_follow(known), row)
+    with pytest.raises(InvariantViolated, match="before since"):
+        fetch_newest(store.blob, store.consensus, SHARD)
+    with pytest.raises(InvariantViolated, match="before since"):
+        fetch_newer(store.blob, store.consensus, SHARD, known)
+    with pytest.raises(InvariantViolated):
+        append_next(machine)
+    assert machine.version == known
 
 
 def test_a_state_that_breaks_its_invariants_does_not_load():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import LeaseExpired
+from persist_lib.errors import Determinate, LeaseExpired
 from persist_lib.testing import Outcome, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
 
@@ -332,3 +334,112 @@ def test_a_lease_is_never_shortened() -> None:
     write.compare_and_append([row(1, time=1)], 1, 2)
     assert client.inspect("s").state.writers[write.id].lease_until == until
     world.close()
+
+
+EXHAUSTED = """
+import logging, resource
+logging.basicConfig(stream=sys.stdout, format="%(message)s", force=True)
+write, read = client.open_shard("s", SCHEMA)
+write.compare_and_append([row(1)], 0, 1)
+def renewed_until():
+    state = client.inspect("s").state
+    return min(entry.lease_until for entry in (*state.writers.values(), *state.readers.values()))
+client.leases._process.kill()
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+deadline = time.monotonic() + 30
+while not client.metrics().lease_failures and time.monotonic() < deadline:
+    time.sleep(0.05)
+time.sleep(2 * config.lease_ms / 1000)
+say("failures", bool(client.metrics().lease_failures))
+for fd in held:
+    os.close(fd)
+before = renewed_until()
+deadline = time.monotonic() + 30
+while renewed_until() <= before and time.monotonic() < deadline:
+    time.sleep(0.05)
+say("renewed", renewed_until() > before)
+while client.leases._process is None and time.monotonic() < deadline:
+    time.sleep(0.05)
+say("process", client.leases._process is not None and client.leases._process.poll() is None)
+write.compare_and_append([row(2, time=1)], 1, 2)
+say("appended", read.snapshot(1).to_arrow().num_rows)
+"""
+
+
+@pytest.mark.slow
+def test_leases_are_renewed_again_after_a_moment_without_descriptors(url: str, owners: list[Owner]) -> None:
+    owners.append(owner := Owner(url, EXHAUSTED))
+    heard: list[str] = []
+    while not heard or not heard[-1].startswith("appended"):
+        heard.append(owner.hear())
+        assert heard[-1], heard
+    told = [line for line in heard if "could not start the process that renews leases, which is tried again" in line]
+    assert told
+    assert [line for line in heard if line.split()[0] in {"failures", "renewed", "process", "appended"}] == [
+        "failures True", "renewed True", "process True", "appended 2",
+    ]  # fmt: skip
+
+
+def test_no_thread_to_renew_with_means_that_nothing_was_registered(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with persist.open(url, config=CONFIG) as client:
+        client.open_writer("s", SCHEMA).close()
+        before = client.inspect("s").seqno
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            for attempt in (
+                lambda: client.open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1),
+                lambda: client.open_reader("s"),
+                lambda: client.worker("s").id,
+            ):
+                with pytest.raises(Determinate, match="nothing was registered"):
+                    attempt()
+        assert client.inspect("s").seqno == before
+        write, read = client.open_shard("s", SCHEMA)
+        write.compare_and_append([row(1)], 0, 1)
+        assert contents_of(read.snapshot(0).to_arrow()) == {(1, "w"): 1}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EAGAIN, "again"),
+                                   MemoryError(), RuntimeError("can't start new thread")])  # fmt: skip
+def test_no_process_to_renew_with_is_told_and_the_handle_is_usable(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with persist.open(url, config=CONFIG) as client:
+        write = client.open_writer("s", SCHEMA)
+        write.compare_and_append([row(1)], 0, 1)
+        assert client.metrics().lease_failures >= 1
+        assert "which is tried again" in caplog.text
+        monkeypatch.undo()
+        eventually(lambda: renewer(client) != 0)
+        write.compare_and_append([row(1, time=1)], 1, 2)
+
+
+def test_whatever_fails_in_a_tick_the_next_one_comes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with persist.open(url, config=CONFIG.model_copy(update={"lease_ms": 400})) as client:
+        client.open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
+        failing = [MemoryError(), OSError(errno.ENOMEM, "no memory"), RuntimeError("no thread")]
+        tick = client.leases.tick
+
+        def fails() -> None:
+            if failing:
+                raise failing.pop()
+            tick()
+
+        monkeypatch.setattr(client.leases, "tick", fails)
+        eventually(lambda: not failing)
+        eventually(lambda: client.leases.failures >= 3)
+        assert client.leases._thread is not None
+        assert client.leases._thread.is_alive()

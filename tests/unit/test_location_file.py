@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -12,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
+from persist_lib.errors import Determinate, DiskFull, Indeterminate, InvalidUsage
 from persist_lib.location.file import FileBlob
+from persist_lib.location.retrying import RetryingBlob
 
 
 @pytest.fixture
@@ -103,12 +106,45 @@ def test_short_writes_are_gone_on_with(blob: FileBlob, monkeypatch: pytest.Monke
     assert blob.get("s/part") == bytes(range(100))
 
 
-def test_a_full_disk_is_determinate_and_leaves_nothing(blob: FileBlob, root: Path, calls: Calls) -> None:
-    calls.fail["write"] = errno.ENOSPC
-    with pytest.raises(Determinate, match="No space"):
-        blob.set("s/part", b"data")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("where", ["write", "fsync {root}/.tmp", "link"])
+def test_a_full_disk_leaves_nothing_and_is_not_tried_again(
+    blob: FileBlob, root: Path, calls: Calls, code: int, where: str
+) -> None:
+    calls.fail[where.format(root=root)] = code
+    started = time.monotonic()
+    with pytest.raises(DiskFull, match=r"bytes are free there\. Nothing was stored") as caught:
+        RetryingBlob(blob, timeout_s=30).set("s/part", b"data")
+    assert time.monotonic() - started < 5
+    assert isinstance(caught.value, Determinate)
+    assert (caught.value.errno, str(caught.value.path).startswith(str(root))) == (code, True)
     assert blob.get("s/part") is None
     assert temporary_files(root) == []
+
+
+def test_a_full_disk_that_is_told_after_the_link_leaves_a_doubt(blob: FileBlob, root: Path, calls: Calls) -> None:
+    blob.set("s/other", b"x")
+    calls.fail[f"fsync {root}/s"] = errno.ENOSPC
+    with pytest.raises(Indeterminate):
+        blob.set("s/part", b"data")
+
+
+def test_a_file_that_may_not_become_so_large_is_a_full_disk(root: Path) -> None:
+    """By a real limit, in a process of its own."""
+    if (child := os.fork()) == 0:
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            blob = FileBlob(root)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+            try:
+                blob.set("s/part", bytes(100_000))
+            except DiskFull:
+                blob.set("s/small", bytes(5_000))
+                os._exit(len(temporary_files(root)))
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [entry.key for entry in FileBlob(root).list("")] == ["s/small"]
 
 
 def test_a_failed_fsync_is_indeterminate_and_a_retry_takes_another_file(
@@ -186,6 +222,45 @@ def test_a_directory_removed_by_another_process_is_made_again_durably(blob: File
     assert blob.get("s/w/next") == b"x"
 
 
+@pytest.mark.parametrize("path", ["s/w", "s", ".tmp", "s/deeper/w"])
+def test_a_directory_that_is_removed_while_it_is_made_is_made_again(
+    blob: FileBlob, root: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Another process prunes it between the answer that it is there and the look at what it is."""
+    raced: list[object] = []
+    mkdir = os.mkdir
+
+    def racing(name: Any, *arguments: Any, **options: Any) -> None:
+        if Path(name) == root / path and not raced:
+            raced.append(name)
+            raise FileExistsError(errno.EEXIST, "File exists", str(name))
+        mkdir(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", racing)
+    blob.set("s/deeper/w/part", b"x")
+    blob.set("s/w/part", b"x")
+    assert raced
+    assert blob.get("s/w/part") == b"x"
+
+
+@pytest.mark.slow
+def test_processes_that_set_and_delete_in_one_directory_meet_no_error_of_their_own_making(root: Path) -> None:
+    children = []
+    for name in range(4):
+        if (child := os.fork()) == 0:
+            failed = 1
+            try:
+                blob = FileBlob(root)
+                for n in range(400):
+                    blob.set(f"s/w/{name}-{n}", b"x")
+                    blob.delete(f"s/w/{name}-{n}")
+                failed = 0
+            finally:
+                os._exit(failed)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+
+
 def test_a_key_that_continues_an_object_or_is_continued_by_one_is_refused(blob: FileBlob) -> None:
     blob.set("s/a", b"x")
     with pytest.raises(InvalidUsage):
@@ -250,6 +325,52 @@ def test_sweeping_removes_what_dead_processes_left_and_nothing_of_the_living(blo
     assert blob.sweep_temporary() == 1
     assert temporary_files(root) == []
     assert blob.sweep_temporary() == 0
+
+
+def test_half_written_files_are_listed_by_key_and_those_of_the_dead_are_told(blob: FileBlob, root: Path) -> None:
+    dead, alive = leave_half_written(root, die=True), leave_half_written(root, die=False)
+    os.waitpid(dead, 0)
+    try:
+        found = {upload.id.split("-")[0]: upload for upload in blob.uploads("")}
+        assert {pid: (upload.key, upload.size, upload.is_dead) for pid, upload in found.items()} == {
+            str(dead): ("half", 10, True), str(alive): ("half", 10, False),
+        }  # fmt: skip
+        assert [*blob.uploads("other/")] == []
+        assert blob.abort_uploads([found[str(dead)]]) == {}
+        assert [upload.id for upload in blob.uploads("")] == [found[str(alive)].id]
+        assert not list((root / ".tmp").glob(f"{dead}-*")), "nothing else of it was left"
+    finally:
+        os.kill(alive, signal.SIGKILL)
+        os.waitpid(alive, 0)
+
+
+def test_what_a_release_before_left_is_found_by_its_lock_below_any_prefix(blob: FileBlob, root: Path) -> None:
+    """Its names said nothing: a number each."""
+    folder = root / ".tmp/123-00000000deadbeef"
+    folder.mkdir(parents=True)
+    (folder / "0").write_bytes(bytes(1000))
+    assert [*blob.uploads("s/")] == [], "no lock yet: its process may just be starting"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [*blob.uploads("s/")] == []
+    (found,) = blob.uploads("s/")
+    assert (found.size, found.is_dead) == (1000, True)
+    blob.set("s/part", b"x")
+    assert blob.abort_uploads([found]) == {}
+    assert not folder.exists()
+    assert blob.get("s/part") == b"x"
+
+
+@pytest.mark.parametrize("key", ["s/ä ö/%2F=x", "s/" + "k" * 254, "s/" + "ü" * 120])
+def test_a_temporary_file_of_any_key_can_be_made_and_names_its_key_if_it_is_not_too_long(
+    blob: FileBlob, calls: Calls, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    calls.fail["link"] = errno.EIO
+    seen: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _fd: seen.extend(upload.key for upload in blob.uploads("")))
+    with pytest.raises(Indeterminate):
+        blob.set(key, b"x")
+    assert set(seen) == ({key} if len(key) < 80 else set())
 
 
 def test_a_forked_child_has_a_temporary_directory_of_its_own(blob: FileBlob, root: Path) -> None:

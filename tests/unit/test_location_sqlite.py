@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -19,13 +20,13 @@ import apsw
 import pytest
 
 from persist_lib.config import Runtime
-from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NewerFormat, NotFound
+from persist_lib.errors import Corrupt, Determinate, DiskFull, Indeterminate, InvalidUsage, NewerFormat, NotFound
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change
 from persist_lib.location.connections import Connections
 from persist_lib.location.deadline import within
 from persist_lib.location.sqlite import SqliteConsensus
-from persist_lib.location.sqlite_file import APPLICATION_ID, connect
+from persist_lib.location.sqlite_file import APPLICATION_ID, connect, write_failed
 from persist_lib.location.sqlite_read_only import ReadOnlySqliteConsensus
 from persist_lib.testing import ManualClock
 from tests.logs import after
@@ -248,7 +249,7 @@ def test_a_writer_goes_on_where_a_killed_one_stopped(path: Path) -> None:
     consensus.close()
 
 
-def test_a_failed_write_is_indeterminate_and_what_was_acknowledged_stays(path: Path) -> None:
+def test_a_write_that_finds_no_room_is_determinate_and_what_was_acknowledged_stays(path: Path) -> None:
     path.parent.mkdir()
     if (child := os.fork()) == 0:
         try:
@@ -259,7 +260,7 @@ def test_a_failed_write_is_indeterminate_and_what_was_acknowledged_stays(path: P
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20_000, resource.RLIM_INFINITY))
             try:
                 consensus.compare_and_set("s", after(1), bytes(200_000))
-            except Indeterminate:
+            except DiskFull:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
                 os._exit(0 if consensus.compare_and_set("s", after(1), b"2") else 3)
             os._exit(4)
@@ -269,6 +270,16 @@ def test_a_failed_write_is_indeterminate_and_what_was_acknowledged_stays(path: P
     consensus = SqliteConsensus(path)
     assert [row.data for row in consensus.scan("s", SeqNo(0), 9)] == [b"1", b"2"]
     consensus.close()
+
+
+def test_a_write_that_fails_otherwise_leaves_a_doubt(path: Path) -> None:
+    error = apsw.IOError("disk I/O error")
+    error.extendedresult = apsw.SQLITE_IOERR_WRITE  # type: ignore[attr-defined]
+    assert isinstance(write_failed(error, path, errno.EIO), Indeterminate)
+    assert isinstance(write_failed(error, path, errno.EDQUOT), DiskFull)
+    assert isinstance(write_failed(apsw.FullError("full"), path), DiskFull)
+    error.extendedresult = apsw.SQLITE_IOERR_FSYNC  # type: ignore[attr-defined]
+    assert isinstance(write_failed(error, path, errno.ENOSPC), Indeterminate)
 
 
 def test_an_interrupt_in_the_middle_of_many_undoes_them_and_the_next_goes_on(consensus: SqliteConsensus) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 import persist_lib as persist
+from persist_lib.cli.app import app
 from persist_lib.core.compaction import MergeTask, TaskResult
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
-from persist_lib.maintain import local_engine
+from persist_lib.maintain import duties, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.unit.test_read import TINY, filled
@@ -289,6 +294,76 @@ def test_an_unknown_compaction_never_loses_what_it_may_have_linked(world: World)
         assert contents_of(read.snapshot(11).to_arrow()) == model.contents(11)
     settle(client)
     check_swept(client, "s")
+
+
+def damage_one(world: World, client: persist.Client, shard: str = "s") -> str:
+    key = client.inspect(shard).state.trace[1].keys[0]
+    data = world.inner.blob.get(f"{shard}/{key}")
+    assert data
+    world.inner.blob.delete(f"{shard}/{key}")
+    world.inner.blob.set(f"{shard}/{key}", data[:-1] + bytes([data[-1] ^ 1]))
+    return str(key)
+
+
+def test_a_damaged_batch_keeps_no_other_duty_from_being_done_and_is_raised_at_the_end(world: World) -> None:
+    client = world.client(TINY)
+    filled(client, 6)
+    key = damage_one(world, client)
+    gone = world.client(TINY)
+    left = gone.open_writer("s", SCHEMA)
+    left._register(gone.runtime.deadline(5))
+    world.inner.blob.set(f"s/{left.id}/0000000000000001.parquet", b"never linked")
+    gone.leases._kept.clear()
+    gone._handles.clear()
+    client.set_retention("s", 2)
+    world.clock.advance(10 * TINY.lease_ms)
+    with pytest.raises(persist.Corrupt, match=r"1 of 6 duties failed, the others were done: expire, retain,") as caught:
+        client.maintain("s")
+    assert key in str(caught.value)
+    assert list(cast("dict[str, str]", caught.value.failed)) == ["compact"]
+    done = cast("dict[str, Any]", caught.value.done)
+    assert list(done) == ["expire", "retain", "roll_up", "collect", "audit"]
+    assert [overdue.id for overdue in done["expire"].overdue] == [left.id]
+    assert done["retain"].after > done["retain"].before
+    assert len(done["audit"].orphans) == 1
+    assert not client.audit_orphans("s", dry_run=True).orphans
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.failed) == (persist.Corrupt, caught.value.failed)
+
+
+def test_of_several_failures_the_gravest_is_raised_and_all_are_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = world.client(TINY)
+    filled(client, 6)
+    damage_one(world, client)
+
+    def fails(*_: object, **__: object) -> None:
+        raise Determinate("the store is away")
+
+    monkeypatch.setattr(duties, "retain", fails)
+    monkeypatch.setattr(duties, "collect", fails)
+    with pytest.raises(persist.Corrupt, match="3 of 6 duties failed") as caught:
+        client.maintain("s")
+    assert str(caught.value).count("the store is away") == 2
+    assert list(cast("dict[str, str]", caught.value.failed)) == ["retain", "compact", "collect"]
+
+
+def test_damage_of_one_shard_hinders_no_other_from_the_command_line(tmp_path: Path) -> None:
+    world = World(f"file:{tmp_path}/data")
+    client = world.client(TINY)
+    for shard in ("bad", "good"):
+        write = client.open_writer(shard, SCHEMA)
+        for time in range(6):
+            write.compare_and_append([row(time, "x" * 2000, time)], time, time + 1)
+    damage_one(world, client, "bad")
+    world.close()
+    answer = CliRunner().invoke(app, ["--location", f"file:{tmp_path}/data", "maintain", "--all"])
+    assert answer.exit_code == 3
+    assert "bad: 1 of 6 duties failed" in answer.output
+    assert "compact  FAILED" in answer.output
+    assert "audit    done" in answer.output
+    assert "good: 6 → 1 batch" in answer.output
 
 
 def test_a_scrub_names_every_damaged_batch_and_changes_nothing(world: World) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import persist_lib as persist
+from persist_lib.cli import outcomes, units
+from persist_lib.core.commands import Retire
 from persist_lib.errors import Determinate
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.location import open_location
 from persist_lib.location.api import BlobEntry
 from persist_lib.location.s3 import S3Blob
+from persist_lib.maintain import Audited
 from persist_lib.testing import ManualClock, check_world, contents_of
 from tests import servers
 from tests.worlds import SCHEMA, row
@@ -162,3 +167,64 @@ def test_a_location_that_sends_nothing_in_pieces_is_not_asked_for_uploads() -> N
     assert client.audit_orphans("s").uploads == 0
     assert world.count("uploads", "abort_uploads") == 0
     world.close()
+
+
+def killed_in_the_middle_of_an_upload(url: str) -> None:
+    """A process that is killed with a part of an append written, and not linked."""
+    if (child := os.fork()) == 0:
+        try:
+            write = persist.open(url, config=CONFIG).open_writer("s", SCHEMA)
+            os.link = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            write.compare_and_append([row(1, "x" * 100_000)], 0, 1)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_what_a_killed_process_left_half_written_in_a_directory_is_told_and_deleted(tmp_path: Path) -> None:
+    url, left = f"file:{tmp_path}/data", tmp_path / "data/blob/.tmp"
+    killed_in_the_middle_of_an_upload(url)
+    (half,) = [path for path in left.rglob("*") if path.is_file() and path.name != "lock"]
+    size = half.stat().st_size
+    with persist.open(url) as client:
+        client.open_writer("other", SCHEMA)
+        assert client.audit_orphans("other").uploads == 0, "it is another shard's"
+        for read_only in (False, True):
+            with persist.open(url, read_only=read_only) as looking:
+                told = looking.audit_orphans("s", dry_run=True)
+            assert (told.uploads, told.uploads_size) == (1, size)
+            assert half.exists()
+        outcome = outcomes.audited(told, dry_run=True)
+        assert f"1 unfinished upload, {units.size(size)}, would be given up" in outcome.summary
+        done = client.audit_orphans("s")
+        assert (done.uploads, done.uploads_size, done.failed) == (1, size, {})
+        assert not half.parent.exists()
+        assert client.audit_orphans("s").uploads == 0
+
+
+def test_a_half_written_file_of_a_retired_writer_goes_though_its_process_lives_and_it_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like a paused one, whose lease ended. What it stores then is an orphan, for the next audit."""
+    client = persist.open(f"file:{tmp_path}/data", config=CONFIG)
+    write = client.open_writer("s", SCHEMA)
+    link = os.link
+    given_up: list[Audited] = []
+
+    def paused(*arguments: Any, **options: Any) -> None:
+        if not given_up:
+            other = persist.open(f"file:{tmp_path}/data", config=CONFIG)
+            other.machine("s").commit(lambda _state, _now: Retire(write.id))
+            given_up.append(other.audit_orphans("s"))
+            other.close()
+        link(*arguments, **options)
+
+    monkeypatch.setattr(os, "link", paused)
+    with pytest.raises(persist.LeaseExpired):
+        write.compare_and_append([row(1)], 0, 1)
+    assert given_up[0].uploads == 1
+    monkeypatch.undo()
+    assert len(client.audit_orphans("s").orphans) == 1, "it was stored after all"
+    write.compare_and_append([row(1)], 0, 1)
+    assert contents_of(client.open_reader("s").snapshot(0).to_arrow()) == {(1, "w"): 1}
+    client.close()

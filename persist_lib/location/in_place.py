@@ -1,0 +1,77 @@
+"""Whether what is open is still what its path leads to.
+
+A file that is open stays, whatever becomes of its name. A client that goes on with one that was replaced, by a restored
+copy say, writes where nobody will ever look, and decides what to delete by a history that is no longer so. The file at
+a path is told by its device and its inode, which no other file can have while it is open. No time is compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from persist_lib.errors import HistoryRegressed
+
+UNTOUCHED = "Nothing was written or deleted"
+WHAT_TO_DO = "Stop every process that uses this location, put one whole copy of it in place, and start them again"
+
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+def identity_of(path: str) -> Identity:
+    """What is at a path now. Raises OSError when that cannot be told."""
+    found = os.stat(path)  # noqa: PTH116 - asked around each commit; a Path would double what it costs
+    return found.st_dev, found.st_ino
+
+
+class InPlace:
+    """Paths, and what they led to when it was opened.
+
+    It must be open as long as this is asked: otherwise another file could come to have the same inode.
+    """
+
+    __slots__ = ("_files",)
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._files = [(path, identity_of(path)) for path in paths]
+
+    @property
+    def first(self) -> Identity:
+        """The identity of the first of them."""
+        return self._files[0][1]
+
+    def moved(self) -> str | None:
+        """The first path that leads elsewhere by now, or nowhere; None when all lead where they did."""
+        for path, identity in self._files:
+            try:
+                if identity_of(path) != identity:
+                    return path
+            except OSError:
+                return path
+        return None
+
+    def check(self, happened: str = UNTOUCHED) -> None:
+        """Raise HistoryRegressed unless all paths lead where they did. `happened` says what was done before it."""
+        if (path := self.moved()) is not None:
+            raise moved_away(path, happened)
+
+
+def check_same(path: str, identity: Identity) -> None:
+    """Raise HistoryRegressed unless the path leads to what has this identity."""
+    try:
+        is_same = identity_of(path) == identity
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise moved_away(path)
+
+
+def moved_away(path: str, happened: str = UNTOUCHED) -> HistoryRegressed:
+    """The error for something open that is no longer at its path."""
+    there = "another one is there now" if os.path.lexists(path) else "nothing is there now"
+    return HistoryRegressed(
+        f"{path} is not what this process has open: it was moved, deleted or replaced, and {there}. {happened}. "
+        f"{WHAT_TO_DO}",
+        path=path, seen=None, head=None,
+    )  # fmt: skip
