@@ -22,6 +22,9 @@ BENCHMARKS = {
     "postgres-append": "bench.postgres:postgres_append",
     "contention": "bench.postgres:contention",
     "cost": "bench.cost:cost",
+    "read-uncompacted": "bench.reading:read_uncompacted",
+    "read-history": "bench.reading:read_history",
+    "maintain-small": "bench.reading:maintain_small",
 }
 console = Console(width=None if sys.stdout.isatty() else 150)
 

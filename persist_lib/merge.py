@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from persist_lib.format.consolidation import I64_MAX, I64_MIN, OnOverflow, add_u
 from persist_lib.format.encoded import EncodedPart
 from persist_lib.format.keys import encode_cell
 from persist_lib.format.order import adjacent_ties, columns_in_order, sort_order
-from persist_lib.format.parquet import PartEncoder, groups_of
+from persist_lib.format.parquet import Describing, PartEncoder, groups_of
 from persist_lib.format.parts import PartRun
 from persist_lib.frontier import MAX_TIME
 from persist_lib.schema import DIFF, TIME, TIME_FIELD, Schema
@@ -88,11 +88,18 @@ def merge_to_parts(
 
     A sum beyond 64 bits stays several updates, so that it wedges nobody who does not ask for it.
     """
-    encoder = PartEncoder(schema, schema_id)
     merge = _Merge(schema, advance_to, None, "split", contents=False)
-    for window in merge.windows(runs, merge_bytes, window_rows):
+    return parts_of(merge.windows(runs, merge_bytes, window_rows), schema, schema_id, part_bytes)
+
+
+def parts_of(
+    windows: Iterable[pa.Table], schema: Schema, schema_id: int, part_bytes: int, parallel: Describing = map
+) -> Iterator[EncodedPart]:
+    """One run of parts of about `part_bytes` from tables that follow one another in order and are consolidated."""
+    encoder = PartEncoder(schema, schema_id)
+    for window in windows:
         for group in groups_of(window):
-            encoder.write(group)
+            encoder.write(group, parallel)
             if encoder.size >= part_bytes:
                 yield encoder.finish()
                 encoder = PartEncoder(schema, schema_id)

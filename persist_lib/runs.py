@@ -5,8 +5,9 @@ What a snapshot, a listener, a split in another process and a merge task all rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -15,13 +16,16 @@ from persist_lib.core.state import Batch, Part
 from persist_lib.errors import Missing
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
-from persist_lib.format.parts import PartSource, decode_inline, decode_part, open_run
+from persist_lib.format.parts import PartSource, decode_inline, decode_part, open_run, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.ranged import ChunkedReader, Map
 from persist_lib.ids import ShardId
 from persist_lib.location import caching
 from persist_lib.location.api import Blob
-from persist_lib.schema import DIFF, Schema
+from persist_lib.schema import TIME, Schema
+
+Parallel = Callable[..., Iterable[Any]]
+"""Like `map`, or a pool's own."""
 
 
 def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
@@ -64,49 +68,91 @@ def open_runs(
     ]  # fmt: skip
 
 
+class Stored(NamedTuple):
+    """Where runs are stored, what their parts were written with, how they are to look, and which keys are wanted."""
+
+    blob: Blob
+    shard: ShardId
+    schemas: Sequence[Schema]
+    schema: Schema
+    key_lower: bytes | None = None
+    key_upper: bytes | None = None
+
+    def is_unbounded(self) -> bool:
+        """Whether all keys are wanted."""
+        return self.key_lower is None and self.key_upper is None
+
+    def streams(self, inputs: Sequence[TaskInput]) -> list[Iterator[pa.Table]]:
+        """See `open_runs`."""
+        return open_runs(self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper)
+
+
 def read_whole(
-    blob: Blob,
-    shard: ShardId,
+    stored: Stored,
     inputs: Sequence[TaskInput],
-    schemas: Sequence[Schema],
-    schema: Schema,
-    key_lower: bytes | None = None,
-    key_upper: bytes | None = None,
-    *,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | None,
+    settle: Callable[[pa.Table, Parallel], pa.Table],
     pool: Executor,
+    *,
+    times: bool,
+) -> list[pa.Table]:
+    """All parts of the runs, one after the other, each as `settle` makes it; fetched and decoded in the pool.
+
+    `settle` is given a map that may use the pool, or must not.
+    """
+    parts = [(run, part) for run in inputs for part in run.parts]
+    if len(parts) == 1:
+        return [settle(read_part(stored, *parts[0], columns, pool.map, times=times), pool.map)]
+
+    def read(pair: tuple[TaskInput, Part]) -> pa.Table:
+        # SUBTLE: not `pool.map`: the threads that this runs in would wait for each other.
+        return settle(read_part(stored, *pair, columns, times=times), map)
+
+    return list(pool.map(read, parts))
+
+
+def read_part(
+    stored: Stored,
+    run: TaskInput,
+    part: Part,
+    columns: Sequence[str] | None = None,
+    parallel: Map = map,
+    *,
+    times: bool,
+    use_threads: bool = True,
 ) -> pa.Table:
-    """All parts of the runs as one table, one after the other; fetched and decoded in the pool.
+    """A part's wanted updates, verified, as a table. `_diff` comes along whatever the columns, `_time` for `times`.
 
     Of a large part that is not wanted whole, only the chunks around the wanted row groups and columns are fetched.
     """
-    is_whole = key_lower is None and key_upper is None and columns is None
-    sources = [(part, source_of(blob, shard, part, run, schemas)) for run in inputs for part in run.parts]
-
-    def read(pair: tuple[Part, PartSource]) -> pa.Table:
-        part, source = pair
-        if part.inline is not None:
-            return decode_inline(
-                source.key, part.inline, source.schema, schema, columns=columns, lo=key_lower, hi=key_upper
-            )
-        if part.size > CHUNK and not is_whole:
-            return _some_of(source, schema, columns, key_lower, key_upper, pool.map if len(sources) == 1 else map)
-        return decode_part(
-            source.key, source.fetch(0, part.size), part.digests, schema, columns=columns, lo=key_lower, hi=key_upper
-        )
-
-    names = [name for name in schema.names if columns is None or name in columns]
-    empty = schema.contents.empty_table().select([*names, DIFF])
-    tables = list(pool.map(read, sources)) if len(sources) > 1 else [read(source) for source in sources]
-    return pa.concat_tables([empty, *(table.select([*names, DIFF]) for table in tables)])
+    source, lo, hi = source_of(stored.blob, stored.shard, part, run, stored.schemas), stored.key_lower, stored.key_upper
+    needed = times or source.time_lower is not None or source.time_upper is not None
+    if part.inline is not None:
+        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, lo=lo, hi=hi)
+    elif part.size > CHUNK and not (stored.is_unbounded() and columns is None):
+        table = _some_of(source, stored.schema, columns, lo, hi, parallel, times=needed)
+    else:
+        table = decode_part(
+            source.key, source.fetch(0, part.size), part.digests, stored.schema,
+            columns=columns, lo=lo, hi=hi, times=needed, use_threads=use_threads,
+        )  # fmt: skip
+    table = within(table, source.time_lower, source.time_upper)
+    return table if times or TIME not in table.schema.names else table.drop_columns([TIME])
 
 
 def _some_of(
-    source: PartSource, schema: Schema, columns: Sequence[str] | None, lo: bytes | None, hi: bytes | None, parallel: Map
+    source: PartSource,
+    schema: Schema,
+    columns: Sequence[str] | None,
+    lo: bytes | None,
+    hi: bytes | None,
+    parallel: Map,
+    *,
+    times: bool,
 ) -> pa.Table:
     """SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other."""
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
-    file = PartFile(source.key, reader, schema, columns)
+    file = PartFile(source.key, reader, schema, columns, times=times)
     reader.prefetch(file.wanted_ranges(lo, hi))
     return file.read(lo, hi)
 

@@ -8,22 +8,24 @@ process while the snapshot that made them is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
-from itertools import chain, pairwise
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from functools import lru_cache
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from persist_lib import contents
 from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
 from persist_lib.config import Config, Runtime
+from persist_lib.contents import may_be_split
 from persist_lib.core.compaction import TaskInput, cut_evenly
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, Missing
-from persist_lib.format.consolidation import I64_MAX, I64_MIN, consolidate
+from persist_lib.format.consolidation import consolidate
 from persist_lib.format.keys import encode_key
 from persist_lib.ids import ShardId
 from persist_lib.location import open_location
@@ -31,10 +33,10 @@ from persist_lib.location.api import Blob
 from persist_lib.location.metering import Meter, metered
 from persist_lib.location.retrying import retrying
 from persist_lib.location.spending import Spending
-from persist_lib.merge import Run, hold_back, merge_contents
+from persist_lib.merge import Run, hold_back
 from persist_lib.redaction import redacted
-from persist_lib.runs import boundaries, inputs_of, open_runs, overlapping, read_whole
-from persist_lib.schema import DIFF, TIME, Schema
+from persist_lib.runs import Stored, boundaries, inputs_of, overlapping
+from persist_lib.schema import DIFF, Schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,13 +115,28 @@ class Split(msgspec.Struct, frozen=True):
 
     def _batches(self, blob: Blob | None) -> Iterator[pa.Table]:
         blob = _blob(self.urls) if blob is None else blob
-        shard, schema = ShardId(self.shard), self._stored_schema
-        runs = open_runs(blob, shard, self.inputs, self.schemas, schema, self.key_lower, self.key_upper)
-        merge = partial(merge_contents, schema=schema, merge_bytes=self.merge_bytes)
-        tables = _settled(runs, merge) if self._is_one_time() else merge(runs)
-        target = _narrowed(self.schema.contents, self.columns)
-        for table in tables if schema == self.schema else _older(tables, self.schema):
-            yield table.select(target.names)
+        with Runtime(background=False).pool(1, "persist-split") as pool:
+            tables = self.streamed(blob, pool)
+        yield from tables
+
+    def streamed(self, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
+        """The same. What is small is read whole before it returns, in the pool."""
+        stored = self._stored(blob)
+        tables = contents.stream(stored, self.inputs, self.merge_bytes, pool)
+        names = _narrowed(self.schema.contents, self.columns).names
+        return (t.select(names) for t in (tables if stored.schema == self.schema else _older(tables, self.schema)))
+
+    def at_once(self, blob: Blob, pool: Executor) -> pa.Table | None:
+        """Its contents as one table, in parallel; None where they have to be streamed."""
+        stored = self._stored(blob)
+        if stored.schema != self.schema:
+            return None
+        table = contents.at_once(stored, self.inputs, self.columns, self.merge_bytes, pool)
+        return None if table is None else table.select(_narrowed(self.schema.contents, self.columns).names)
+
+    def _stored(self, blob: Blob) -> Stored:
+        shard = ShardId(self.shard)
+        return Stored(blob, shard, self.schemas, self._stored_schema, self.key_lower, self.key_upper)
 
     @property
     def _stored_schema(self) -> Schema:
@@ -127,14 +144,9 @@ class Split(msgspec.Struct, frozen=True):
         newest = max((part.schema for run in self.inputs for part in run.parts), default=0)
         return max(self.schema, self.schemas[newest], key=self.schemas.index)
 
-    def _is_one_time(self) -> bool:
-        """Whether this is one run whose updates all have one time: consolidated already, there is nothing to merge."""
-        times = {time for run in self.inputs for part in run.parts for time in (part.time_lower, part.time_upper)}
-        return len(self.inputs) <= 1 and len(times) <= 1
-
     def is_contents(self) -> bool:
         """Whether the parts are the contents as they are, unless a sum in them was split."""
-        return self._is_one_time() and self._stored_schema == self.schema
+        return contents.is_one_time(self.inputs) and self._stored_schema == self.schema
 
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """Its contents as one table."""
@@ -184,10 +196,10 @@ class Snapshot:
         """The contents as one table. Parts are fetched and decoded in parallel."""
         whole = self._whole()
         with self._spent.again():
-            table = self._read_whole(whole) if whole.is_contents() else None
-        if table is None or _may_be_split(table):
+            table = self._read(whole)
+        if table is None:
             return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
-        return table.select(self.schema.names)
+        return table
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         """The contents as a pandas frame; options go to `pyarrow.Table.to_pandas`."""
@@ -234,15 +246,12 @@ class Snapshot:
     def _whole(self) -> Split:
         return self._split(self._keys)
 
-    def _read_whole(self, whole: Split) -> pa.Table | None:
-        """All parts at once; None when a blob vanished under a read-only client."""
+    def _read(self, whole: Split) -> pa.Table | None:
+        """All of it at once; None when it must be streamed, or a blob vanished under a read-only client."""
         machine = self._handle.machine
         try:
             with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-                return read_whole(
-                    machine.reads, machine.shard, whole.inputs, whole.schemas, whole.schema, whole.key_lower,
-                    whole.key_upper, columns=whole.columns, pool=pool,
-                )  # fmt: skip
+                return whole.at_once(machine.reads, pool)
         except Missing as missing:
             self._look_again(missing)
             return None
@@ -266,7 +275,7 @@ class Snapshot:
         while True:
             try:
                 skip = done
-                for table in self._split(keys).batches(self._handle.machine.reads):
+                for table in self._stream(keys):
                     dropped = min(skip, table.num_rows)
                     skip -= dropped
                     fresh = table.slice(dropped)
@@ -277,6 +286,11 @@ class Snapshot:
                 self._look_again(missing)
             else:
                 return
+
+    def _stream(self, keys: KeyRange) -> Iterator[pa.Table]:
+        machine = self._handle.machine
+        with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
+            return self._split(keys).streamed(machine.reads, pool)
 
     def _look_again(self, missing: Missing) -> None:
         """Take the newest state, for a client that holds nothing; otherwise say what a missing blob means."""
@@ -290,25 +304,6 @@ class Snapshot:
         self._reading = self._handle.acquire(self.as_of)
 
 
-def _settled(runs: Sequence[Run], merge: Callable[[list[Run]], Run]) -> Run:
-    """The contents that one consolidated run is.
-
-    SUBTLE: a sum that did not fit into 64 bits was split when it was compacted. It shows in diffs as large as they can
-    be, and has to be added up again, to say that it does not fit.
-    """
-    for run in runs:
-        for table in run:
-            if _may_be_split(table):
-                yield from merge([chain([table], run)])
-                return
-            yield table.drop_columns([TIME])
-
-
-def _may_be_split(table: pa.Table) -> bool:
-    extremes = pc.min_max(table.column(DIFF)).as_py()
-    return extremes["min"] == I64_MIN or extremes["max"] == I64_MAX
-
-
 def _older(tables: Run, schema: Schema) -> Run:
     """Contents of a newer schema in an older one. The columns that go are the last ones, so the order stays.
 
@@ -320,10 +315,10 @@ def _older(tables: Run, schema: Schema) -> Run:
         if summed.num_rows:
             whole, last = hold_back(summed)
             if whole.num_rows:
-                yield consolidate(schema, whole) if _may_be_split(whole) else whole
+                yield consolidate(schema, whole) if may_be_split(whole) else whole
         else:
             last = summed
-    yield consolidate(schema, last) if _may_be_split(last) else last
+    yield consolidate(schema, last) if may_be_split(last) else last
 
 
 def _narrowed(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

@@ -148,8 +148,9 @@ class PartFile:
         columns: Sequence[str] | None = None,
         *,
         dictionaries: bool = False,
+        times: bool = True,
     ) -> None:
-        self._key, self._schema, self._columns = key, schema, columns
+        self._key, self._schema, self._columns, self._times = key, schema, columns, times
         with undamaged(key):
             self._file = pq.ParquetFile(source, pre_buffer=False)
             if dictionaries and (names := _short_dictionaries(self._file)):
@@ -228,21 +229,23 @@ class PartFile:
                 yield table
 
     def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
-        if self._columns is None:
+        if self._columns is None and self._times:
             return None
         keys = self._schema.key_names if lo is not None or hi is not None else []
-        wanted = {*self._columns, *keys, TIME, DIFF}
+        wanted = {*(self._schema.names if self._columns is None else self._columns), *keys, DIFF, *[TIME] * self._times}
         return [name for name in self._stored.names if name in wanted]
 
     def _finish(self, table: pa.Table, lo: bytes | None, hi: bytes | None) -> pa.Table:
         if lo is not None or hi is not None:
             table = slice_sorted(self._schema, table, lo, hi)
-        return conform(self._key, table, self._schema, self._columns)
+        return conform(self._key, table, self._schema, self._columns, times=self._times)
 
 
-def conform(key: str, table: pa.Table, schema: Schema, columns: Sequence[str] | None = None) -> pa.Table:
+def conform(
+    key: str, table: pa.Table, schema: Schema, columns: Sequence[str] | None = None, *, times: bool = True
+) -> pa.Table:
     """The table as a newer schema has it: added columns are null; Corrupt where the rest differs."""
-    target = schema.updates
+    target = schema.updates if times else schema.contents
     if columns is not None:
         target = pa.schema([field for field in target if field.name in {*columns, TIME, DIFF}])
     if table.schema.equals(target):

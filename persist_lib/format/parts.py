@@ -73,14 +73,15 @@ def decode_part(
     lo: bytes | None = None,
     hi: bytes | None = None,
     use_threads: bool = True,
+    times: bool = True,
 ) -> pa.Table:
     """The updates of a part with `lo <= key < hi`, as the reader's schema has them.
 
-    `columns` are the wanted ones of the schema's; `_time` and `_diff` always come along. Columns that are newer than
-    the part are null.
+    `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
+    Columns that are newer than the part are null.
     """
     verify(key, memoryview(data), digests)
-    return PartFile(key, _source(data), schema, columns).read(lo, hi, use_threads=use_threads)
+    return PartFile(key, _source(data), schema, columns, times=times).read(lo, hi, use_threads=use_threads)
 
 
 def open_run(

@@ -174,10 +174,13 @@ def commit(
 
 def local_engine(machine: Machine) -> Engine:
     """Run the tasks here, one after the other, in bounded memory."""
+    runtime = machine.runtime
 
     def run(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
         for task in tasks:
-            yield run_task(task, machine.blob, machine.runtime.entropy)
+            with runtime.pool(machine.config.read_threads, "persist-merge") as pool:
+                result = run_task(task, machine.blob, runtime.entropy, pool)
+            yield result
 
     return run
 

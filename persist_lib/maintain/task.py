@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 
 from persist_lib.batch import as_part
+from persist_lib.config import Runtime
 from persist_lib.core.compaction import MergeTask, TaskResult
 from persist_lib.core.state import Batch
+from persist_lib.format.encoded import EncodedPart
 from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.format.paths import blob_key, part_key
+from persist_lib.gathering import SHARE, gather
 from persist_lib.ids import ShardId, WriterId
 from persist_lib.location.api import Blob
 from persist_lib.machine import Machine
-from persist_lib.merge import merge_to_parts
-from persist_lib.runs import inputs_of, open_runs
+from persist_lib.merge import merge_to_parts, parts_of
+from persist_lib.runs import Stored, inputs_of, open_runs, overlapping
 
 
-def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskResult:
+def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Executor | None = None) -> TaskResult:
     """Merge the task's key range and upload the parts, under fresh keys below the uploader's id.
+
+    Small inputs are read in the pool, if there is one; otherwise all is done on the calling thread.
 
     Run twice it leaves orphans, never damage. Raises Missing when an input is gone, Corrupt when one is damaged.
     """
-    shard, schema = ShardId(task.shard), task.schemas[task.schema]
-    runs = open_runs(blob, shard, task.inputs, task.schemas, schema, task.key_lower, task.key_upper)
-    parts, diff_sum, fingerprint_ = [], 0, 0
-    merged = merge_to_parts(
-        runs, schema, task.schema, advance_to=task.advance_to, part_bytes=task.part_bytes, merge_bytes=task.merge_bytes
-    )
-    for encoded in merged:
+    shard, parts, diff_sum, fingerprint_ = ShardId(task.shard), [], 0, 0
+    for encoded in _merged(task, blob, pool or Runtime(background=False).pool(1, "persist-merge")):
         key = part_key(WriterId(task.uploader), entropy())
         blob.set(blob_key(shard, key), encoded.data)
         parts.append(as_part(encoded, key, task.schema))
@@ -37,6 +38,21 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskRes
     return TaskResult(
         tuple(parts), sum(part.rows for part in parts), (diff_sum + 2**63) % 2**64 - 2**63, fingerprint_ % 2**64
     )
+
+
+def _merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]:
+    """The parts that stand for the task's inputs. What is small is gathered first; often that is all there is."""
+    shard, schema = ShardId(task.shard), task.schemas[task.schema]
+    stored = Stored(blob, shard, task.schemas, schema, task.key_lower, task.key_upper)
+    inputs = overlapping(task.inputs, task.key_lower, task.key_upper)
+    gathered = gather(stored, inputs, task.advance_to, task.merge_bytes // SHARE, pool)
+    if gathered.table is not None and not gathered.rest:
+        tables = [gathered.table] if gathered.table.num_rows else []
+        return parts_of(tables, schema, task.schema, task.part_bytes, pool.map)
+    return merge_to_parts(
+        gathered.streams(stored), schema, task.schema,
+        advance_to=task.advance_to, part_bytes=task.part_bytes, merge_bytes=task.merge_bytes,
+    )  # fmt: skip
 
 
 def recompute(machine: Machine, batch: Batch) -> dict[str, int]:

@@ -15,6 +15,7 @@ from bench.cost import Log, cost, kind_of
 from bench.figures import Figure, in_turn
 from bench.kernel import kernel
 from bench.postgres import contention, postgres_append
+from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,10 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measure", [small_append, bulk_append, snapshot, kernel, postgres_append])
+@pytest.mark.parametrize(
+    "measure",
+    [small_append, bulk_append, snapshot, kernel, postgres_append, read_uncompacted, read_history, maintain_small],
+)
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
     figures = measure(True)
     assert figures

@@ -140,12 +140,13 @@ def test_an_engine_that_loses_data_is_caught_before_anything_is_committed(
 
     whole = task.run_task
 
-    def loses(one: Any, blob: Any, entropy: Any) -> Any:
+    def loses(one: Any, blob: Any, entropy: Any, *rest: Any) -> Any:
         cut = one.inputs[:-1]
         return whole(
             type(one)(*(cut if name == "inputs" else getattr(one, name) for name in one.__struct_fields__)),
             blob,
             entropy,
+            *rest,
         )
 
     monkeypatch.setattr("persist_lib.maintain.compaction.run_task", loses)

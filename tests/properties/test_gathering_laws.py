@@ -1,0 +1,194 @@
+"""Laws of reading at once: whatever is gathered, in whatever slices, it is what the merge of the same runs comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, pairwise
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persist_lib import contents
+from persist_lib.batch import as_part
+from persist_lib.config import Runtime
+from persist_lib.core.compaction import MergeTask, TaskInput
+from persist_lib.core.state import Part
+from persist_lib.errors import Corrupt, DiffOverflow
+from persist_lib.format.consolidation import consolidate
+from persist_lib.format.keys import encode_row
+from persist_lib.format.order import is_sorted
+from persist_lib.format.parts import decode_part, encode_inline, encode_part
+from persist_lib.format.paths import blob_key
+from persist_lib.gathering import gather
+from persist_lib.ids import PartKey, ShardId, WriterId
+from persist_lib.location.memory import MemoryBlob
+from persist_lib.maintain.task import run_task
+from persist_lib.merge import merge_contents, merge_runs
+from persist_lib.runs import Stored
+from persist_lib.schema import Schema
+from tests.properties.kernel_updates import TYPES, Update, build, in_order, read, schemas, totals, updates_of
+from tests.properties.test_merge_laws import HUGE, dealt
+
+SHARD = ShardId("s")
+LIMITS = st.sampled_from([0, 40, 400, 1 << 28])
+NUMBERS = count()
+
+
+def store(data: st.DataObject, blob: MemoryBlob, schema: Schema, run: pa.Table) -> TaskInput:
+    """A run as some parts, inline or not; only some times of it count, as in a batch that was trimmed."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, run.num_rows - 1)), max_size=2))) if run.num_rows > 1 else []
+    parts = [part_of(data, blob, schema, run.slice(a, b - a)) for a, b in pairwise([0, *cuts, run.num_rows])]
+    return TaskInput(tuple(parts), data.draw(st.sampled_from([0, 0, 1])), data.draw(st.sampled_from([None, None, 3])))
+
+
+def part_of(data: st.DataObject, blob: MemoryBlob, schema: Schema, table: pa.Table) -> Part:
+    if data.draw(st.booleans()):
+        return as_part(encode_inline(schema, 0, table), None, 0)
+    key, encoded = PartKey(f"n/{next(NUMBERS)}"), encode_part(schema, 0, table)
+    blob.set(blob_key(SHARD, key), encoded.data)
+    return as_part(encoded, key, 0)
+
+
+def world(
+    data: st.DataObject, schema: Schema, updates: list[Update], *, wide: bool = True
+) -> tuple[Stored, list[TaskInput]]:
+    """Runs that are stored, some keys of which are wanted."""
+    blob = MemoryBlob()
+    runs = [store(data, blob, schema, run) for run in dealt(data, schema, updates) if run.num_rows]
+    keys = sorted({encode_row(schema, build(schema, [update]), 0) for update in updates})
+    bound = st.sampled_from([None, *keys]) if wide and keys else st.none()
+    newer = Schema(schema.key, (*schema.value, *Schema({"k": "bool"}, {"added": "string"}).value))
+    chosen = data.draw(st.sampled_from([schema, newer]))
+    return Stored(blob, SHARD, [schema, newer], chosen, data.draw(bound), data.draw(bound)), runs
+
+
+def at_once(stored: Stored, runs: list[TaskInput], limit: int, threads: int) -> pa.Table | None:
+    with Runtime(background=threads > 1).pool(threads, "test") as pool:
+        return contents.at_once(stored, runs, None, limit, pool)
+
+
+def streamed(stored: Stored, runs: list[TaskInput], limit: int) -> Iterator[pa.Table]:
+    with Runtime(background=False).pool(1, "test") as pool:
+        return contents.stream(stored, runs, limit, pool)
+
+
+def together(schema: Schema, tables: Iterator[pa.Table]) -> pa.Table:
+    return pa.concat_tables([schema.contents.empty_table(), *tables])
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_contents_at_once_and_streamed_are_those_of_the_merge(data):
+    schema = data.draw(schemas())
+    stored, runs = world(data, schema, data.draw(updates_of(schema)))
+    expected = read(stored.schema, together(stored.schema, merge_contents(stored.streams(runs), stored.schema)))
+    limit = data.draw(LIMITS)
+    with mock.patch.object(contents, "SLICE_ROWS", data.draw(st.sampled_from([1, 2, 3, 100]))):
+        found = at_once(stored, runs, limit, data.draw(st.sampled_from([1, 2])))
+    assert found is not None
+    assert read(stored.schema, found) == expected
+    assert found.schema.equals(stored.schema.contents)
+    assert read(stored.schema, together(stored.schema, streamed(stored, runs, limit))) == expected
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+@settings(max_examples=15)
+@given(st.data())
+def test_each_type_is_gathered_and_added_up_by_its_bits(kind, data):
+    schema = Schema({"k": kind}, {"v": kind})
+    updates = data.draw(updates_of(schema))
+    blob = MemoryBlob()
+    runs = [store(data, blob, schema, run) for run in dealt(data, schema, updates) if run.num_rows]
+    runs = [TaskInput(run.parts, 0, None) for run in runs]
+    with mock.patch.object(contents, "SLICE_ROWS", 2):
+        found = at_once(Stored(blob, SHARD, [schema], schema), runs, 1 << 28, 1)
+    expected = totals((row, 0, diff) for row, _, diff in updates)
+    assert found is not None
+    assert read(schema, found) == in_order(schema, [(row, 0, diff) for (row, _), diff in expected.items()])
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_sums_beyond_64_bits_are_never_answered_at_once(data):
+    """They are streamed, which says that they do not fit, unless what else there is makes them fit."""
+    schema = Schema({"k": "int8"})
+    stored, runs = world(data, schema, data.draw(updates_of(schema, diffs=HUGE)), wide=False)
+    try:
+        expected = read(stored.schema, together(stored.schema, merge_contents(stored.streams(runs), stored.schema)))
+    except DiffOverflow:
+        expected = None
+    for read_it in (
+        lambda: at_once(stored, runs, data.draw(LIMITS), 1),
+        lambda: together(stored.schema, streamed(stored, runs, data.draw(LIMITS))),
+    ):
+        try:
+            found = read_it()
+        except DiffOverflow:
+            assert expected is None
+        else:
+            assert found is None or read(stored.schema, found) == expected
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_what_is_gathered_and_the_rest_are_the_merge_of_all(data):
+    schema = data.draw(schemas())
+    stored, runs = world(data, schema, data.draw(updates_of(schema)))
+    since = data.draw(st.sampled_from([None, 0, 2, 9]))
+    with Runtime(background=False).pool(1, "test") as pool:
+        found = gather(stored, runs, since, data.draw(LIMITS), pool)
+    if found.table is not None:
+        assert is_sorted(stored.schema, found.table)
+        assert found.table.equals(consolidate(stored.schema, found.table, "split"))
+    both = [merge_runs(one, stored.schema, advance_to=since) for one in (found.streams(stored), stored.streams(runs))]
+    mine, expected = ([update for window in windows for update in read(stored.schema, window)] for windows in both)
+    assert mine == expected
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_compaction_of_gathered_runs_writes_what_a_merge_would(data):
+    schema = data.draw(schemas())
+    stored, runs = world(data, schema, data.draw(updates_of(schema, diffs=st.sampled_from([1, -1, 2**62]))), wide=False)
+    since = data.draw(st.sampled_from([0, 2, 9]))
+    written = list(stored.schemas).index(stored.schema)
+    task = MergeTask(
+        SHARD, WriterId("w"), tuple(runs), tuple(stored.schemas), written, since, None, None,
+        data.draw(st.sampled_from([1, 1 << 20])), data.draw(LIMITS),
+    )  # fmt: skip
+    threads = data.draw(st.sampled_from([1, 2]))
+    with Runtime(background=threads > 1).pool(threads, "test") as pool:
+        result = run_task(task, stored.blob, NUMBERS.__next__, pool)
+    decoded = [
+        decode_part(part.key, stored.blob.get(blob_key(SHARD, part.key)) or b"", part.digests, stored.schema)
+        for part in result.parts
+    ]
+    merged = merge_runs(stored.streams(runs), stored.schema, advance_to=since, on_overflow="split")
+    assert [u for table in decoded for u in read(stored.schema, table)] == [
+        u for window in merged for u in read(stored.schema, window)
+    ]
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_flipped_byte_is_found_before_a_value_is_used(data):
+    schema = Schema({"k": "int64"}, {"v": "string"})
+    blob = MemoryBlob()
+    tables = [build(schema, [((n, b"x" * n), n, 1)]) for n in range(3)]
+    encoded = [encode_part(schema, 0, table) for table in tables]
+    broken = data.draw(st.integers(0, 2))
+    runs = []
+    for place, part in enumerate(encoded):
+        stored, key = bytearray(part.data), PartKey(f"n/{place}")
+        if place == broken:
+            stored[data.draw(st.integers(0, len(stored) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        blob.set(blob_key(SHARD, key), bytes(stored))
+        runs.append(TaskInput((as_part(part, key, 0),), 0, None))
+    for some in (runs, runs[broken : broken + 1]):
+        with pytest.raises(Corrupt, match=f"n/{broken}"):
+            at_once(Stored(blob, SHARD, [schema], schema), some, 1 << 28, 1)
+        with pytest.raises(Corrupt, match=f"n/{broken}"):
+            list(streamed(Stored(blob, SHARD, [schema], schema), some, 1 << 28))
