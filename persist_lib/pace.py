@@ -26,7 +26,9 @@ SELDOM = 1024
 ROUND_S = 0.1
 """In how much time they should: where versions take long, turns have fewer of them."""
 SHORTEST = 6
-"""Versions of a turn, however many contend. Taking turns takes about as long as two versions."""
+"""Versions of a turn at least, however many contend. Taking turns takes about as long as two versions."""
+SHORTEST_ROUND = 24
+"""Versions of a round at least, however long they take: few contenders have longer turns than many."""
 LONGEST_PAUSE_S = 0.25
 """No pause is longer, before it is jittered."""
 JITTER = 0.25
@@ -135,7 +137,8 @@ class Pace:
         """Of a turn."""
         contenders = max(1, len(others)) + 1
         in_time = ROUND_S / (contenders * self._attempt_s) if self._attempt_s else ROUND
-        return max(SHORTEST, int(min(ROUND / contenders, in_time)))
+        shortest = max(SHORTEST, SHORTEST_ROUND // contenders)
+        return max(shortest, int(min(ROUND / contenders, in_time)))
 
     def _turn_s(self, others: Sequence[SeqNo]) -> float:
         return self._versions(others) * self._attempt_s

@@ -22,6 +22,7 @@ from persist_lib.pace import (
     ROUND_S,
     SELDOM,
     SHORTEST,
+    SHORTEST_ROUND,
     STRETCH,
     Pace,
 )
@@ -83,7 +84,9 @@ def test_the_next_one_looks_more_than_once_while_its_predecessor_lets_it_begin()
 
 
 def test_a_turn_is_a_share_of_the_round_or_what_there_is_time_for():
-    for took_s, contenders, versions in (0.0006, 2, ROUND / 2), (0.005, 2, ROUND_S / 2 / 0.005), (0.1, 16, SHORTEST):
+    quick, medium = (0.0006, 2, ROUND / 2), (0.003, 2, ROUND_S / 2 // 0.003)
+    slow = [(0.1, 2, SHORTEST_ROUND / 2), (0.1, 16, SHORTEST)]
+    for took_s, contenders, versions in (quick, medium, *slow):
         pace, won = Pace(), 0
         while not pace.gives_way(version(1000 + won, *range(1001 - contenders, 1000), 1000 + won)):
             won += 1
