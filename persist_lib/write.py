@@ -1,8 +1,8 @@
 """Writing: one handle, one writer id, appends by compare-and-set.
 
 A writer registers at its first append. It looks after the shard a little as it goes: when the state carries as many
-inline bytes as it may, it merges them into a part; when nobody rolls up, it does. What `append_async` accepts waits in
-an `outbox`, and is written as if appended one by one.
+inline bytes as it may, it merges them into a part; when a rollup is due, one of those who append writes it. What
+`append_async` accepts waits in an `outbox`, and is written as if appended one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from persist_lib.location.deadline import within
 from persist_lib.location.spending import Spending
 from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain.compaction import carry_out, local_engine
-from persist_lib.maintain.rollups import write_rollup
+from persist_lib.maintain.rollups import is_duty, write_rollup
 from persist_lib.outbox import Answer, Outbox
 from persist_lib.outcomes import REFUSED, committed_before
 from persist_lib.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
@@ -63,7 +63,6 @@ class WriteHandle(Leased):
         self._lock = threading.RLock()
         self._id: WriterId | None = None
         self._closed = False
-        self._tried_rollup = 0
         self._batching = batching
         self._outbox: Outbox | None = None
         self._doubts = Doubts()
@@ -498,12 +497,9 @@ class WriteHandle(Leased):
         return carry_out(self.machine, self, request, local_engine(self.machine)).seqno is not None
 
     def _housekeep(self, committed: Committed, deadline: Deadline) -> None:
-        """Roll up when nobody does. What fails here fails after the append was committed, so it is only logged."""
-        every = self.machine.config.rollup_every
-        newest = max(committed.after.newest_rollup, self._tried_rollup - every)
-        if committed.seqno - newest < 2 * every:
+        """Roll up if it falls to this writer. What fails here fails after the append was committed: it is logged."""
+        if not is_duty(committed, self.machine.config.rollup_every):
             return
-        self._tried_rollup = committed.seqno
         try:
             with within(self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))):
                 write_rollup(self.machine, self.id)

@@ -34,6 +34,19 @@ def is_due(state: State, seqno: SeqNo, every: int) -> bool:
     return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
 
 
+def is_duty(committed: Committed, every: int) -> bool:
+    """Whether the writer of this append is the one to roll up: its is the first append from a multiple of `every` on.
+
+    What it does not achieve is left to the first from the next multiple on. A rollup of maintenance counts for a
+    multiple that comes within half of `every` after it.
+    """
+    due = committed.seqno - committed.seqno % every
+    if 2 * (due - committed.after.newest_rollup) < max(2, every):
+        return False
+    writers = committed.before.writers.values()
+    return all(not writer.outcomes or writer.outcomes[-1].seqno < due for writer in writers)
+
+
 @charged
 def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:
     """Write and link a rollup if one is due. One object, one transition."""
