@@ -18,7 +18,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture sim faults demo demo-s3 dev bench lock clean
+.PHONY: help setup check format test torture powercut sim faults demo demo-s3 dev bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test: $(PROJECT) ## all tests
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
+
+powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
+	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut
 
 sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
 	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) $(PYTEST) -n 2 --timeout=0 tests/simulation

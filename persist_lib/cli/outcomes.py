@@ -107,9 +107,15 @@ def expired(done: Expired, dry_run: bool) -> Outcome:
     lines = []
     for overdue in done.overdue:
         held = "" if overdue.since is None else f", held since {overdue.since} and states from v{overdue.seqno}"
-        lines.append(f"  {overdue.id} overdue by {units.duration(overdue.overdue_ms)}{held}")
+        lines.append(f"  {overdue.id} {_why_over(overdue.overdue_ms)}{held}")
     verb = "would retire" if dry_run else "retired"
     return Outcome(f"{verb} {number(len(done.overdue))} of {number(done.live)}", jsonable(done), [*lines])
+
+
+def _why_over(overdue_ms: int) -> str:
+    if overdue_ms >= 0:
+        return f"overdue by {units.duration(overdue_ms)}"
+    return f"leased for another {units.duration(-overdue_ms)} by a clock that was wrong"
 
 
 def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:

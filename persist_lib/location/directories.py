@@ -42,8 +42,15 @@ def fsync_directory(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Make `path` and its missing parents, durably."""
+    """Make `path` and its missing parents, durably.
+
+    SUBTLE: also those that are there already. Who made them may not have come to the fsync yet, and may never. So
+    whatever this makes is in a durable directory from the moment on at which somebody else can find it.
+    """
     missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
+    for directory in path.parents[len(missing) :]:
+        with contextlib.suppress(PermissionError):  # of somebody else, who made it long ago
+            fsync_directory(directory)
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
         fsync_directory(directory.parent)
@@ -150,7 +157,7 @@ class DurableDirectories:
         path = self._root / name
         ensure_directory(path)
         # SUBTLE: also when it existed: who made it may not have come to syncing its parents yet, and may never.
-        while path != self._root:
+        while path != self._root.parent:
             path = path.parent
             fsync_directory(path)
         return OpenDirectory(self._root / name)

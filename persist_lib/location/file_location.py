@@ -57,6 +57,8 @@ def _enter(url: str, opening: Opening) -> Path:
     try:
         if marker.exists():
             _check_format(marker)
+            if not opening.read_only:
+                fsync_directory(path)  # who made the marker may not have come to this, and may never
         elif opening.create:
             _create(url, path)
         else:

@@ -159,7 +159,7 @@ class S3Blob:
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
         """See `api.Blob`. One request for a thousand."""
         names = {self._at(key)["Key"]: key for key in keys}
-        return {names[name]: error for name, error in delete_objects(self._clients, list(names)).items()}
+        return {names[name]: error for name, error in delete_objects(self._clients, list(names), self._page).items()}
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         """See `api.Blob`. A page is one request of up to a thousand keys. A page that fails is an error."""
@@ -171,7 +171,9 @@ class S3Blob:
         token: dict[str, str] = {}
         while True:
             with reading(f"list {prefix!r}"):
-                page = self._clients.get().list_objects_v2(Bucket=self._target.bucket, Prefix=root + prefix, **token)
+                page = self._clients.get().list_objects_v2(
+                    Bucket=self._target.bucket, Prefix=root + prefix, MaxKeys=self._page, **token
+                )
                 # SUBTLE: an answer cut short looks like an empty page; only one that was read to its end says this.
                 token = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
             yield from (BlobEntry(entry["Key"].removeprefix(root), entry["Size"]) for entry in page.get("Contents", []))
@@ -185,7 +187,9 @@ class S3Blob:
         after: dict[str, str] = {}
         while True:
             with reading(f"list the uploads of {prefix!r}"):
-                page = self._clients.get().list_multipart_uploads(Bucket=bucket, Prefix=root + prefix, **after)
+                page = self._clients.get().list_multipart_uploads(
+                    Bucket=bucket, Prefix=root + prefix, MaxUploads=self._page, **after
+                )
                 after = (
                     {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
                     if page["IsTruncated"]
@@ -233,11 +237,11 @@ def body_of(answer: Any) -> bytes:
     return data
 
 
-def delete_objects(clients: Clients, names: list[str]) -> dict[str, Exception]:
-    """Delete objects by their full names; answers what could not be deleted, and why. One request for a thousand."""
+def delete_objects(clients: Clients, names: list[str], page: int = PAGE) -> dict[str, Exception]:
+    """Delete objects by their full names; answers what could not be deleted, and why. One request for a page."""
     failures: dict[str, Exception] = {}
-    for start in range(0, len(names), PAGE):
-        chunk = names[start : start + PAGE]
+    for start in range(0, len(names), page):
+        chunk = names[start : start + page]
         try:
             failures |= _delete_chunk(clients, chunk)
         except PersistError as error:

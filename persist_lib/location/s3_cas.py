@@ -302,7 +302,7 @@ class S3Consensus:
         if not self._raise_floor(key, seqno):
             return 0
         below = [*takewhile(lambda found: found < seqno, self._names(key, SeqNo(0)))]
-        failures = delete_objects(self._clients, [self._row(key, found)["Key"] for found in below])
+        failures = delete_objects(self._clients, [self._row(key, found)["Key"] for found in below], self._page)
         if failures:
             raise next(iter(failures.values()))
         return len(below)

@@ -14,12 +14,14 @@ from pathlib import Path
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus
 from persist_lib.location.open import open_location
-from persist_lib.location.read_only import ReadOnlyBlob
+from persist_lib.location.read_only import ReadOnlyBlob, ReadOnlyConsensus
 from persist_lib.location.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.location.scheme import Opening
 from tests import servers
 
 servers.use_test_credentials()
+FEW = 3
+"""A page so small that whatever lists or deletes several of anything needs more than one."""
 
 
 def _blob(url: str, read_only: bool = False) -> Blob:
@@ -31,11 +33,23 @@ def _consensus(url: str, read_only: bool = False) -> Consensus:
     return open_location(blobs, url, create=not read_only, read_only=read_only).consensus
 
 
-def _s3_blob(url: str, read_only: bool = False) -> Blob:
+def _s3_blob(url: str, read_only: bool = False, **page: int) -> Blob:
     from persist_lib.location.s3 import S3Blob, enter  # noqa: PLC0415 - not in every process that races
 
-    blob = S3Blob(enter(url, Opening(create=not read_only, read_only=read_only)), page=10)
+    blob = S3Blob(enter(url, Opening(create=not read_only, read_only=read_only)), **page)
     return ReadOnlyBlob(blob) if read_only else blob
+
+
+def _paged_s3_blob(url: str, read_only: bool = False) -> Blob:
+    return _s3_blob(url, read_only, page=FEW)
+
+
+def _paged_s3_consensus(url: str, read_only: bool = False) -> Consensus:
+    from persist_lib.location.s3 import enter  # noqa: PLC0415
+    from persist_lib.location.s3_cas import S3Consensus  # noqa: PLC0415
+
+    consensus = S3Consensus(enter(url, Opening(create=not read_only, read_only=read_only)), page=FEW)
+    return ReadOnlyConsensus(consensus) if read_only else consensus
 
 
 def _retrying_blob(url: str, read_only: bool = False) -> Blob:
@@ -78,7 +92,7 @@ class BlobKind:
     prepare: Callable[[Path], str]
     open: Callable[..., Blob] = _blob
     is_shared: bool = True  # among processes
-    more_than_a_page: int = 40
+    more_than_a_page: int = 1100
 
 
 @dataclass(frozen=True)
@@ -90,12 +104,14 @@ class ConsensusKind:
     is_shared: bool = True
     has_transactions: bool = True
     rows_to_race_for: int = 150
+    more_than_a_page: int = 1100
 
 
 BLOBS = {
-    "memory": BlobKind(_memory_url, is_shared=False, more_than_a_page=1100),
+    "memory": BlobKind(_memory_url, is_shared=False),
     "file": BlobKind(_file_url),
     "s3": BlobKind(_s3_url, _s3_blob),
+    "s3, pages of three": BlobKind(_s3_url, _paged_s3_blob, is_shared=False, more_than_a_page=10),
     "retrying, metered memory": BlobKind(_memory_url, _retrying_blob, is_shared=False),
 }
 
@@ -104,7 +120,10 @@ CONSENSUSES = {
     "sqlite": ConsensusKind(_file_url),
     "postgresql": ConsensusKind(_postgres_url),
     "postgresql, pooled": ConsensusKind(_pooled_url, rows_to_race_for=40),
-    "s3": ConsensusKind(_s3_cas_url, has_transactions=False, rows_to_race_for=40),
+    "s3": ConsensusKind(_s3_cas_url, has_transactions=False, rows_to_race_for=40, more_than_a_page=40),
+    "s3, pages of three": ConsensusKind(
+        _s3_cas_url, _paged_s3_consensus, is_shared=False, has_transactions=False, more_than_a_page=10
+    ),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
 }
 

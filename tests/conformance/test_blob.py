@@ -140,11 +140,14 @@ def test_list_answers_every_object_below_the_prefix_with_its_size(blob: Blob) ->
         assert len(listed) == len(expected)
 
 
-def test_list_goes_on_beyond_a_page(blob: Blob, blob_kind: BlobKind) -> None:
-    keys = {f"s/w/{n}" for n in range(blob_kind.more_than_a_page)}
-    for key in keys:
-        blob.set(key, b"")
-    assert {entry.key for entry in blob.list("s/w/")} == keys
+def test_listing_and_deleting_go_on_beyond_a_page(blob: Blob, blob_kind: BlobKind) -> None:
+    keys = [f"s/w/{n}" for n in range(blob_kind.more_than_a_page)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: blob.set(key, b"x"), [*keys, "s/v/before", "s/x/after"]))
+    assert sorted(entry.key for entry in blob.list("s/w/")) == sorted(keys)
+    assert sorted(entry.key for entry in blob.list("")) == ["s/v/before", *sorted(keys), "s/x/after"]
+    assert blob.delete_many([*keys, "s/w/never-there"]) == {}
+    assert sorted(entry.key for entry in blob.list("")) == ["s/v/before", "s/x/after"]
 
 
 def test_list_never_misses_what_stays_while_other_objects_come_and_go(blob: Blob) -> None:

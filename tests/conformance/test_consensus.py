@@ -146,6 +146,23 @@ def test_truncate_deletes_the_rows_below_and_answers_how_many(consensus: Consens
     assert consensus.head("s") == Row(SeqNo(6), b"s6")
 
 
+def test_more_rows_than_a_page_are_scanned_and_truncated(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
+    rows = consensus_kind.more_than_a_page
+    fill(consensus, "s", rows)
+    assert [row.seqno for row in scan_all(consensus, "s")] == [*range(1, rows + 1)]
+    assert [row.seqno for row in consensus.scan("s", SeqNo(2), rows - 2)] == [*range(2, rows)]
+    assert consensus.head("s") == Row(SeqNo(rows), f"s{rows}".encode())
+    assert consensus.truncate("s", SeqNo(rows - 1)) == rows - 2
+    assert [row.seqno for row in scan_all(consensus, "s")] == [rows - 1, rows]
+
+
+def test_more_keys_than_a_page_are_listed(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
+    keys = [f"s{n}" for n in range(consensus_kind.more_than_a_page)]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda key: consensus.compare_and_set(key, None, b"x"), keys))
+    assert sorted(consensus.list_keys()) == sorted(keys)
+
+
 @pytest.mark.parametrize(("rows", "seqno"), [(3, 4), (3, 99), (0, 1), (0, 5)])
 def test_truncate_never_passes_the_newest_row(consensus: Consensus, rows: int, seqno: int) -> None:
     fill(consensus, "s", rows)

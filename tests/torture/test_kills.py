@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -46,11 +47,11 @@ class Attempt(NamedTuple):
 class Processes:
     """The four processes, forked by one that has imported everything."""
 
-    def __init__(self, url: str, directory: Path, rng: random.Random) -> None:
+    def __init__(self, url: str, directory: Path, rng: random.Random, env: Mapping[str, str] | None = None) -> None:
         self.rng = rng
         self.forker = subprocess.Popen(
             [sys.executable, "-m", "tests.torture.roles", url, str(directory)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **(env or {})},
         )  # fmt: skip
         self.pids: dict[str, int] = {}
 
@@ -137,7 +138,9 @@ def attempts(directory: Path) -> dict[int, Attempt]:
     return found
 
 
-def judge(url: str, tried: dict[int, Attempt], rng: random.Random) -> None:
+def judge(
+    url: str, tried: dict[int, Attempt], rng: random.Random, *, leases_end_s: float = 10 * LEASE_MS / 1000
+) -> None:
     """What is there is what was acknowledged, and of the unknown all or nothing; then everything else is swept."""
     with open_ahead(url, rng, 0) as client:
         check_world(client, SHARD)
@@ -145,7 +148,7 @@ def judge(url: str, tried: dict[int, Attempt], rng: random.Random) -> None:
         told = contents_of(client.open_reader(SHARD).snapshot(upper - 1).to_arrow())
         there = check_contents(told, tried)
         check_times(client, tried, there)
-    with open_ahead(url, rng, 10 * LEASE_MS / 1000) as client:
+    with open_ahead(url, rng, leases_end_s) as client:
         for _ in range(8):
             seqno = client.inspect(SHARD).seqno
             client.maintain(SHARD)

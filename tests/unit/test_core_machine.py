@@ -427,7 +427,7 @@ def test_a_refusal_becomes_an_exception_that_names_the_shard_and_carries_the_val
 def test_a_refused_command_leaves_no_row():
     store = Store()
     machine = store.created()
-    for command in (c.Create(SCHEMA), c.Expire(0), c.Retire("w9"), c.ReleaseHold("h", b"")):
+    for command in (c.Create(SCHEMA), c.Expire(2**62), c.Retire("w9"), c.ReleaseHold("h", b"")):
         with pytest.raises((InvalidUsage, Refused)):
             machine.commit(always(command))
     assert len(rows(store)) == 2

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
+from persist_lib.core.leases import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
 from persist_lib.testing import Outcome, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
 
 LEASE_S = 1.0
+DAY_S, YEAR_S = 86_400, 365 * 86_400
 CONFIG = persist.Config(lease_ms=int(LEASE_S * 1000))
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -321,6 +323,55 @@ def test_a_clock_that_steps_changes_liveness_and_nothing_else() -> None:
         except LeaseExpired:
             read = client.open_reader("s")
         check_world(client, "s")
+    world.close()
+
+
+def test_a_clock_that_was_years_ahead_leaves_no_lease_for_years() -> None:
+    """A machine starts with a wrong clock, takes leases, corrects it, and dies: its leases end all the same."""
+    world = World()
+    dead = world.client(persist.Config(inline_bytes=0))
+    world.clock.advance(12 * YEAR_S)
+    write, read = dead.open_shard("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    assert contents_of(read.snapshot(0).to_arrow()) == {(1, "w"): 1}
+    world.clock.advance(-12 * YEAR_S)
+    client = world.client()
+    assert {overdue.id for overdue in client.expire("s", dry_run=True).overdue} == {write.id, read.id}
+    assert client.census("s").overdue == 2
+    assert len(client.expire("s").overdue) == 2
+    assert not client.inspect("s").state.readers
+    with pytest.raises(LeaseExpired):
+        read.snapshot(0)
+    for _ in range(3):
+        client.maintain("s")
+    check_swept(client, "s")
+    world.close()
+
+
+def test_a_clock_that_was_days_ahead_leaves_leases_for_days_and_no_longer() -> None:
+    world = World()
+    world.clock.advance(3 * DAY_S)
+    dead = world.client(persist.Config(lease_ms=10_000))
+    dead.open_shard("s", SCHEMA)[1].fetch_upper()
+    world.clock.advance(-3 * DAY_S)
+    client = world.client()
+    readers = len(client.inspect("s").state.readers)
+    assert readers == 1
+    world.clock.advance(3 * DAY_S)
+    assert client.expire("s").overdue == ()
+    world.clock.advance(11)
+    assert len(client.expire("s").overdue) == readers
+    world.close()
+
+
+def test_the_longest_lease_that_a_client_asks_for_is_kept() -> None:
+    world = World()
+    client = world.client(persist.Config(lease_ms=LONGEST_LEASE_MS))
+    write = client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    assert client.expire("s").overdue == ()
+    world.clock.advance(-0.001)
+    assert [overdue.id for overdue in client.expire("s").overdue] == [write.id]
     world.close()
 
 

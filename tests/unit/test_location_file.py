@@ -300,7 +300,7 @@ def leave_half_written(root: Path, *, die: bool, blob: FileBlob | None = None) -
                 time.sleep(60)
 
             os.fsync = stop  # type: ignore[assignment]
-            blob.set("half", b"half of it")
+            blob.set("child/half", b"half of it")
         finally:
             os._exit(1)
     while not (root / f"stopped-{child}").exists():

@@ -340,6 +340,47 @@ def test_a_thousand_keys_are_one_request_and_a_failed_request_names_only_its_own
     assert set(failures) == {f"s/w/{n}" for n in range(1000, 2000)}
 
 
+def test_more_than_a_thousand_objects_and_uploads_are_all_listed_and_all_go(blob: S3Blob) -> None:
+    keys = [f"s/w/{n}" for n in range(1005)]
+    client = blob._clients.get()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: blob.set(key, b"x"), keys))
+        list(pool.map(lambda key: client.create_multipart_upload(**blob._at(key)), keys))
+        list(pool.map(lambda key: client.create_multipart_upload(**blob._at(key)), keys[:10]))
+    assert sorted(entry.key for entry in blob.list("s/")) == sorted(keys)
+    assert sorted(uploads(blob)) == sorted([*keys, *keys[:10]])
+    assert blob.delete_many(keys) == {}
+    assert blob.abort_uploads([*blob.uploads("s/")]) == {}
+    assert ([*blob.list("")], uploads(blob)) == ([], [])
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 7])
+def test_uploads_are_told_once_each_whatever_a_page_holds(blob: S3Blob, page: int) -> None:
+    """Several of one key are on either side of a page's end, where only the upload's id tells them apart."""
+    client, paged = blob._clients.get(), S3Blob(blob._clients, page=page)
+    keys = ["s/w/a", "s/w/b", "s/w/b", "s/w/b", "s/w/c", "s/w/c", "t/w/d"]
+    ids = [(key, client.create_multipart_upload(**blob._at(key))["UploadId"]) for key in keys]
+    assert sorted((upload.key, upload.id) for upload in paged.uploads("")) == sorted(ids)
+    assert sorted((upload.key, upload.id) for upload in paged.uploads("s/")) == sorted(ids[:-1])
+    assert paged.abort_uploads([*paged.uploads("s/")]) == {}
+    assert uploads(blob) == ["t/w/d"]
+
+
+@pytest.mark.parametrize("page", [1, 3])
+def test_pages_are_as_large_as_was_asked(blob: S3Blob, url: str, proxy: Proxy, page: int) -> None:
+    for n in range(5):
+        blob.set(f"s/w/{n}", b"x")
+    through = S3Blob(Clients(parse_url(via(url, proxy))), page=page)
+    for act, requests in (
+        (lambda: [*through.list("s/")], -(-5 // page)),
+        (lambda: through.delete_many([f"s/w/{n}" for n in range(5)]), -(-5 // page)),
+    ):
+        proxy.at(0, None)
+        act()
+        assert proxy.requests == requests
+    through.close()
+
+
 def test_a_missing_bucket_is_no_empty_one(url: str) -> None:
     blob = S3Blob(Clients(parse_url(url.replace(f"//{servers.BUCKET}/", "//no-such-bucket/"))))
     for call in (lambda: blob.get("s/x"), lambda: [*blob.list("")], lambda: blob.set("s/x", b"")):

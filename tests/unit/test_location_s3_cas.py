@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -275,6 +276,20 @@ def test_the_requests_of_each_operation(opened: Callable[[], S3Consensus], url: 
             act()
             assert proxy.requests == requests
         through.close()
+
+
+def test_more_than_a_thousand_rows_and_keys_are_listed_and_truncated(url: str) -> None:
+    consensus = S3Consensus(enter(url, Opening(create=True)))
+    client = consensus._clients.get()
+    rows, keys = [("s", n) for n in range(1, 1006)], [(f"t{n}", 1) for n in range(1005)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda at: client.put_object(**consensus._row(at[0], SeqNo(at[1])), Body=b"x"), [*rows, *keys]))
+    assert consensus.head("s") == Row(SeqNo(1005), b"x")
+    assert sorted(consensus.list_keys()) == sorted(["s", *(key for key, _ in keys)])
+    assert consensus.truncate("s", SeqNo(1004)) == 1003
+    assert [row.seqno for row in consensus.scan("s", SeqNo(0), 9999)] == [1004, 1005]
+    assert [*consensus._names("s", SeqNo(0))] == [1004, 1005], "what was truncated is deleted"
+    consensus.close()
 
 
 def test_one_url_opens_blobs_and_consensus_and_several_keys_at_once_are_refused(url: str) -> None:
