@@ -172,8 +172,8 @@ class Builder:
         if not keys:
             return
         try:
-            with within(self._runtime.deadline(max(DELETE_S, min(self._deadline.remaining_s(), 10 * DELETE_S)))):
-                failed: object = self._blob.delete_many(keys)
+            deadline = self._runtime.deadline(max(DELETE_S, min(self._deadline.remaining_s(), 10 * DELETE_S)))
+            failed: object = within(deadline, lambda: self._blob.delete_many(keys))
         except PersistError as error:
             failed = error
         if failed:
@@ -226,8 +226,7 @@ class Builder:
 
     def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
         """Upload it; answers all that is to be remembered, so that its bytes are not."""
-        with within(self._deadline):
-            self._blob.set(blob_key(self._shard, key), encoded.data)
+        within(self._deadline, lambda: self._blob.set(blob_key(self._shard, key), encoded.data))
         return Stored(as_part(encoded, key, self._schema_id), encoded.said.diff_sum, encoded.said.fingerprint)
 
 

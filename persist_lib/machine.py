@@ -160,8 +160,8 @@ class Machine:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         token = token or self.runtime.token()
-        with self.turn, within(deadline):
-            return self._commit(build, deadline, token)
+        with self.turn:
+            return within(deadline, lambda: self._commit(build, deadline, token))
 
     def _commit(self, build: Build, deadline: Deadline, token: bytes) -> Committed | c.Refusal:
         is_fresh, attempts, backoff_s = self._has_given_way(deadline), 0, 0.0

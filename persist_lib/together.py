@@ -7,7 +7,6 @@ over the rows of all shards decides. Needs a Consensus with transactions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +21,7 @@ from persist_lib.location.api import Consensus
 from persist_lib.location.spending import Spending
 from persist_lib.machine import Machine
 from persist_lib.pending import Appended
+from persist_lib.threads import Lock, giving_back
 from persist_lib.write import WriteHandle
 
 
@@ -54,13 +54,21 @@ def append_together(
     _check_distinct([one.write.shard for one in checked])
     if not checked:
         return []
-    with Spending() as spent, ExitStack() as turns:
+    with Spending() as spent:
         shares: dict[str, Share] = {}
-        # In the order of names, as every such call takes its turns.
-        for one in sorted(checked, key=lambda one: one.write.shard):
-            share = one.write.share(one.updates, one.lower, one.upper, deadline, token)
-            shares[one.write.shard] = turns.enter_context(share)
-        done = _commit([shares[one.write.shard] for one in checked], deadline, token)
+        held: list[Lock] = []
+        give_back = giving_back(held)
+        try:
+            # In the order of names, as every such call takes its turns.
+            for one in sorted(checked, key=lambda one: one.write.shard):
+                shares[one.write.shard] = one.write.share(one.updates, one.lower, one.upper, deadline, token, held)
+            done = _commit([shares[one.write.shard] for one in checked], deadline, token)
+        except Exception:
+            for share in shares.values():
+                share.give_up()
+            raise
+        finally:
+            give_back()
         return [msgspec.structs.replace(one, cost=spent.cost) for one in done]
 
 

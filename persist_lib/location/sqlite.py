@@ -7,11 +7,9 @@ one half done, and nothing is asked that its correctness does not need.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -24,7 +22,9 @@ from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.connections import Connections, Session
 from persist_lib.location.deadline import patience_s
 from persist_lib.location.memory import check_limit, passes_newest
+from persist_lib.threads import Lock, taking
 
+T = TypeVar("T")
 BUSY_S = 10.0
 """How long to wait for the one write lock. A transaction holds it for less than a millisecond."""
 FIRST_PAUSE_S = 0.0002
@@ -77,11 +77,13 @@ class SqliteConsensus:
         self._runtime = runtime or Runtime()
         self.busy_s = busy_s
         self.connections = Connections(self._connect, f"the SQLite database {self.path}")
-        with self.connections.under_way():
-            if create:
-                sqlite_file.create(self.path)
-            sqlite_file.check_format(self.path)
+        self.connections.under_way(lambda: self._prepare(create=create))
         self.turn = threading.Lock()
+
+    def _prepare(self, *, create: bool) -> None:
+        if create:
+            sqlite_file.create(self.path)
+        sqlite_file.check_format(self.path)
 
     def _connect(self) -> apsw.Connection:
         try:
@@ -104,37 +106,62 @@ class SqliteConsensus:
         return iter([key for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        with self.connections.lend() as session:
-            try:
-                return session.cursor.execute(sql, values).fetchall()
-            except apsw.Error as error:
-                raise sqlite_file.read_failed(error, self.path) from error
+        try:
+            return self.connections.use(lambda session: session.cursor.execute(sql, values).fetchall())
+        except apsw.Error as error:
+            raise sqlite_file.read_failed(error, self.path) from error
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
-        with _Writing(self) as session:
-            return _append(session, key, expected, data)
+        return self._write(lambda session: _append(session, key, expected, data))
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
         if not changes:
             return True
-        with _Writing(self) as session, _transaction(session) as transaction:
-            if all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
-                transaction.commit()
-                return True
-            return False
+
+        def append_all(session: Session) -> bool:
+            is_won = all(_append(session, key, expected, data) for key, (expected, data) in changes.items())
+            if is_won:
+                session.cursor.execute("COMMIT")
+            return is_won
+
+        return self._write(lambda session: _transaction(session, lambda: append_all(session)))
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         """See `api.Consensus`."""
-        with _Writing(self) as session, _transaction(session) as transaction:
+
+        def drop(session: Session) -> int:
             newest: SeqNo | None = session.cursor.execute(NEWEST_SEQNO, (key,)).get
             if newest is None or seqno > newest:
                 raise passes_newest(key, seqno, newest)
             session.cursor.execute(TRUNCATE, (key, seqno))
             dropped = session.connection.changes()
-            transaction.commit()
+            session.cursor.execute("COMMIT")
             return dropped
+
+        return self._write(lambda session: _transaction(session, lambda: drop(session)))
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        """`work` with a session whose owner is the only one of this process that writes: the rest queue here."""
+        try:
+            return self.connections.use(lambda session: self._in_turn(session, work))
+        except apsw.Error as error:
+            raise sqlite_file.write_failed(error, self.path) from error
+
+    def _in_turn(self, session: Session, work: Callable[[Session], T]) -> T:
+        """The turn is only held while a session is lent, so no fork ever finds it taken."""
+        seconds, held = patience_s(self.busy_s), list[Lock]()
+        try:
+            held += taking(self.turn, seconds)
+            if not held:
+                raise Determinate(
+                    f"waited {seconds:g} s for this process's other writers of {self.path}; nothing was written"
+                )
+            return work(session)
+        finally:
+            if held:
+                self.turn.release()
 
     def now(self) -> int:
         """See `api.Consensus`: this machine's clock."""
@@ -151,43 +178,6 @@ def _append(session: Session, key: str, expected: Newest | None, data: bytes) ->
     else:
         session.cursor.execute(APPEND, (key, expected.seqno, data, expected.start))
     return bool(session.connection.changes())
-
-
-class _Writing:
-    """A session whose owner is the only one of this process that writes: the rest queue here, not in SQLite.
-
-    A class and not a generator, which costs a tenth of a small append. The turn is only held while a session is lent,
-    so no fork ever finds it taken.
-    """
-
-    __slots__ = ("_consensus", "_session")
-
-    def __init__(self, consensus: SqliteConsensus) -> None:
-        self._consensus = consensus
-
-    def __enter__(self) -> Session:
-        consensus = self._consensus
-        self._session = session = consensus.connections.take()
-        try:
-            seconds = patience_s(consensus.busy_s)
-            if not consensus.turn.acquire(timeout=seconds):
-                raise Determinate(
-                    f"waited {seconds:g} s for this process's other writers of {consensus.path}; nothing was written"
-                )
-        except BaseException:
-            consensus.connections.give_back(session)
-            raise
-        return session
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._consensus.turn.release()
-        finally:
-            self._consensus.connections.give_back(self._session)
-        if isinstance(error, apsw.Error):
-            raise sqlite_file.write_failed(error, self._consensus.path) from error
 
 
 class _Patience:
@@ -207,26 +197,16 @@ class _Patience:
         return True
 
 
-class _Transaction:
-    """An open transaction: committed on request, else rolled back."""
+def _transaction(session: Session, work: Callable[[], T]) -> T:
+    """`work` in a transaction that it commits itself, or that is rolled back.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def commit(self) -> None:
-        self._session.cursor.execute("COMMIT")
-
-
-@contextmanager
-def _transaction(session: Session) -> Iterator[_Transaction]:
-    """BEGIN IMMEDIATE: a deferred one would fail at its first write when another has committed since.
-
-    SUBTLE: this also ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which it was. If
-    rolling back fails, the connection is given up by whoever lent it.
+    BEGIN IMMEDIATE: a deferred one would fail at its first write when another has committed since. SUBTLE: this also
+    ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which it was. If rolling back
+    fails, the connection is given up by whoever lent it.
     """
     try:
         session.cursor.execute("BEGIN IMMEDIATE")
-        yield _Transaction(session)
+        return work()
     finally:
         if session.connection.in_transaction:
             session.cursor.execute("ROLLBACK")

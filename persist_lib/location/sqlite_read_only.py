@@ -35,8 +35,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         self._log = self._path.with_name(self._path.name + "-wal")
         self._clock = clock
         self._connections = Connections(self._connect, f"the SQLite database {self._path}")
-        with self._connections.under_way():
-            sqlite_file.check_format(self._path)
+        self._connections.under_way(lambda: sqlite_file.check_format(self._path))
 
     def _connect(self) -> apsw.Connection:
         connection = sqlite_file.connect_read_only(self._path)
@@ -70,14 +69,17 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         raise self._failed(failure)
 
     def _read_locked(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        with self._connections.lend() as session:
-            return session.cursor.execute(sql, values).fetchall()
+        return self._connections.use(lambda session: session.cursor.execute(sql, values).fetchall())
 
     def _read_still(self, sql: str, values: tuple[object, ...]) -> list[Any] | None:
         """The rows, or None when somebody opened or changed the database meanwhile."""
         before = _identity(self._path)
-        with self._connections.under_way(), closing(sqlite_file.open_immutable(self._path)) as connection:
-            rows = connection.execute(sql, values).fetchall()
+
+        def read() -> list[Any]:
+            with closing(sqlite_file.open_immutable(self._path)) as connection:
+                return connection.execute(sql, values).fetchall()
+
+        rows = self._connections.under_way(read)
         # In this order: whoever changes the database has a log, and removes it after the last change.
         return rows if not self._log.exists() and _identity(self._path) == before else None
 
