@@ -18,10 +18,10 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults demo demo-s3 dev bench lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts demo demo-s3 dev bench lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(PROJECT) ## the virtual environment, pinned packages, a Java if none is found
 	@$(WITH_JAVA) echo "ready: $$($(PYTHON_IN_VENV) --version), Java in $$JAVA_HOME"
@@ -60,6 +60,9 @@ sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
 
 faults: $(PROJECT) ## each request of everything to production servers broken once
 	PERSIST_FAULTS=all $(PYTEST) --timeout=0 tests/faults
+
+interrupts: $(PROJECT) ## Ctrl-C at every place of every kind of call, and at random moments
+	PERSIST_INTERRUPTS=all $(PYTEST) -n 2 --timeout=0 tests/interrupts
 
 demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))

@@ -24,6 +24,8 @@ class Share:
     """To be called before it is tried again after InlineFull."""
     done: Callable[[Committed | c.AlreadyDone], Appended]
     refused: Callable[[c.Refusal], PersistError]
+    give_up: Callable[[], None]
+    """To be called when the append to several shards failed: deletes what was uploaded, if that is certainly unused."""
 
 
 class Undoubted:

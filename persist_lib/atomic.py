@@ -7,7 +7,6 @@ refused for all, a race lost in one is tried again for all, and an unknown outco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
 from persist_lib.config import Deadline
@@ -24,6 +23,7 @@ from persist_lib.machine import (
     until_decided,
 )
 from persist_lib.pace import give_way, wait_after_loss
+from persist_lib.threads import Lock, giving_back, taking
 
 Done = Committed | c.AlreadyDone
 
@@ -46,11 +46,15 @@ def try_commit_all(wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -
 
     Each transition has the same token. AlreadyDone says that a call with this token was committed before.
     """
-    with ExitStack() as turns, within(deadline):
+    held: list[Lock] = []
+    give_back = giving_back(held)
+    try:
         # SUBTLE: whoever takes several turns takes them in the order of names, or two could wait for each other.
         for machine in sorted((one.machine for one in wanted), key=lambda machine: machine.shard):
-            turns.enter_context(machine.turn)
-        return _Attempt(wanted, deadline, token).commit()
+            held += taking(machine.turn)
+        return within(deadline, _Attempt(wanted, deadline, token).commit)
+    finally:
+        give_back()
 
 
 class _Attempt:

@@ -184,8 +184,8 @@ class Builder:
         if not keys:
             return
         try:
-            with within(self._runtime.deadline(max(DELETE_S, min(self._deadline.remaining_s(), 10 * DELETE_S)))):
-                failed: object = self._blob.delete_many(keys)
+            deadline = self._runtime.deadline(max(DELETE_S, min(self._deadline.remaining_s(), 10 * DELETE_S)))
+            failed: object = within(deadline, lambda: self._blob.delete_many(keys))
         except PersistError as error:
             failed = error
         if failed:
@@ -219,10 +219,13 @@ class Builder:
     def _totalled(self, built: Built) -> Built:
         """The same, or DiffOverflow when several parts add up to what does not fit. Reads them, in bounded memory."""
         schemas = [self._schema] * (self._schema_id + 1)
-        with within(self._deadline):
+
+        def read() -> None:
             runs = open_runs(self._blob, self._shard, inputs_of((built.batch,)), schemas, self._schema)
             for _ in merge_runs(runs, self._schema, merge_bytes=self._config.merge_bytes):
                 pass
+
+        within(self._deadline, read)
         return built
 
     def _built(
@@ -250,8 +253,7 @@ class Builder:
 
     def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
         """Upload it; answers all that is to be remembered, so that its bytes are not."""
-        with within(self._deadline):
-            self._blob.set(blob_key(self._shard, key), encoded.data)
+        within(self._deadline, lambda: self._blob.set(blob_key(self._shard, key), encoded.data))
         return Stored(as_part(encoded, key, self._schema_id), encoded.said.diff_sum, encoded.said.fingerprint)
 
 

@@ -437,9 +437,17 @@ class Client:
             closing.callback(self.location.close)
             closing.callback(self._end)
             closing.callback(self.leases.close)
-            for handle in list(self._handles.values()):
-                closing.callback(handle.close)
-            self._handles.clear()
+            for number in list(self._handles):
+                closing.callback(self._close_handle, number)
+
+    def _close_handle(self, number: int) -> None:
+        if (handle := self._handles.get(number)) is not None:
+            try:
+                handle.close()
+            except Exception:
+                self._handles.pop(number, None)
+                raise
+            self._handles.pop(number, None)  # after an interrupt it is still there, to be closed by the next call
 
     def _end(self) -> None:
         with self._lock:

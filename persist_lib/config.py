@@ -8,10 +8,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextvars import copy_context
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -27,6 +25,7 @@ from pydantic import (
 
 from persist_lib.arguments import LONGEST_S, check_callable, check_type, native, parse_flag, shown
 from persist_lib.errors import InvalidUsage
+from persist_lib.threads import Threads
 
 T = TypeVar("T")
 
@@ -141,15 +140,6 @@ class Runtime:
     def deadline(self, timeout_s: float) -> Deadline:
         """The moment at which a call that starts now has to give up."""
         return Deadline(self, timeout_s, self.monotonic() + timeout_s)
-
-
-class Threads(ThreadPoolExecutor):
-    """A pool whose threads work in the context of whoever submits: its deadline, and what counts its spending."""
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """As any pool does."""
-        # SUBTLE: a copy for each, as a context cannot be entered by two threads at once.
-        return super().submit(partial(copy_context().run, fn, *args, **kwargs))
 
 
 class _AtOnce(Executor):

@@ -16,7 +16,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import IO, Self
 
@@ -26,6 +25,7 @@ from persist_lib.core.state import State
 from persist_lib.errors import Determinate, LeaseExpired, NewerFormat, PersistError, Refused
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.machine import Machine
+from persist_lib.threads import Flag, aside
 
 log = logging.getLogger("persist.leases")
 EAGER_BELOW_MS = 60_000
@@ -51,7 +51,7 @@ class Leases:
         self._kept: dict[str, tuple[Machine, set[str]]] = {}
         self._ticks: dict[int, Callable[[], None]] = {}
         self._abandoned: deque[tuple[Machine, str]] = deque()
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,18 +63,22 @@ class Leases:
 
         Raises Determinate when this machine has no room for one more thread now; nothing was registered then.
         """
+        if not self._runtime.background or self._thread is not None:
+            return
+        try:
+            aside(self._begin_thread)
+        except (RuntimeError, MemoryError) as error:
+            raise Determinate(
+                f"could not start the thread that keeps leases up ({error}); nothing was registered. Try again "
+                "when this machine has room for more threads"
+            ) from error
+
+    def _begin_thread(self) -> None:
         with self._lock:
-            if not self._runtime.background or self._thread is not None:
-                return
-            thread = threading.Thread(target=self._renew, name="persist-leases", daemon=True)
-            try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._renew, name="persist-leases", daemon=True)
                 thread.start()
-            except (RuntimeError, MemoryError) as error:
-                raise Determinate(
-                    f"could not start the thread that keeps leases up ({error}); nothing was registered. Try again "
-                    "when this machine has room for more threads"
-                ) from error
-            self._thread = thread
+                self._thread = thread
 
     def keep(self, machine: Machine, id_: str) -> None:
         """Keep the lease of a registered id up from now on. Raises nothing: the id is registered already."""
@@ -82,8 +86,12 @@ class Leases:
             self._kept.setdefault(machine.shard, (machine, set()))[1].add(id_)
             if self._process is not None:
                 self._tell("keep", machine.shard, id_)
-            if self._runtime.background and self._config.lease_ms < EAGER_BELOW_MS:
-                self._try_start_process()
+        if self._runtime.background and self._config.lease_ms < EAGER_BELOW_MS:
+            aside(self._begin_process)
+
+    def _begin_process(self) -> None:
+        with self._lock:
+            self._try_start_process()
 
     def is_inherited(self) -> bool:
         """Whether this is a fork of the process that registered the ids: they, thread and pipe are its parent's."""
@@ -91,12 +99,17 @@ class Leases:
 
     def retire(self, machine: Machine, id_: str) -> None:
         """Drop an id and give it up at once, unless it is the parent's."""
-        self.drop(machine, id_)
-        if not self.is_inherited():
-            # Expired already, or the shard is finished; or it was upgraded beyond this release, which changes nothing
-            # there any more: newer programs retire the id when its lease has ended.
-            with suppress(Refused, NewerFormat):
+        if not (self.is_inherited() or self._closed):  # closed: it is retired by whoever closes
+            try:
                 machine.commit(lambda _state, _now: Retire(id_))
+            except (Refused, NewerFormat):
+                # Expired already, or the shard is finished; or it was upgraded beyond this release, which changes
+                # nothing there any more: newer programs retire the id when its lease has ended.
+                pass
+            except Exception:
+                self.drop(machine, id_)
+                raise
+        self.drop(machine, id_)  # last: who was interrupted before is still kept, for `close` to retire
 
     def drop(self, machine: Machine, id_: str) -> None:
         """No longer keep it up."""
@@ -121,10 +134,7 @@ class Leases:
 
     def tick(self) -> None:
         """Renew what is due, here and now. Failures are logged: whoever is expired learns it at its next commit."""
-        while self._abandoned:
-            machine, id_ = self._abandoned.popleft()
-            self.drop(machine, id_)
-            _retire(machine, id_)
+        self._retire_abandoned()
         with self._lock:
             kept = [(machine, tuple(sorted(ids))) for machine, ids in self._kept.values() if ids]
             calls = list(self._ticks.values())
@@ -140,19 +150,32 @@ class Leases:
         """Stop renewing, and retire what is still kept. Idempotent; in a fork it leaves all that to the parent."""
         if self.is_inherited():
             return
-        with self._lock:
-            self._closed = True
-            kept = [(machine, id_) for machine, ids in self._kept.values() for id_ in sorted(ids)]
-            self._kept.clear()
-            self._ticks.clear()
-            process, self._process = self._process, None
+        self._closed = True
         self._wake.set()
+        aside(self._end_renewing)
+        # One after the other, so that the next call does what an interrupt kept this one from.
+        while kept := [(machine, id_) for machine, ids in self._kept.values() for id_ in sorted(ids)]:
+            _retire(*kept[0])
+            self.drop(*kept[0])
+        self._retire_abandoned()
+
+    def _end_renewing(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(FAREWELL_S)  # or it would meet a location that is closed
+        with self._lock:
+            self._ticks.clear()
+            process, self._process = self._process, None
         if process is not None:
             _end(process)
-        for machine, id_ in kept:
+
+    def _retire_abandoned(self) -> None:
+        while self._abandoned:
+            machine, id_ = abandoned = self._abandoned[0]
+            self.drop(machine, id_)
             _retire(machine, id_)
+            with self._lock:  # last: until then it is not forgotten
+                if self._abandoned and self._abandoned[0] is abandoned:
+                    self._abandoned.popleft()
 
     def _renew(self) -> None:
         waited_s = 0.0
@@ -239,6 +262,22 @@ def was_closed(machine: Machine, what: str) -> LeaseExpired:
     if machine.is_closed:
         said = f"its client was closed, and this {what} with it. This call changed nothing; open a new client"
     return LeaseExpired(f"shard {machine.shard}: {said}", id="", shard=machine.shard)
+
+
+class Registering:
+    """In the block an id is registered. An interrupt there leaves it open whether it was; so it is abandoned."""
+
+    __slots__ = ("_id", "_leases", "_machine")
+
+    def __init__(self, leases: Leases, machine: Machine, id_: str) -> None:
+        self._leases, self._machine, self._id = leases, machine, id_
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and not isinstance(error, Exception):
+            self._leases.abandon(self._machine, self._id)
 
 
 def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -> bool:

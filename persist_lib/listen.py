@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.core.state import Batch, Version
-from persist_lib.errors import Missing, PersistError, TimedOut
+from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.runs import read_updates
 from persist_lib.schema import Schema
@@ -46,45 +46,77 @@ class Listen:
         self._until = until
         self._timeout_s = timeout_s
         self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
-        self._events: Generator[Event | None, None, None] = self._listen()
+        self._events: Generator[None, None, None] = self._listen()
+        self._due: tuple[Event, bool] | None = None  # and whether its batch goes on behind it
+        self._is_midway = False  # what was delivered last
+        self._polled: list[Event] = []  # what was delivered to a `poll` that was interrupted
+        self._polled_from = self.frontier
         self._failure: PersistError | None = None
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
-        while (event := self._next()) is None:
+        if self._polled:
+            event = self._polled[0]
+            del self._polled[0]
+            return event
+        while not self._has_due():
             self._wait()
+        (event, is_midway), self._due = self._due, None  # type: ignore[misc] # SUBTLE: no call from here on, see `_has_due`
+        self._is_midway = is_midway
         return event
 
     def poll(self) -> list[Event]:
         """What has come by now, without waiting. When it fails, nothing of it counts as delivered."""
         self._handle.machine.fetch()
-        before, events = self.frontier, []
+        if not self._polled:
+            self._polled_from = self.frontier
         try:
-            while (event := self._next(stop=True)) is not None:
-                events.append(event)
+            while self._has_due(stop=True):
+                self._polled += (self._due[0],)  # type: ignore[index]
+                self._is_midway, self._due = self._due[1], None  # type: ignore[index]
         except PersistError:
-            self.frontier = before
+            self.frontier, self._polled = self._polled_from, []
             raise
+        events, self._polled = self._polled, []
         return events
 
-    def _next(self, *, stop: bool = False) -> Event | None:
-        """The next event; None when there is none by now (at the end: only with `stop`).
+    def _has_due(self, *, stop: bool = False) -> bool:
+        """Whether there is an event to deliver now; at the end without one: StopIteration, or False with `stop`.
 
-        SUBTLE: a failure is told again at every further call. A generator that has raised would say that all is over.
+        SUBTLE: an interrupt comes after any call, and an event must be delivered once. So it is kept in `_due` until
+        instructions that call nothing take it from there. And a failure is told again at every further call, while
+        another generator goes on after an interrupt: one that has raised would say that all is over.
         """
         if self._failure is not None:
             raise self._failure
-        try:
-            return next(self._events)
-        except StopIteration:
-            if stop:
-                return None
-            raise
-        except PersistError as failure:
-            self._failure = failure
-            raise
+        if self._due is None:
+            try:
+                next(self._events)
+            except StopIteration:
+                if stop:
+                    return False
+                raise
+            except PersistError as failure:
+                self._failure = failure
+                raise
+            except BaseException:
+                self._resume()
+                raise
+        return self._due is not None
+
+    def _resume(self) -> None:
+        """After an interrupt in the middle of it, go on from the frontier; or say that this is not possible."""
+        if self._due is not None:
+            return
+        if self._is_midway:
+            self._failure = Determinate(
+                f"shard {self._handle.machine.shard}: listening was interrupted after a part of a batch was delivered. "
+                f"Drop its updates at or after {self.frontier}, and listen again from there",
+                frontier=self.frontier, shard=self._handle.machine.shard,
+            )  # fmt: skip
+        self._events = self._listen()
 
     def close(self) -> None:
         """End its lease. Idempotent."""
@@ -102,13 +134,13 @@ class Listen:
     ) -> None:
         self.close()
 
-    def _listen(self) -> Generator[Event | None, None, None]:
-        """Events, and None when there are none by now."""
+    def _listen(self) -> Generator[None, None, None]:
+        """Pauses whenever an event is due, and when there are none by now."""
         while not self._is_done():
             before = self.frontier
             yield from self._news()
             if self.frontier == before:
-                yield None
+                yield
             elif not self._is_done():
                 self._handle.machine.fetch()
         if not self._handle.read_only:
@@ -130,7 +162,7 @@ class Listen:
                 )  # fmt: skip
             patience.pause(version.seqno)
 
-    def _news(self) -> Iterator[Event]:
+    def _news(self) -> Generator[None, None, None]:
         """What the newest known state has beyond the frontier, batch by batch."""
         first = self.frontier.time
         if first is None:
@@ -148,7 +180,7 @@ class Listen:
             reading.release()
         self._give_up()
 
-    def _batch(self, batch: Batch, schemas: tuple[Schema, ...]) -> Iterator[Event]:
+    def _batch(self, batch: Batch, schemas: tuple[Schema, ...]) -> Generator[None, None, None]:
         upper, machine = batch.upper.meet(self._until), self._handle.machine
         # SUBTLE: compaction may have merged what was delivered with what was not; only times from the frontier on are
         # news,
@@ -161,9 +193,11 @@ class Listen:
             tables = list(tables)  # a blob may vanish half way, and what was delivered must not come again
         for table in tables:
             if table.num_rows:
-                yield Updates(table)
-        self.frontier = upper
-        yield Progress(upper)
+                self._due = Updates(table), True
+                yield
+        progress = Progress(upper), False
+        self._due, self.frontier = progress, upper  # SUBTLE: both or neither, whenever an interrupt comes
+        yield
 
     def _look_again(self, version: Version, missing: Missing) -> None:
         """A vanished blob sends a client that holds nothing back to the newest state; for others it is an error."""

@@ -185,8 +185,8 @@ class Machine:
         self._check_open()
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         token = token or self.runtime.token()
-        with self.turn, within(deadline):
-            return self._commit(build, deadline, token)
+        with self.turn:
+            return within(deadline, lambda: self._commit(build, deadline, token))
 
     def _commit(self, build: Build, deadline: Deadline, token: bytes) -> Committed | c.Refusal:
         is_fresh, attempts = give_way((self,), deadline), 0

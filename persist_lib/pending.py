@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from persist_lib.format.consolidation import I64_MAX, consolidate
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.schema import DIFF, TIME, Schema
+from persist_lib.threads import Future
 
 ROOM_BYTES = 1024
 """What an append takes beside its data, so that empty ones do not pile up for ever either."""
@@ -73,16 +73,22 @@ class AppendFuture(Future[Appended]):
     def result(self, timeout: float | None = None) -> Appended:
         """See `Future`."""
         try:
-            return super().result(timeout)
-        finally:
+            answer = super().result(timeout)
+        except Exception:
             self.is_told = self.done()
+            raise
+        self.is_told = True
+        return answer
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See `Future`."""
         try:
-            return super().exception(timeout)
-        finally:
+            error = super().exception(timeout)
+        except Exception:
             self.is_told = self.done()
+            raise
+        self.is_told = True
+        return error
 
     def fail(self, error: BaseException) -> None:
         """Fail it with an error of its own, unless it was cancelled before it was sent."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -20,7 +19,7 @@ from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
-from persist_lib.leases import Leased, Leases, was_closed
+from persist_lib.leases import Leased, Leases, Registering, was_closed
 from persist_lib.listen import Listen
 from persist_lib.location.spending import Spending
 from persist_lib.machine import Machine
@@ -30,15 +29,15 @@ from persist_lib.waiting import Patience
 
 
 class Reading:
-    """A state that is being read from. Until `release`, nothing that it refers to is collected."""
+    """A state that is being read from. Until `release`, or until this is dropped, all that it refers to is kept."""
 
     def __init__(self, handle: ReadHandle, version: Version) -> None:
         self.version = version
-        self._finalizer = weakref.finalize(self, handle.release, version.seqno)
+        self._handle = handle
 
     def release(self) -> None:
         """Let go. Idempotent."""
-        self._finalizer()
+        self._handle.release(self)
 
 
 class ReadHandle(Leased):
@@ -60,7 +59,7 @@ class ReadHandle(Leased):
         self.read_only = read_only
         self._leases = leases
         self._lock = threading.RLock()
-        self._active: Counter[SeqNo] = Counter()
+        self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._since = self._wanted = machine.state.since
         self.id: ReaderId | None = None
         self._closed = False
@@ -159,8 +158,9 @@ class ReadHandle(Leased):
         with self._lock:
             version = self.machine.version
             self._check(version.state, as_of)
-            self._active[version.seqno] += 1
-            return Reading(self, version)
+            reading = Reading(self, version)
+            self._readings.add(reading)
+            return reading
 
     def expired(self, state: State | None = None) -> LeaseExpired | None:
         """The error to raise if this handle is retired in `state` (by now, without one); None while it is live."""
@@ -175,10 +175,10 @@ class ReadHandle(Leased):
         with self._lock:
             if self.id is None:
                 return
-            retired, self.id = self.id, None
-        self._dropped.detach()
-        self._leases.every_tick(self, None)
-        self._leases.retire(self.machine, retired)
+            self._leases.every_tick(self, None)
+            self._leases.retire(self.machine, self.id)
+            self._dropped.detach()
+            self.id = None  # last: who was interrupted closes once more
 
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
 
@@ -189,12 +189,13 @@ class ReadHandle(Leased):
     def _register(self, purpose: str) -> None:
         fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms
         self._leases.prepare()
-        done = self.machine.commit(lambda _state, now: c.RegisterReader(fresh, now + lease_ms, purpose))
-        self._since = self._wanted = done.after.readers[fresh].since
-        self.id = fresh
-        self._leases.keep(self.machine, fresh)
-        self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
-        self._dropped.atexit = False
+        with Registering(self._leases, self.machine, fresh):
+            done = self.machine.commit(lambda _state, now: c.RegisterReader(fresh, now + lease_ms, purpose))
+            self._since = self._wanted = done.after.readers[fresh].since
+            self._leases.keep(self.machine, fresh)
+            self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
+            self._dropped.atexit = False
+            self.id = fresh
         self_ = weakref.ref(self)
 
         def tick() -> None:
@@ -229,14 +230,12 @@ class ReadHandle(Leased):
     def _oldest_active(self) -> SeqNo:
         with self._lock:
             # SUBTLE: a read that begins after this takes `machine.version` or newer, under this same lock.
-            return min([*self._active, self.machine.version.seqno])
+            return min([*(reading.version.seqno for reading in self._readings), self.machine.version.seqno])
 
-    def release(self, seqno: SeqNo) -> None:
-        """One read from the state at `seqno` is over."""
+    def release(self, reading: Reading) -> None:
+        """A read is over."""
         with self._lock:
-            self._active[seqno] -= 1
-            if not self._active[seqno]:
-                del self._active[seqno]
+            self._readings.discard(reading)
 
     def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
         self._check_open()

@@ -7,7 +7,6 @@ over the rows of all shards decides. Needs a Consensus with transactions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +24,7 @@ from persist_lib.location.spending import Spending
 from persist_lib.machine import Machine, named
 from persist_lib.outcomes import REFUSED, forgotten, judge
 from persist_lib.pending import Appended
+from persist_lib.threads import Lock, giving_back
 from persist_lib.write import WriteHandle
 
 
@@ -73,13 +73,20 @@ def append_together(
 
 
 def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes) -> list[Appended]:
-    with ExitStack() as turns:
-        shares: dict[str, Share] = {}
+    shares: dict[str, Share] = {}
+    held: list[Lock] = []
+    give_back = giving_back(held)
+    try:
         # In the order of names, as every such call takes its turns.
         for one in sorted(checked, key=lambda one: one.write.shard):
-            share = one.write.share(one.updates, one.lower, one.upper, deadline, token)
-            shares[one.write.shard] = turns.enter_context(share)
+            shares[one.write.shard] = one.write.share(one.updates, one.lower, one.upper, deadline, token, held)
         return _commit([shares[one.write.shard] for one in checked], deadline, token)
+    except Exception:
+        for share in shares.values():
+            share.give_up()
+        raise
+    finally:
+        give_back()
 
 
 def _committed_before(checked: Sequence[_Checked], token: bytes, refusal: PersistError) -> list[Appended]:

@@ -14,7 +14,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from types import TracebackType
 
 import msgspec
@@ -31,7 +30,7 @@ from persist_lib.doubts import Doubt, Doubts
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import WriterId, format_writer_id, parse_token
-from persist_lib.leases import Leased, Leases, was_closed
+from persist_lib.leases import Leased, Leases, Registering, was_closed
 from persist_lib.location.deadline import within
 from persist_lib.location.spending import Spending
 from persist_lib.machine import Committed, Machine, refused
@@ -41,6 +40,7 @@ from persist_lib.outbox import Answer, Outbox
 from persist_lib.outcomes import REFUSED, committed_before
 from persist_lib.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
 from persist_lib.schema import Schema
+from persist_lib.threads import Lock, taking
 from persist_lib.updates import check_times, iter_updates
 
 __all__ = ["Appended", "Batching", "WriteHandle"]
@@ -93,11 +93,12 @@ class WriteHandle(Leased):
             lease_ms = self.machine.config.lease_ms
             build = lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms)  # noqa: E731
             self._leases.prepare()
-            self.machine.commit(build, deadline.remaining_s())
-            self._leases.keep(self.machine, fresh)
-            self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
-            self._dropped.atexit = False
-            self._id = fresh
+            with Registering(self._leases, self.machine, fresh):
+                self.machine.commit(build, deadline.remaining_s())
+                self._leases.keep(self.machine, fresh)
+                self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
+                self._dropped.atexit = False
+                self._id = fresh
         return self._id
 
     def _closed_already(self) -> LeaseExpired:
@@ -142,11 +143,13 @@ class WriteHandle(Leased):
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
         token = None if token is None else parse_token(token)
-        deadline = self._begin(timeout)
+        held: list[Lock] = []
         try:
+            deadline = self._begin(timeout, held)
             return self._append(self._checked(updates, lower, upper), lower, upper, deadline, token)
         finally:
-            self._lock.release()
+            if held:
+                self._lock.release()
 
     def append_async(
         self,
@@ -189,9 +192,8 @@ class WriteHandle(Leased):
         deadline = self._deadline(timeout)
         if self._outbox is None:
             return
-        self._outbox.settle(self._send, deadline)
-        if (error := self._outbox.take_failure()) is not None:
-            raise copied(error)
+        self._outbox.settle(deadline)
+        self._outbox.raise_failure(copied)
 
     def append(
         self,
@@ -215,14 +217,16 @@ class WriteHandle(Leased):
             is_overlap = low < state.upper and state.upper < upper
             return built.trimmed(state.upper) if is_overlap else built.batch
 
-        deadline = self._begin(timeout)
+        held: list[Lock] = []
         try:
+            deadline = self._begin(timeout, held)
             with Spending() as spent:
                 builder = self._builder(deadline)
                 built = self._build(builder, self._checked(updates, low, upper), low, upper, by_time=True)
                 return self._commit(builder, built, rest, c.Append, deadline, token, spent)
         finally:
-            self._lock.release()
+            if held:
+                self._lock.release()
 
     def advance_upper(self, new_upper: object, *, timeout: float | None = None) -> Appended:
         """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there.
@@ -235,15 +239,17 @@ class WriteHandle(Leased):
             # Overtaken meanwhile it stays as it is: wholly covered, which is a success.
             return msgspec.structs.replace(built.batch, lower=state.upper) if state.upper < upper else built.batch
 
-        deadline = self._begin(timeout)
+        held: list[Lock] = []
         try:
+            deadline = self._begin(timeout, held)
             if upper <= self.upper and upper <= (version := self._fetch_writable()).state.upper:
                 return Appended(version.seqno, version.state.upper, 0, token=b"", attempts=0)
             built = Built(Batch(0, 0, MINIMUM, upper, MINIMUM, 0, 0, 0))
             with Spending() as spent:
                 return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None, spent)
         finally:
-            self._lock.release()
+            if held:
+                self._lock.release()
 
     def finish(self, expected_upper: object | None = None, *, timeout: float | None = None) -> Appended:
         """Say that nothing is ever written again: upper becomes the empty frontier. The data stays readable.
@@ -260,13 +266,14 @@ class WriteHandle(Leased):
         Raises why an append that was accepted failed, unless somebody has looked at that.
         """
         if self._outbox is not None:
-            self._outbox.close(self._send, self._deadline(None))
+            self._outbox.close(self._deadline(None))
         with self._lock:
             self._closed = True
-            if (retired := self._forget_id()) is not None:
-                self._leases.retire(self.machine, retired)
-        if self._outbox is not None and (error := self._outbox.take_failure()) is not None:
-            raise copied(error)
+            if self._id is not None:
+                self._leases.retire(self.machine, self._id)
+                self._forget_id()  # last: who was interrupted closes once more
+        if self._outbox is not None:
+            self._outbox.raise_failure(copied)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -286,13 +293,17 @@ class WriteHandle(Leased):
         if self._outbox is not None:
             self._outbox.after_fork_in_child()
 
-    @contextmanager
     def share(
-        self, updates: object, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes
-    ) -> Iterator[Share]:
-        """This handle's share of an append to several shards; within the block it appends nothing else."""
-        self._begin(deadline.remaining_s())
+        self, updates: object, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes, held: list[Lock]
+    ) -> Share:
+        """This handle's share of an append to several shards. While its lock is `held` it appends nothing else."""
+        self._begin(deadline.remaining_s(), held)
         builder, is_asked = self._builder(deadline), False
+
+        def give_up() -> None:
+            if not is_asked:
+                builder.discard()
+
         try:
             built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
             self._check_in_time(builder, deadline)
@@ -316,13 +327,10 @@ class WriteHandle(Leased):
                 seqno = answer.outcome.seqno if answer.outcome else self.machine.version.seqno
                 return Appended(seqno, upper, built.batch.count, token, 0)
 
-            yield Share(self.machine, build, make_room, done, self._refused)
+            return Share(self.machine, build, make_room, done, self._refused, give_up)
         except Exception:
-            if not is_asked:
-                builder.discard()
+            give_up()
             raise
-        finally:
-            self._lock.release()
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
 
@@ -330,14 +338,15 @@ class WriteHandle(Leased):
         timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
         return self.machine.runtime.deadline(timeout_s)
 
-    def _begin(self, timeout: float | None) -> Deadline:
-        """Wait for this call's turn, and take the lock; the caller gives it back."""
+    def _begin(self, timeout: float | None, held: list[Lock]) -> Deadline:
+        """Wait for this call's turn, and take the lock. Once it is in `held`, the caller gives it back."""
         deadline = self._deadline(timeout)
         if self._outbox is not None:
-            self._outbox.settle(self._send, deadline)
+            self._outbox.settle(deadline)
             self._outbox.raise_failure()
-        patience_s = min(deadline.remaining_s(), threading.TIMEOUT_MAX)
-        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=patience_s)):
+        before = len(held)
+        held += taking(self._lock, deadline.remaining_s())
+        if len(held) == before:
             raise self._timed_out(deadline, "other appends of this handle took that long")
         return deadline
 
@@ -501,8 +510,8 @@ class WriteHandle(Leased):
         if not is_duty(committed, self.machine.config.rollup_every):
             return
         try:
-            with within(self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))):
-                write_rollup(self.machine, self.id)
+            rolling = self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))
+            within(rolling, lambda: write_rollup(self.machine, self.id))
         except PersistError as error:
             log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
 

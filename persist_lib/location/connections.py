@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 import apsw
 
 from persist_lib.errors import InvalidUsage
+from persist_lib.threads import SLICE_S, Bell
+
+T = TypeVar("T")
 
 FORK_WAITS_S = 30.0
 """How long a fork waits for operations under way. A transaction takes less than a millisecond, a scan a few."""
@@ -32,6 +35,15 @@ class Session:
         self.cursor = connection.cursor()
 
 
+class _Loan:
+    """One use of SQLite that is under way, and the session that it has, if any."""
+
+    __slots__ = ("session",)
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+
+
 class Connections:
     """Connections made by `connect` when needed. At most as many as threads have used one at the same time."""
 
@@ -45,45 +57,63 @@ class Connections:
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._gate = threading.Condition(self._mutex)
+        self._gate = threading.Condition(self._mutex)  # only who forks waits for it
+        self._bell = Bell(self._mutex)
         self._idle: list[Session] = []
-        self._lent = 0
+        self._loans: set[_Loan] = set()
         self._forking = False
         self._pid = os.getpid()
 
-    @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Use SQLite otherwise than through a session; forks wait for it likewise."""
-        session = self._enter()
+    def is_lent(self) -> bool:
+        """Whether SQLite is being used right now."""
+        return bool(self._loans)
+
+    def under_way(self, work: Callable[[], T]) -> T:
+        """`work`, which uses SQLite otherwise than through a session; forks wait for it likewise."""
+        loan = _Loan()
         try:
-            yield
+            self._begin(loan)
+            return work()
         finally:
-            self._leave(session)
+            self._loans.discard(loan)
+            self._tell_fork()
 
-    @contextmanager
-    def lend(self) -> Iterator[Session]:
-        """A session for the caller alone. It must come back without an open transaction."""
-        session = self.take()
+    def use(self, work: Callable[[Session], T]) -> T:
+        """`work` with a session of its own, which must come back without an open transaction.
+
+        SUBTLE: an interrupt comes after any call, also in here and in `finally`. So the loan is made first; it gets its
+        session, and gives it back, by instructions that call nothing; and it ends by the first call there is.
+        """
+        loan = _Loan()
         try:
-            yield session
+            self._begin(loan, has_session=True)
+            if loan.session is None:
+                loan.session = Session(self._connect())
+            return work(loan.session)
         finally:
-            self.give_back(session)
+            # A transaction left open means that even rolling back failed: SQLite is not to be trusted with it any more.
+            is_kept = loan.session is not None and not (self._closed or loan.session.connection.in_transaction)
+            if is_kept:
+                self._idle += (loan.session,)  # type: ignore[arg-type]
+            self._loans.discard(loan)
+            if loan.session is not None and not is_kept:
+                loan.session.connection.close()
+            self._tell_fork()
 
-    def give_back(self, session: Session) -> None:
-        """End what `take` began."""
-        # A transaction left open means that even rolling back failed: SQLite is not to be trusted with it any more.
-        self._leave(None if session.connection.in_transaction else session)
+    def _begin(self, loan: _Loan, *, has_session: bool = False) -> None:
+        while self._forking:
+            self._bell.wait(lambda: not self._forking, SLICE_S)
+        with self._mutex:
+            self._check()
+            self._loans.add(loan)
+            if has_session and self._idle:
+                loan.session = self._idle[-1]
+                del self._idle[-1]
 
-    def take(self) -> Session:
-        """A session that must be given back; `lend` does both, and costs more."""
-        session = self._enter()
-        if session is not None:
-            return session
-        try:
-            return Session(self._connect())
-        except BaseException:
-            self._leave(None)
-            raise
+    def _tell_fork(self) -> None:
+        if self._forking:
+            with self._mutex:
+                self._gate.notify_all()
 
     def _check(self) -> None:
         if self._closed:
@@ -95,28 +125,9 @@ class Connections:
                 name=self._name,
             )
 
-    def _enter(self) -> Session | None:
-        with self._mutex:
-            while self._forking:
-                self._gate.wait()
-            self._check()
-            self._lent += 1
-            return self._idle.pop() if self._idle else None
-
-    def _leave(self, session: Session | None) -> None:
-        with self._mutex:
-            self._lent -= 1
-            is_kept = session is not None and not self._closed
-            if session is not None and is_kept:
-                self._idle.append(session)
-            if self._forking:
-                self._gate.notify_all()
-        if session is not None and not is_kept:
-            session.connection.close()
-
     def close(self) -> None:
         """Close what is idle now, and what is lent when it comes back."""
-        with self._gate:
+        with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
         for session in idle:
@@ -126,7 +137,7 @@ class Connections:
         """Wait for what is under way, close everything, and lend nothing until the fork is over."""
         self._gate.acquire()
         self._forking = True
-        self._gate.wait_for(lambda: self._lent == 0, FORK_WAITS_S)
+        self._gate.wait_for(lambda: not self._loans, FORK_WAITS_S)
         for session in self._idle:
             # Without this each fork would pay for a checkpoint; the log stays, and whoever opens next goes on with it.
             session.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -136,16 +147,16 @@ class Connections:
     def after_fork_in_parent(self) -> None:
         """Lend again."""
         self._forking = False
-        self._gate.notify_all()
+        self._bell.ring()
         self._gate.release()
 
     def after_fork_in_child(self) -> None:
         """Begin with nothing open. With something open (see FORK_WAITS_S), never again: the pid stays the parent's."""
-        if self._lent == 0:
+        if not self._loans:
             self._reset()
         else:
             self._mutex, self._forking = threading.Lock(), False
-            self._gate = threading.Condition(self._mutex)
+            self._gate, self._bell = threading.Condition(self._mutex), Bell(self._mutex)
 
 
 _everywhere: weakref.WeakSet[Connections] = weakref.WeakSet()

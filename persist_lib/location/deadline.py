@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import TypeVar
 
 from persist_lib.config import Deadline, Runtime
+
+T = TypeVar("T")
 
 _deadline: ContextVar[Deadline | None] = ContextVar("persist_deadline", default=None)
 
 
-class within:  # noqa: N801 - used like the functions of contextlib
-    """Operations of this thread in the block are tried until `deadline`. Other threads need a block of their own.
+def within(deadline: Deadline, call: Callable[[], T]) -> T:
+    """What `call` answers. What it asks of locations in this thread is tried until `deadline`.
 
-    A class and not a generator: every operation goes through two of them, and a small append notices.
+    No context manager: an interrupt at its exit would leave the deadline to every later operation of the thread.
     """
-
-    __slots__ = ("_former", "_now")
-
-    def __init__(self, deadline: Deadline) -> None:
-        self._now = deadline
-
-    def __enter__(self) -> None:
-        self._former = _deadline.set(self._now)
-
-    def __exit__(self, *_: object) -> None:
-        _deadline.reset(self._former)
+    former = _deadline.get()
+    try:
+        _deadline.set(deadline)
+        return call()
+    finally:
+        _deadline.set(former)  # SUBTLE: one call of C, so that an interrupt comes before or after
 
 
 def deadline_or(runtime: Runtime, timeout_s: float) -> Deadline:

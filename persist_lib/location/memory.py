@@ -90,8 +90,9 @@ class MemoryConsensus:
         with self._lock:
             if not all(is_newest(expected, self.head(key)) for key, (expected, _) in changes.items()):
                 return False
-            for key, (expected, data) in changes.items():
-                self._logs.setdefault(key, []).append(Row(next_seqno(expected), bytes(data)))
+            rows = [Row(next_seqno(expected), bytes(data)) for expected, data in changes.values()]
+            logs = [self._logs.setdefault(key, []) for key in changes]
+            any(map(list.append, logs, rows))  # SUBTLE: by one call, so that no interrupt finds one half done
             return True
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
@@ -124,7 +125,7 @@ class MemoryConsensus:
     def list_keys(self) -> Iterator[str]:
         """See `api.Consensus`. As of the call."""
         with self._lock:
-            return iter(list(self._logs))
+            return iter([key for key, rows in self._logs.items() if rows])
 
     def now(self) -> int:
         """See `api.Consensus`."""

@@ -66,8 +66,7 @@ class _Retrying:
         """Retry as the kind of operation allows. The store knows the deadline too, and waits no longer than that."""
         deadline = self.deadline()
         try:
-            with within(deadline):
-                return retry(call, is_idempotent=operation.kind not in ONCE, deadline=deadline)
+            return within(deadline, lambda: retry(call, is_idempotent=operation.kind not in ONCE, deadline=deadline))
         except Indeterminate as error:
             if operation.kind not in READS:
                 raise
@@ -91,8 +90,7 @@ class RetryingBlob(_Retrying, AroundBlob):
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
         """See `api.Blob`. Only what could not be deleted is tried again."""
         deadline = self.deadline()
-        with within(deadline):
-            return self._delete_many(keys, deadline)
+        return within(deadline, lambda: self._delete_many(keys, deadline))
 
     def _delete_many(self, keys: Sequence[str], deadline: Deadline) -> dict[str, Exception]:
         pause = FIRST_PAUSE_S

@@ -9,7 +9,6 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from persist_lib.config import Threads
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NewerFormat, NotFound, PersistError
 from persist_lib.location.api import BlobEntry, Upload
 from persist_lib.location.deadline import patience_s
@@ -27,6 +26,7 @@ from persist_lib.location.s3_client import (
     writing,
 )
 from persist_lib.location.scheme import Opening
+from persist_lib.threads import Threads
 
 FORMAT = 1
 MARKER = "persist.json"

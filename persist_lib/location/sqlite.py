@@ -7,11 +7,9 @@ one half done, and nothing is asked that its correctness does not need.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -25,7 +23,9 @@ from persist_lib.location.connections import Connections, Session
 from persist_lib.location.deadline import patience_s
 from persist_lib.location.in_place import UNTOUCHED, Identity, check_same, moved_away
 from persist_lib.location.memory import check_limit, is_newest, not_in_log, passes_newest
+from persist_lib.threads import Lock, taking
 
+T = TypeVar("T")
 BUSY_S = 10.0
 """How long to wait for the one write lock. A transaction holds it for less than a millisecond."""
 FIRST_PAUSE_S = 0.0002
@@ -84,12 +84,14 @@ class SqliteConsensus:
         self._runtime = runtime or Runtime()
         self.busy_s = busy_s
         self.connections = Connections(self._connect, f"the SQLite database {self.path}")
-        with self.connections.under_way():
-            if create:
-                sqlite_file.create(self.path)
-            sqlite_file.check_format(self.path)
+        self.connections.under_way(lambda: self._prepare(create=create))
         self.turn = threading.Lock()
         self._first_opened: Identity | None = None
+
+    def _prepare(self, *, create: bool) -> None:
+        if create:
+            sqlite_file.create(self.path)
+        sqlite_file.check_format(self.path)
 
     def _connect(self) -> apsw.Connection:
         if self._first_opened is not None:
@@ -107,8 +109,7 @@ class SqliteConsensus:
 
     def check_in_place(self) -> None:
         """See `api.StaysInPlace`."""
-        with self.connections.lend() as session:
-            check_in_place(session)
+        self.connections.use(check_in_place)
 
     def head(self, key: str) -> Row | None:
         """See `api.Consensus`. Never stale here."""
@@ -125,7 +126,7 @@ class SqliteConsensus:
         return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        with self.connections.lend() as session:
+        def read(session: Session) -> list[Any]:
             try:
                 rows = session.cursor.execute(sql, values).fetchall()
             except apsw.Error as error:
@@ -134,42 +135,54 @@ class SqliteConsensus:
             check_in_place(session)  # after it: so it was in place when it was read
             return rows
 
+        return self.connections.use(read)
+
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
-        with _Writing(self) as session:
+
+        def append(session: Session) -> bool:
             check_in_place(session)
             won = _append(session, key, expected, data)
             # SUBTLE: once more. What was committed to a file that was replaced meanwhile is never acknowledged.
             check_in_place(session, IN_DOUBT)
             return won
 
+        return self._write(append)
+
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """See `api.Consensus`."""
         if not changes:
             return True
-        with _Writing(self) as session, _transaction(session) as transaction:
-            if all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
-                check_in_place(session)
-                transaction.commit()
-                check_in_place(session, IN_DOUBT)
-                return True
-            return False
+
+        def append_all(session: Session) -> bool:
+            if not all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
+                return False
+            check_in_place(session)
+            session.cursor.execute("COMMIT")
+            check_in_place(session, IN_DOUBT)
+            return True
+
+        return self._write(lambda session: _transaction(session, lambda: append_all(session)))
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         """See `api.Consensus`."""
-        with _Writing(self) as session, _transaction(session) as transaction:
+
+        def drop(session: Session) -> int:
             newest: SeqNo | None = session.cursor.execute(NEWEST_SEQNO, (key,)).get
             if newest is None or seqno > newest:
                 raise passes_newest(key, seqno, newest)
             session.cursor.execute(TRUNCATE, (key, seqno))
             dropped = session.connection.changes()
             check_in_place(session)
-            transaction.commit()
+            session.cursor.execute("COMMIT")
             return dropped
+
+        return self._write(lambda session: _transaction(session, lambda: drop(session)))
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
         """See `api.Consensus`."""
-        with _Writing(self) as session, _transaction(session) as transaction:
+
+        def take_back(session: Session) -> int:
             found = [Row(*row) for row in session.cursor.execute(NEWEST, (key,))]
             if not found or not is_newest(newest, found[0]):
                 return 0
@@ -180,8 +193,30 @@ class SqliteConsensus:
             session.cursor.execute(REWIND, (key, seqno))
             taken = session.connection.changes()
             check_in_place(session)
-            transaction.commit()
+            session.cursor.execute("COMMIT")
             return taken
+
+        return self._write(lambda session: _transaction(session, lambda: take_back(session)))
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        """`work` with a session whose owner is the only one of this process that writes: the rest queue here."""
+        return self.connections.use(lambda session: self._in_turn(session, work))
+
+    def _in_turn(self, session: Session, work: Callable[[Session], T]) -> T:
+        """The turn is only held while a session is lent, so no fork ever finds it taken."""
+        seconds, held = patience_s(self.busy_s), list[Lock]()
+        try:
+            held += taking(self.turn, seconds)
+            if not held:
+                raise Determinate(
+                    f"waited {seconds:g} s for this process's other writers of {self.path}; nothing was written"
+                )
+            return work(session)
+        except apsw.Error as error:
+            raise sqlite_file.write_failed(error, self.path, session.connection.system_errno) from error
+        finally:
+            if held:
+                self.turn.release()
 
     def now(self) -> int:
         """See `api.Consensus`: this machine's clock."""
@@ -207,44 +242,6 @@ def _append(session: Session, key: str, expected: Newest | None, data: bytes) ->
     return bool(session.connection.changes())
 
 
-class _Writing:
-    """A session whose owner is the only one of this process that writes: the rest queue here, not in SQLite.
-
-    A class and not a generator, which costs a tenth of a small append. The turn is only held while a session is lent,
-    so no fork ever finds it taken.
-    """
-
-    __slots__ = ("_consensus", "_session")
-
-    def __init__(self, consensus: SqliteConsensus) -> None:
-        self._consensus = consensus
-
-    def __enter__(self) -> Session:
-        consensus = self._consensus
-        self._session = session = consensus.connections.take()
-        try:
-            seconds = patience_s(consensus.busy_s)
-            if not consensus.turn.acquire(timeout=seconds):
-                raise Determinate(
-                    f"waited {seconds:g} s for this process's other writers of {consensus.path}; nothing was written"
-                )
-        except BaseException:
-            consensus.connections.give_back(session)
-            raise
-        return session
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        code = self._session.connection.system_errno if isinstance(error, apsw.Error) else 0
-        try:
-            self._consensus.turn.release()
-        finally:
-            self._consensus.connections.give_back(self._session)
-        if isinstance(error, apsw.Error):
-            raise sqlite_file.write_failed(error, self._consensus.path, code) from error
-
-
 class _Patience:
     """SQLite's busy handler: short jittered pauses, where its own would sleep 1 to 100 ms for a lock of 0.3 ms."""
 
@@ -262,26 +259,16 @@ class _Patience:
         return True
 
 
-class _Transaction:
-    """An open transaction: committed on request, else rolled back."""
+def _transaction(session: Session, work: Callable[[], T]) -> T:
+    """`work` in a transaction that it commits itself, or that is rolled back.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def commit(self) -> None:
-        self._session.cursor.execute("COMMIT")
-
-
-@contextmanager
-def _transaction(session: Session) -> Iterator[_Transaction]:
-    """BEGIN IMMEDIATE: a deferred one would fail at its first write when another has committed since.
-
-    SUBTLE: this also ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which it was. If
-    rolling back fails, the connection is given up by whoever lent it.
+    BEGIN IMMEDIATE: a deferred one would fail at its first write when another has committed since. SUBTLE: this also
+    ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which it was. If rolling back
+    fails, the connection is given up by whoever lent it.
     """
     try:
         session.cursor.execute("BEGIN IMMEDIATE")
-        yield _Transaction(session)
+        return work()
     finally:
         if session.connection.in_transaction:
             session.cursor.execute("ROLLBACK")

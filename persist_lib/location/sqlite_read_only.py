@@ -19,7 +19,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location import sqlite_file
 from persist_lib.location.api import Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
-from persist_lib.location.connections import Connections
+from persist_lib.location.connections import Connections, Session
 from persist_lib.location.in_place import check_same
 from persist_lib.location.memory import check_limit
 from persist_lib.location.read_only import RefusesWrites
@@ -36,8 +36,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         self._log = self._path.with_name(self._path.name + "-wal")
         self._clock = clock
         self._connections = Connections(self._connect, f"the SQLite database {self._path}")
-        with self._connections.under_way():
-            sqlite_file.check_format(self._path)
+        self._connections.under_way(lambda: sqlite_file.check_format(self._path))
         self._first_seen = sqlite_file.find_identity(self._path)
 
     def _connect(self) -> apsw.Connection:
@@ -74,16 +73,22 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         raise self._failed(failure)
 
     def _read_locked(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        with self._connections.lend() as session:
+        def read(session: Session) -> list[Any]:
             rows = session.cursor.execute(sql, values).fetchall()
             check_in_place(session)
             return rows
 
+        return self._connections.use(read)
+
     def _read_still(self, sql: str, values: tuple[object, ...]) -> list[Any] | None:
         """The rows, or None when somebody opened or changed the database meanwhile."""
         before = _identity(self._path)
-        with self._connections.under_way(), closing(sqlite_file.open_immutable(self._path)) as connection:
-            rows = connection.execute(sql, values).fetchall()
+
+        def read() -> list[Any]:
+            with closing(sqlite_file.open_immutable(self._path)) as connection:
+                return connection.execute(sql, values).fetchall()
+
+        rows = self._connections.under_way(read)
         # In this order: whoever changes the database has a log, and removes it after the last change.
         return rows if not self._log.exists() and _identity(self._path) == before else None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from types import TracebackType
 from typing import Protocol, Self
 
 from persist_lib.core.commands import RegisterWriter
 from persist_lib.ids import WriterId, format_writer_id
-from persist_lib.leases import Leases
+from persist_lib.leases import Leases, Registering
 from persist_lib.machine import Machine
 
 
@@ -27,6 +28,7 @@ class Worker:
         self.machine = machine
         self._leases = leases
         self._id: WriterId | None = None
+        self._dropped: weakref.finalize[..., Worker]
 
     @property
     def id(self) -> WriterId:
@@ -35,9 +37,13 @@ class Worker:
             fresh = format_writer_id(self.machine.runtime.entropy())
             lease_ms = self.machine.config.lease_ms
             self._leases.prepare()
-            self.machine.commit(lambda _state, now: RegisterWriter(fresh, "maintenance", now + lease_ms))
-            self._leases.keep(self.machine, fresh)
-            self._id = fresh
+            with Registering(self._leases, self.machine, fresh):
+                self.machine.commit(lambda _state, now: RegisterWriter(fresh, "maintenance", now + lease_ms))
+                self._leases.keep(self.machine, fresh)
+                # Also when an interrupt keeps the block from ending as it should.
+                self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
+                self._dropped.atexit = False
+                self._id = fresh
         return self._id
 
     def __enter__(self) -> Self:
@@ -48,9 +54,10 @@ class Worker:
     ) -> None:
         if self._id is None:
             return
-        retired, self._id = self._id, None
         try:
-            self._leases.retire(self.machine, retired)
+            self._leases.retire(self.machine, self._id)
+            self._dropped.detach()
         except Exception:
             if error is None:
                 raise  # otherwise what went wrong first matters more; the lease ends by itself
+        self._id = None

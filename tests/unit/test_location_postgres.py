@@ -372,8 +372,8 @@ def test_a_lock_that_somebody_holds_for_too_long_is_determinate_within_the_calle
     holder = Transaction(schema)
     holder.append(1, b"held").result(10)
     runtime = Runtime()
-    with within(runtime.deadline(0.5)), pytest.raises(Determinate, match="lock timeout"):
-        consensus.compare_and_set("s", after(1), b"x")
+    with pytest.raises(Determinate, match="lock timeout"):
+        within(runtime.deadline(0.5), lambda: consensus.compare_and_set("s", after(1), b"x"))
     holder.end("ROLLBACK")
     assert consensus.compare_and_set("s", after(1), b"x")
 
