@@ -99,7 +99,7 @@ class Config(Settings):
     """Compactions that read more than this go to Spark when the engine is `auto`."""
     task_bytes: int = Field(128 * MIB, ge=64 * KIB, le=MOST_BYTES)
     """Input of one merge task."""
-    format: int | None = Field(None, ge=1)
+    format: int | None = Field(None, ge=1, le=255)
     """The format of the log in which shards are created. None: the one that this release uses by default. While a fleet
     is upgraded machine by machine, set it to what the oldest program of the fleet knows."""
     cache: CacheConfig | None = None

@@ -214,7 +214,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Config": (
         lambda _: persist.Config(cache=persist.CacheConfig()).model_dump(),
         {**dict.fromkeys(persist.Config.model_fields, is_setting),
-         "cache": or_none(lambda value: isinstance(value, dict) and not value), "format": or_none(is_setting)},
+         "cache": or_none(lambda value: isinstance(value, dict) and not value), "format": or_none(lambda value: is_setting(value) and number(0, 255)(int(value)))},
     ),
     "Cost.priced": (lambda _: {"prices": persist.Prices()}, {"prices": instance(persist.Prices)}),
     "Policy": (
@@ -363,6 +363,7 @@ ANSWERED = {
 ROWS = {"Update"}
 """What is checked where it is appended, as any row."""
 INNER = {
+    "Split.at_once", "Split.streamed",
     "ReadHandle.acquire", "ReadHandle.expired", "ReadHandle.let_go", "ReadHandle.move_hold", "ReadHandle.release",
     "Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token",
     "WriteHandle.after_fork_in_child", "WriteHandle.mute", "WriteHandle.share",

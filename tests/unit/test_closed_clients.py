@@ -47,6 +47,9 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "evolve_schema": lambda client: client.evolve_schema("s", SCHEMA),
     "finish": lambda client: client.finish("s"),
     "compare_and_append_many": lambda client: client.compare_and_append_many([]),
+    "judge_append": lambda client: client.judge_append("s", b"t", 0, 1),
+    "upgrade": lambda client: client.upgrade("s"),
+    "repair": lambda client: client.repair("s"),
     "inspect": lambda client: client.inspect("s"),
     "heartbeat": lambda client: client.heartbeat(),
 }

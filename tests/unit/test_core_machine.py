@@ -438,7 +438,7 @@ REFUSALS: list[c.Refusal] = [
     c.InvalidBounds("why"), c.WrongUpper(at(1), at(2)), c.WrongUpper(at(1), TOP), c.AlreadyDone(), c.InlineFull(5),
     c.BelowSince(at(1), at(2)), c.WrongOpaque("h", None, b"x"), c.WrongOpaque("h", b"x", None), c.NotEquivalent("why"),
     c.InputsGone(((0, 1),)), c.TooOld(SeqNo(1), SeqNo(2)), c.Unknown(("shard",)), c.Unknown(("w1/1",)), c.Unknown(()),
-    c.WrongSchema(2, "the newest schema is number 2"), c.Held(("r1",)), c.NothingDue(),
+    c.WrongSchema(2, "the newest schema is number 2"), c.Held(("r1",)), c.NothingDue(), c.OlderFormat(1, 2),
 ]  # fmt: skip
 
 

@@ -321,7 +321,7 @@ def test_whoever_follows_refuses_a_row_that_whoever_loads_afresh_refuses():
     append_next(machine, 9)
     known = machine.version
     diff = StateDiff(since=(at(0), at(5)))
-    row = encode_row(LogRow(SeqNo(known.seqno + 1), b"", "", 0, known.digest, None, diff))
+    row = encode_row(LogRow(SeqNo(known.seqno + 1), b"", "SetHold", 0, known.digest, None, diff))
     assert store.consensus.compare_and_set(SHARD, row_to_follow(known), row)
     with pytest.raises(InvariantViolated, match="before since"):
         fetch_newest(store.blob, store.consensus, SHARD)

@@ -333,7 +333,7 @@ def test_half_written_files_are_listed_by_key_and_those_of_the_dead_are_told(blo
     try:
         found = {upload.id.split("-")[0]: upload for upload in blob.uploads("")}
         assert {pid: (upload.key, upload.size, upload.is_dead) for pid, upload in found.items()} == {
-            str(dead): ("half", 10, True), str(alive): ("half", 10, False),
+            str(dead): ("child/half", 10, True), str(alive): ("child/half", 10, False),
         }  # fmt: skip
         assert [*blob.uploads("other/")] == []
         assert blob.abort_uploads([found[str(dead)]]) == {}
