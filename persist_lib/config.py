@@ -80,7 +80,7 @@ class Config(Settings):
     """A batch at most this large is stored in the state itself: one compare-and-set, no object."""
     part_bytes: int = Field(128 * MIB, ge=64 * KIB, le=1024 * MIB)
     """About the size of one object. Larger costs memory per task, smaller costs requests."""
-    lease_ms: int = Field(15 * 60_000, ge=100, le=int(LONGEST_S) * 1000)
+    lease_ms: int = Field(15 * 60_000, ge=100, le=400 * 86_400_000)
     """How long a reader or writer lives without a heartbeat. Longer delays collection after a crash."""
     rollup_every: int = Field(128, ge=1, le=1 << 32)
     """Transitions between rollups: the most that opening a shard has to replay."""

@@ -214,7 +214,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Config": (
         lambda _: persist.Config(cache=persist.CacheConfig()).model_dump(),
         {**dict.fromkeys(persist.Config.model_fields, is_setting),
-         "cache": or_none(lambda value: isinstance(value, dict) and not value), "format": or_none(lambda value: is_setting(value) and number(0, 255)(int(value)))},
+         "cache": or_none(lambda value: isinstance(value, dict) and not value),
+         "format": or_none(lambda value: is_setting(value) and number(0, 255)(int(value)))},
     ),
     "Cost.priced": (lambda _: {"prices": persist.Prices()}, {"prices": instance(persist.Prices)}),
     "Policy": (
