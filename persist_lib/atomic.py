@@ -15,8 +15,6 @@ from persist_lib.core import commands as c
 from persist_lib.location.api import Change
 from persist_lib.location.deadline import within
 from persist_lib.machine import (
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
     Build,
     Committed,
     Machine,
@@ -25,6 +23,7 @@ from persist_lib.machine import (
     timed_out,
     until_decided,
 )
+from persist_lib.pace import give_way, wait_after_loss
 
 Done = Committed | c.AlreadyDone
 
@@ -59,17 +58,19 @@ class _Attempt:
 
     def __init__(self, wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -> None:
         self._wanted, self._deadline, self._token = wanted, deadline, token
-        self._shards = [one.machine.shard for one in wanted]
+        self._machines = [one.machine for one in wanted]
+        self._shards = [machine.shard for machine in self._machines]
 
     def commit(self) -> list[Done] | Undone:
-        is_fresh, attempts, pause = False, 0, FIRST_PAUSE_S
+        is_fresh, attempts = give_way(self._machines, self._deadline), 0
         while True:
+            started = self._now()
             answers = [machine.prepare(build, self._token) for machine, build in self._wanted]
             if any(map(is_remembered, answers)):
                 return self._remembered()
             prepared = [answer for answer in answers if isinstance(answer, Prepared)]
             if len(prepared) < len(answers):
-                if is_fresh:
+                if is_fresh and not self._others_made_room(answers):
                     return Undone({n: answer for n, answer in enumerate(answers) if not isinstance(answer, Prepared)})
                 self._fetch()
                 is_fresh = True
@@ -77,20 +78,29 @@ class _Attempt:
             attempts += 1
             if self._compare_and_set(prepared):
                 for (machine, _), one in zip(self._wanted, prepared, strict=True):
-                    machine.adopt(one)
+                    machine.adopt(one, self._now() - started)
                 return [one.committed(attempts) for one in prepared]
             if self._deadline.has_passed():
                 self._fetch()
                 raise timed_out(self._shards, self._deadline, f"{attempts} lost races")
-            if attempts > 1:
-                self._deadline.pause(pause)
-                pause = min(LONGEST_PAUSE_S, pause * 2)
-            self._fetch()
+            wait_after_loss(self._machines, self._deadline, self._now() - started)
             is_fresh = True
 
+    def _now(self) -> float:
+        return self._deadline.runtime.monotonic()
+
     def _fetch(self) -> None:
-        for machine, _ in self._wanted:
+        for machine in self._machines:
             machine.fetch()
+
+    def _others_made_room(self, answers: Sequence[Prepared | c.Refusal]) -> bool:
+        """Whether all that is in the way is want of room, and others have made some meanwhile."""
+        refused = [
+            (machine, answer)
+            for machine, answer in zip(self._machines, answers, strict=True)
+            if not isinstance(answer, Prepared)
+        ]
+        return all(machine.others_made_room(answer, self._deadline) for machine, answer in refused)
 
     def _remembered(self) -> list[Done]:
         """What a call with this token did before, for each shard.
@@ -105,7 +115,7 @@ class _Attempt:
 
     def _compare_and_set(self, prepared: Sequence[Prepared]) -> bool:
         """Whether all are in their logs now. Resolves what is indeterminate, or raises Indeterminate."""
-        machines = [machine for machine, _ in self._wanted]
+        machines = self._machines
         changes: dict[str, Change] = dict(zip(self._shards, (one.change for one in prepared), strict=True))
         sent = list(zip(machines, prepared, strict=True))
         return until_decided(lambda: machines[0].consensus.compare_and_set_many(changes), sent, self._deadline)

@@ -134,6 +134,6 @@ class Deadline(msgspec.Struct, frozen=True):
         """Whether nothing is left."""
         return self.runtime.monotonic() >= self.ends
 
-    def pause(self, seconds: float) -> None:
-        """Sleep for a jittered `seconds`, but not beyond the deadline."""
-        self.runtime.sleep(min(self.remaining_s(), seconds * self.runtime.random.uniform(0.5, 1.5)))
+    def pause(self, seconds: float, jitter: float = 0.5) -> None:
+        """Sleep for `seconds`, give or take that part of them, but not beyond the deadline."""
+        self.runtime.sleep(min(self.remaining_s(), seconds * self.runtime.random.uniform(1 - jitter, 1 + jitter)))

@@ -41,10 +41,8 @@ from persist_lib.history import after, fetch_newer, fetch_newest, next_row, row_
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.deadline import within
-from persist_lib.pace import Pace
+from persist_lib.pace import Pace, give_way, wait_after_loss
 
-FIRST_PAUSE_S = 0.002
-LONGEST_PAUSE_S = 0.25
 DOUBT_PAUSE_S = 0.01
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
@@ -106,7 +104,7 @@ class Machine:
         self.runtime = runtime
         self.turn = threading.RLock()
         self._version: Version | None = None
-        self._pace = Pace()
+        self.pace = Pace()
         _everywhere.add(self)
 
     def after_fork_in_child(self) -> None:
@@ -117,6 +115,11 @@ class Machine:
     def version(self) -> Version:
         """The newest version this process knows; fetched when it knows none."""
         return self._version or self.fetch()
+
+    @property
+    def known(self) -> Version | None:
+        """The newest version this process knows; None when it knows none."""
+        return self._version
 
     @property
     def state(self) -> State:
@@ -140,7 +143,7 @@ class Machine:
             else:
                 self._version = fetch_newer(self.reads, self.consensus, self.shard, known)
                 if self._version.seqno > known.seqno:
-                    self._pace.overtaken()
+                    self.pace.overtaken()
             return self._version
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
@@ -164,12 +167,12 @@ class Machine:
             return self._commit(build, deadline, token)
 
     def _commit(self, build: Build, deadline: Deadline, token: bytes) -> Committed | c.Refusal:
-        is_fresh, attempts, backoff_s = self._has_given_way(deadline), 0, 0.0
+        is_fresh, attempts = give_way((self,), deadline), 0
         while True:
             started = self.runtime.monotonic()
             prepared = self.prepare(build, token)
             if not isinstance(prepared, Prepared):
-                if is_remembered(prepared) or (is_fresh and not self._others_made_room(prepared, deadline)):
+                if is_remembered(prepared) or (is_fresh and not self.others_made_room(prepared, deadline)):
                     return prepared
                 # The version may be stale: look once more before saying no, or that it is so already.
                 self.try_fetch()
@@ -177,36 +180,20 @@ class Machine:
                 continue
             attempts += 1
             if self._compare_and_set(prepared, deadline):
-                self.adopt(prepared)
+                self.adopt(prepared, self.runtime.monotonic() - started)
                 return prepared.committed(attempts)
             if deadline.has_passed():
                 self.try_fetch()  # or the next call starts from the same stale version, and loses again
                 raise timed_out((self.shard,), deadline, f"{attempts} lost races for {prepared.row.command}")
-            # Others than writers contend too. The first race that is lost to one of them is taken for an accident.
-            backoff_s = max(FIRST_PAUSE_S, backoff_s * 2) if attempts > 1 else 0.0
-            self._pause(deadline, max(backoff_s, self._pace.lost(prepared.before, self.runtime.monotonic() - started)))
-            self.try_fetch()
+            wait_after_loss((self,), deadline, self.runtime.monotonic() - started)
             is_fresh = True
 
-    def _pause(self, deadline: Deadline, seconds: float) -> None:
-        if seconds:
-            deadline.pause(min(LONGEST_PAUSE_S, seconds))
-
-    def _has_given_way(self, deadline: Deadline) -> bool:
-        """Whether others were let go first, and the version was read afresh after that."""
-        version = self._version
-        if version is None or not self._pace.has_had_its_turn() or not (pause_s := self._pace.gives_way(version)):
-            return False
-        self._pause(deadline, pause_s)
-        self.try_fetch()
-        return True
-
-    def _others_made_room(self, refusal: c.Refusal, deadline: Deadline) -> bool:
+    def others_made_room(self, refusal: c.Refusal, deadline: Deadline) -> bool:
         """Whether it was refused for want of room, and others have made some meanwhile.
 
         Whoever is told that a state is full makes room, which is much work. Told all at once, all would do the same.
         """
-        if not isinstance(refusal, c.InlineFull) or not self._pace.is_others_duty(self.version):
+        if not isinstance(refusal, c.InlineFull) or not self.pace.is_others_duty(self.version):
             return False
         full = self.state.inline_size
         patience = self.runtime.deadline(min(deadline.remaining_s(), ROOM_S * self.runtime.random.uniform(0.5, 1.5)))
@@ -229,14 +216,14 @@ class Machine:
         row = next_row(version, diff, state, token, type(command).__name__, now)
         return Prepared(version, row, encode_row(row), state)
 
-    def adopt(self, prepared: Prepared) -> None:
-        """Know the version that was just committed.
+    def adopt(self, prepared: Prepared, took_s: float) -> None:
+        """Know the version that was just committed, by an attempt that took so long (s).
 
         SUBTLE: to find out about an unknown outcome, newer versions than this one may have been fetched.
         """
         if self._version is None or self._version.seqno < prepared.row.seqno:
             self._version = after(prepared.row, prepared.data, prepared.state)
-            self._pace.won(prepared.row.seqno)
+            self.pace.won(prepared.row.seqno, took_s)
 
     def _create_or_fetch(self) -> Version:
         return self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
