@@ -80,9 +80,12 @@ def race(
         start.wait()
         won, slowest, begun = 0, 0.0, time.monotonic()
         last, end = begun, begun + seconds
-        while (now := time.monotonic()) < end:
-            if append():
-                won, slowest, last = won + 1, max(slowest, time.monotonic() - last), now
+        while last < end:
+            is_won, now = append(), time.monotonic()
+            if is_won:
+                won, slowest, last = won + 1, max(slowest, now - last), now
+            elif now >= end:
+                break
         answers.put((won, max(slowest, end - last) * 1e3))
 
 

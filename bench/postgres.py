@@ -1,4 +1,4 @@
-"""Small appends on PostgreSQL, one writer's and sixteen contending ones', each beside a bare compare-and-set."""
+"""Small appends on PostgreSQL, one writer's and those of contending ones, each beside a bare compare-and-set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -17,11 +18,15 @@ import persist_lib as persist
 from bench.append import SMALL
 from bench.bare_log import BareLog
 from bench.figures import Figure, timed
+from persist_lib.config import Config
 from persist_lib.testing.servers import PostgresServer
 
 WARM = 50
 """Appends before anything is measured."""
-WRITERS = 16
+CROWDS = (2, 16)
+"""Processes that contend."""
+RATE = {2: 0.5, 16: 0.7}
+"""Of the bare rate of as many."""
 LEAST_SHARE = 0.25
 """Of an equal share: below that a writer counts as starved."""
 ROOT = Path(__file__).parents[1]
@@ -65,8 +70,12 @@ def _row_bytes(url: str) -> int:
 
 
 def contention(quick: bool) -> list[Figure]:
-    """Appends per second of 16 processes to one shard, each from its newest upper, beside bare rows of 16 processes."""
-    writers, seconds, rounds = (4, 1.0, 1) if quick else (WRITERS, 8.0, 3)
+    """Appends per second of 2 and of 16 processes to one shard, beside bare rows of as many, several times by turns.
+
+    Each goes on from its newest upper. The longest that one of them waited, and the rollups that all of them wrote, are
+    from all rounds together.
+    """
+    crowds, seconds, rounds = ((2, 4), 1.0, 1) if quick else (CROWDS, 4.0, 5)
     with PostgresServer() as server, TemporaryDirectory(prefix="persist-bench-") as folder:
         urls = f"file:{folder}", server.url
         with persist.open(*urls) as client, client.open_writer("busy", SMALL) as write:
@@ -74,23 +83,54 @@ def contention(quick: bool) -> list[Figure]:
                 write.compare_and_append([{"id": n, "text": "x" * 1000, "_time": n}], n, n + 1)
         size = _row_bytes(server.url)
         BareLog.create(server.url, size).close()
-        pairs = [
-            tuple(_race(kind, writers, seconds, size, urls) for kind in ("persist", "bare")) for _ in range(rounds)
+        return [
+            figure
+            for writers in crowds
+            for figure in _contended([_round(writers, seconds, size, urls) for _ in range(rounds)], writers, seconds)
         ]
-        with persist.open(*urls, read_only=True) as client:
-            appended = sum(sum(ours.won) for ours, _ in pairs)
-            if (upper := client.inspect("busy").state.upper.time) != appended + WARM:
-                raise SystemExit(f"{appended} appends were acknowledged, and the shard holds {upper}")
-    ours, bare = sorted(pairs, key=lambda pair: sum(pair[0].won) / max(1, sum(pair[1].won)))[rounds // 2]
-    worst, beside = min(pairs, key=lambda pair: pair[0].least_share)
-    equal = statistics.mean(worst.won)
+
+
+def _round(writers: int, seconds: float, size: int, urls: tuple[str, str]) -> Round:
+    """One race of each kind, on the shard that was appended to before."""
+    before = _written(urls)
+    ours = _race("persist", writers, seconds, size, urls)
+    after = _written(urls)
+    if after.upper - before.upper != sum(ours.won):
+        raise SystemExit(f"{sum(ours.won)} appends were acknowledged, and the shard holds {after.upper - before.upper}")
+    bare = _race("bare", writers, seconds, size, urls)
+    return Round(ours, bare, after.rollups - before.rollups, after.seqno - before.seqno)
+
+
+def _contended(found: Sequence[Round], writers: int, seconds: float) -> list[Figure]:
+    middle = sorted(found, key=lambda one: sum(one.ours.won) / max(1, sum(one.bare.won)))[len(found) // 2]
+    worst = min(found, key=lambda one: one.ours.least_share)
+    least_bare = min(one.bare.least_share for one in found)
+    rollups, due = sum(one.rollups for one in found), sum(one.transitions for one in found) / Config().rollup_every
+    ours_ms, bare_ms = max(one.ours.longest_ms for one in found), max(one.bare.longest_ms for one in found)
+    name, peer = f"contention-{writers}", f"bare compare-and-set, {writers} processes"
     return [
-        Figure("contention", sum(ours.won) / seconds, sum(bare.won) / seconds, "/s", "bare compare-and-set, contended",
-               at_least=0.5, note=f"{writers} processes, {seconds:g} s, median of {rounds}"),
-        Figure("contention-least", min(worst.won), equal, "appends", "an equal share", at_least=LEAST_SHARE,
-               note=f"worst run; longest wait {worst.longest_ms:.0f} ms; "
-                    f"bare {beside.least_share:.2f}x, {beside.longest_ms:.0f} ms"),
+        Figure(name, sum(middle.ours.won) / seconds, sum(middle.bare.won) / seconds, "/s", peer,
+               at_least=RATE.get(writers), note=f"{seconds:g} s each, median of {len(found)} by turns"),
+        Figure(f"{name}-wait", ours_ms, bare_ms, "ms", peer, at_most=2.0, note=f"the longest of {len(found)} rounds"),
+        Figure(f"{name}-least", min(worst.ours.won), statistics.mean(worst.ours.won), "appends", "an equal share",
+               at_least=LEAST_SHARE, note=f"worst of {len(found)} rounds; bare {least_bare:.2f}x"),
+        Figure(f"{name}-rollups", rollups, due, "rollups", "one for each 128 transitions", at_most=1.25),
     ]  # fmt: skip
+
+
+class Written(NamedTuple):
+    """What the shard holds, and how many rollups were ever written, linked or not."""
+
+    upper: int
+    seqno: int
+    rollups: int
+
+
+def _written(urls: tuple[str, str]) -> Written:
+    with persist.open(*urls, read_only=True) as client:
+        version = client.inspect("busy")
+    blobs = Path(urls[0].removeprefix("file:"))
+    return Written(version.state.upper.time or 0, version.seqno, sum(1 for _ in blobs.glob("**/rollup/*")))
 
 
 class Race(NamedTuple):
@@ -103,6 +143,15 @@ class Race(NamedTuple):
     def least_share(self) -> float:
         """The slowest one's part, beside an equal share."""
         return min(self.won) / max(1e-9, statistics.mean(self.won))
+
+
+class Round(NamedTuple):
+    """A race of ours and a bare one, and what ours left: rollups, transitions."""
+
+    ours: Race
+    bare: Race
+    rollups: int
+    transitions: int
 
 
 def _race(kind: str, writers: int, seconds: float, size: int, urls: tuple[str, str]) -> Race:

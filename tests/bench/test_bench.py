@@ -72,10 +72,15 @@ def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figu
 
 @pytest.mark.slow
 def test_every_contender_s_appends_are_counted_and_the_slowest_named() -> None:
-    rate, least = contention(True)
-    assert rate.ours > 0
-    assert rate.peer > 0
-    assert 0 <= least.ours <= least.peer
+    figures = {figure.name: figure for figure in contention(True)}
+    for crowd in "contention-2", "contention-4":
+        assert figures[crowd].ours > 0
+        assert figures[crowd].peer > 0
+        assert figures[f"{crowd}-wait"].ours > 0
+        least = figures[f"{crowd}-least"]
+        assert 0 <= least.ours <= least.peer
+        rollups = figures[f"{crowd}-rollups"]
+        assert abs(rollups.ours - rollups.peer) <= 1 + rollups.peer / 4
 
 
 @pytest.mark.slow
