@@ -24,7 +24,7 @@ from persist_lib.errors import (
     TimedOut,
     UpperMismatch,
 )
-from persist_lib.location.around import Operation
+from persist_lib.location.around import AroundConsensus, Operation
 from persist_lib.testing import Chances, Outcome, Rival, Script, check_world, contents_of
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
@@ -368,6 +368,44 @@ def test_a_state_full_of_inline_batches_makes_room_and_all_go_in(memory: World) 
     for shard in "ab":
         check_world(client, shard)
         assert len(words(memory, shard)) == 12
+
+
+def test_room_in_a_full_state_is_made_by_whoever_filled_it_and_the_others_wait_a_moment(memory: World) -> None:
+    config = persist.Config(inline_bytes=256 * 1024)
+    client, other = memory.client(config), memory.client(config)
+    a, b = writers(client, "a", "b")
+    (theirs,) = writers(other, "a")
+    noise = random.Random(0).randbytes(90_000).hex()
+
+    class Busy(AroundConsensus):
+        scans_until_it_goes_on = 0
+
+        def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
+            if operation.kind == "scan" and self.scans_until_it_goes_on:
+                self.scans_until_it_goes_on -= 1
+                if self.scans_until_it_goes_on == 0:
+                    go_on()
+            return call()
+
+    def go_on() -> None:
+        upper = theirs.fetch_upper().time or 0
+        theirs.compare_and_append([row(1, noise, upper)], upper, upper + 1)
+
+    busy = Busy(client.location.consensus)
+    client.consensus.inner = busy
+    while other.inspect("a").state.inline_size < 900_000:
+        go_on()
+    a.fetch_upper()
+    memory.requests.clear()
+    busy.scans_until_it_goes_on = 4  # after the fresh read of both, in the second look at whether there is room
+    upper = a.upper.time or 0
+    appends = [Append(a, [row(1, noise, upper)], upper, upper + 1), Append(b, [row(1)], 0, 1)]
+    with pytest.raises(UpperMismatch):
+        client.compare_and_append_many(appends)
+    assert busy.scans_until_it_goes_on == 0
+    assert sum(request.kind == "set" and "/rollup/" not in request.key for request in memory.requests) == 1
+    assert any(part.inline is None for batch in client.inspect("a").state.trace for part in batch.parts)
+    check_world(client, "a")
 
 
 def test_an_upload_that_fails_leaves_nothing_of_any(memory: World) -> None:
