@@ -124,13 +124,24 @@ def updates_of(rng: np.random.Generator, rows: int, keys: int, batch: int) -> pa
     """One append's worth: at times of its own, over keys that all appends share."""
     ids = rng.integers(0, keys, rows).astype(np.uint64)
     # A bijection spreads ids, so that neighbours in key order are not neighbours in time.
-    names = np.char.mod("customer-%011d", (ids * np.uint64(2654435761)) % np.uint64(10**11))
-    states = np.array(["placed", "paid", "packed", "shipped", "delivered", "returned", "cancelled"])
+    names = _names((ids * np.uint64(2654435761)) % np.uint64(10**11))
+    states = pa.array(["placed", "paid", "packed", "shipped", "delivered", "returned", "cancelled"])
     amounts = ids.astype(np.int64) % 9973
     times = rng.integers(100 * batch, 100 * batch + 100, rows).astype(np.uint64)
     diffs = np.where(rng.random(rows) < 0.8, 1, -1)
-    columns = [names, states[(ids % np.uint64(7)).astype(np.int64)], amounts, times, diffs]
-    return pa.table([pa.array(column) for column in columns], schema=SCHEMA.updates)
+    columns = [names, states.take(pa.array(ids % np.uint64(7))), *map(pa.array, (amounts, times, diffs))]
+    return pa.table(columns, schema=SCHEMA.updates)
+
+
+def _names(numbers: npt.NDArray[np.uint64]) -> pa.Array:
+    """`customer-%011d` of each number: written as bytes, which is many times as fast as formatting."""
+    text = np.empty((len(numbers), 20), np.uint8)
+    text[:, :9] = np.frombuffer(b"customer-", np.uint8)
+    for place in range(19, 8, -1):
+        numbers, digit = np.divmod(numbers, np.uint64(10))
+        text[:, place] = digit + np.uint64(ord("0"))
+    offsets = np.arange(0, 20 * len(numbers) + 1, 20, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(text))
 
 
 def merge_folder(source: Path, target: Path, since: int) -> dict[str, int]:

@@ -19,7 +19,10 @@ from pyspark.sql import functions as f
 from bench.peer import Ready
 
 SETTINGS = {"spark.driver.memory": "8g", "spark.sql.shuffle.partitions": "8"}
-LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+QUIET = {
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}  # fmt: skip
 """Nothing that a query is faster or slower by."""
 DATA = ["key", "state", "amount"]
 
@@ -30,7 +33,7 @@ def dataframe_plan(folder: str, since: str) -> Iterator[Ready]:
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     source, target = Path(folder) / "plain", Path(folder) / "spark-out"
     builder = SparkSession.builder.master("local[*]").appName("peer")
-    for name, value in {**SETTINGS, **LOOPBACK}.items():
+    for name, value in {**SETTINGS, **QUIET}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
