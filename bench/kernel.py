@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -149,11 +150,13 @@ def merge_folder(source: Path, target: Path, since: int) -> dict[str, int]:
     target.mkdir(exist_ok=True)
     runs = [open_run([_part(path)], SCHEMA) for path in sorted(source.glob("*.parquet"))]
     rows = written = 0
-    for index, part in enumerate(merge_to_parts(runs, SCHEMA, 0, advance_to=since)):
-        with (target / f"{index}.parquet").open("wb") as file:
+    names = count()
+    # SUBTLE: a part that is written must not stay in memory while the next one grows. `enumerate` would keep it.
+    for part in merge_to_parts(runs, SCHEMA, 0, advance_to=since):
+        with (target / f"{next(names)}.parquet").open("wb") as file:
             file.write(part.data)
         rows, written = rows + part.said.rows, written + part.size
-        del part  # or it would be in memory while the next one grows
+        del part
     return {"rows": rows, "bytes": written}
 
 
