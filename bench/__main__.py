@@ -17,6 +17,7 @@ BENCHMARKS = {
     "bulk-append": "bench.append:bulk_append",
     "snapshot": "bench.snapshot:snapshot",
     "kernel": "bench.kernel:kernel",
+    "kernel-100m": "bench.kernel:kernel_100m",
     "spark": "bench.spark:spark",
     "policy": "bench.policy:policy",
     "postgres-append": "bench.postgres:postgres_append",
@@ -26,11 +27,16 @@ BENCHMARKS = {
     "read-history": "bench.reading:read_history",
     "maintain-small": "bench.reading:maintain_small",
 }
+ON_REQUEST = {"kernel-100m"}
+"""What takes many minutes and is measured only when it is named."""
 console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Which: {', '.join(BENCHMARKS)} (default: all).")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Which: {', '.join(BENCHMARKS)} (default: all but {', '.join(ON_REQUEST)})."),
+    ] = None,
     quick: Annotated[
         bool, typer.Option(help="Small sizes, seconds instead of minutes; targets are not judged.")
     ] = False,
@@ -40,11 +46,13 @@ def main(
     if unknown:
         raise typer.BadParameter(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     missed: list[str] = []
-    for name in names or BENCHMARKS:
+    for name in names or [name for name in BENCHMARKS if name not in ON_REQUEST]:
         module, _, function = BENCHMARKS[name].partition(":")
         console.print(f"[dim]measuring {name} …[/dim]")
         figures: list[Figure] = getattr(importlib.import_module(module), function)(quick)
         console.print(_table(figures))  # at once: the next one takes minutes
+        for line in dict.fromkeys(f"{f.peer_name}: {f.settings}" for f in figures if f.settings):
+            console.print(f"  {line}", markup=False, highlight=False)
         missed += [figure.name for figure in figures if not figure.is_met()]
     if missed and not quick:
         console.print(f"missed: {', '.join(missed)}")

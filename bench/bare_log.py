@@ -19,6 +19,7 @@ MOVE = """
 WITH moved AS (UPDATE bare_head SET seqno = seqno + 1 WHERE key = 'k' AND seqno = %s RETURNING seqno)
 INSERT INTO bare_log SELECT 'k', seqno, %b FROM moved
 """
+SETTINGS = "psycopg, autocommit, one prepared statement an append, one connection a process; "
 
 
 class BareLog:
@@ -46,6 +47,13 @@ class BareLog:
         """Learn which row is the newest."""
         found = self._connection.execute("SELECT seqno FROM bare_head WHERE key = 'k'").fetchone()
         self.seqno = int(found[0]) if found else 0
+
+    def durability(self) -> str:
+        """How the server makes commits durable."""
+        names = "server_version", "fsync", "synchronous_commit", "shared_buffers"
+        found = [self._connection.execute(f"SHOW {name}").fetchone() or ("?",) for name in names]
+        version, *rest = [str(value) for (value,) in found]
+        return f"PostgreSQL {version}, " + ", ".join(map("=".join, zip(names[1:], rest, strict=True)))
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,8 +1,9 @@
 """What a million updates cost on S3, in 250 appends, one scan, one compaction, and one scan more.
 
-Beside deltalake, and pyiceberg with a SQL catalog and its default FileIO, on the same S3 server. Requests are those
-that the server's own log tells of, so they are counted alike for all, and priced by the same table. Ours has its
-Consensus on PostgreSQL, or on S3 alone; what a database costs by the hour, pyiceberg's catalog too, is in no figure.
+Each append has keys of its own, so that all sides keep a million rows, and each scan has to find them. Beside
+deltalake, and pyiceberg with a SQL catalog and its default FileIO, on the same S3 server. Requests are those that the
+server's own log tells of, so they are counted alike for all, and priced by the same table. Ours has its Consensus on
+PostgreSQL, or on S3 alone; what a database costs by the hour, pyiceberg's catalog too, is in no figure.
 """
 
 from __future__ import annotations
@@ -10,35 +11,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
-from pyiceberg.catalog.sql import SqlCatalog
 
 import persist_lib as persist
 from bench.append import BULK, bulk_table
 from bench.figures import Figure
+from bench.peer import Peer
 from persist_lib.core.cost import Prices
-from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server, use_test_credentials
+from persist_lib.testing.servers import PostgresServer, S3Server, use_test_credentials
 
 COLOUR = re.compile(r"\x1b\[\d+m")
 REQUEST = re.compile(r'"([A-Z]+) (\S+) HTTP/[\d.]+"')
-
-
-class Table(Protocol):
-    """One of those that are compared."""
-
-    def append(self, updates: pa.Table, time: int) -> None:
-        """Append durably."""
-
-    def scan(self) -> int:
-        """Read everything afresh; answers how many rows there are."""
-
-    def compact(self) -> None:
-        """Make it few files, and delete the others."""
 
 
 class Requests(NamedTuple):
@@ -86,20 +74,23 @@ class Log:
 
 
 class Ours:
-    """A shard."""
+    """A shard, appended to by a handle that is kept open."""
 
-    def __init__(self, url: str, consensus: str | None) -> None:
+    def __init__(self, url: str, consensus: str | None, updates: pa.Table, appends: int) -> None:
         self._urls = url, consensus
+        self._updates, self._rows = updates, len(updates) // appends
         self._client = persist.open(*self._urls)
         self._write = self._client.open_writer("bulk", BULK)
 
-    def append(self, updates: pa.Table, time: int) -> None:
-        """See `Table`."""
-        times = pa.repeat(pa.scalar(time, pa.uint64()), len(updates))
-        self._write.compare_and_append(updates.set_column(4, "_time", times), time, time + 1)
+    def ingest(self) -> None:
+        """Append it all, slice after slice, each at a time of its own."""
+        for time, start in enumerate(range(0, len(self._updates), self._rows)):
+            rows = self._updates.slice(start, self._rows)
+            times = pa.repeat(pa.scalar(time, pa.uint64()), len(rows))
+            self._write.compare_and_append(rows.set_column(4, "_time", times), time, time + 1)
 
     def scan(self) -> int:
-        """See `Table`."""
+        """Read everything afresh; answers how many rows there are."""
         with persist.open(*self._urls) as client, client.open_reader("bulk") as read:
             return read.snapshot((self._write.upper.time or 0) - 1).to_arrow().num_rows
 
@@ -113,118 +104,69 @@ class Ours:
         self._client.close()
 
 
-class Delta:
-    """A Delta table, appended to by a handle that is kept open."""
-
-    def __init__(self, server: S3Server, schema: pa.Schema) -> None:
-        self._url = f"s3://{server.bucket}/delta"
-        self._options = CREDENTIALS | {
-            "AWS_REGION": CREDENTIALS["AWS_DEFAULT_REGION"], "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true",
-            "AWS_CONDITIONAL_PUT": "etag",
-        }  # fmt: skip
-        self._table = DeltaTable.create(self._url, schema, storage_options=self._options)
-
-    def append(self, updates: pa.Table, time: int) -> None:  # noqa: ARG002 - it has a version of its own
-        """See `Table`."""
-        write_deltalake(self._table, updates, mode="append")
-
-    def scan(self) -> int:
-        """See `Table`."""
-        return DeltaTable(self._url, storage_options=self._options).to_pyarrow_table().num_rows
-
-    def compact(self) -> None:
-        """See `Table`."""
-        self._table.optimize.compact()
-        self._table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
-
-
-class Iceberg:
-    """An Iceberg table, appended to by a handle that is kept open."""
-
-    def __init__(self, server: S3Server, schema: pa.Schema, folder: str) -> None:
-        self._properties = {
-            "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"s3://{server.bucket}/iceberg",
-            "s3.endpoint": server.url, "s3.region": CREDENTIALS["AWS_DEFAULT_REGION"],
-            "s3.access-key-id": CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            "s3.secret-access-key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-        }  # fmt: skip
-        self._catalog = SqlCatalog("bench", **self._properties)
-        self._catalog.create_namespace("bench")
-        self._table = self._catalog.create_table("bench.bulk", schema)
-
-    def append(self, updates: pa.Table, time: int) -> None:  # noqa: ARG002 - it has a version of its own
-        """See `Table`."""
-        self._table.append(updates)
-
-    def scan(self) -> int:
-        """See `Table`."""
-        return SqlCatalog("bench", **self._properties).load_table("bench.bulk").scan().to_arrow().num_rows
-
-    def compact(self) -> None:
-        """It has none: it is overwritten with what is read from it."""
-        self._table.overwrite(self._table.scan().to_arrow())
-
-
-PHASES = ("ingest", "scan", "compaction", "scan after")
+PHASES = {"ingest": "ingest", "scan": "scan", "compaction": "compact", "scan after": "scan"}
+"""What is measured, and by which call."""
+Calls = Callable[[str], object]
+"""Carries out a call by its name; what it answers of a scan is the rows."""
 
 
 def cost(quick: bool) -> list[Figure]:
     """Requests and dollars of each phase, per million updates."""
     appends, rows = (20, 1_000) if quick else (250, 4_000)
     use_test_credentials()
-    updates = bulk_table(rows, is_shuffled=True)
-    plain = updates.drop_columns(["_time", "_diff"])
+    updates = bulk_table(appends * rows, is_shuffled=True)
+    found: dict[str, dict[str, Requests]] = {}
+    settings = {}
     with (
         S3Server() as server,
         PostgresServer() as database,
         TemporaryDirectory(prefix="persist-bench-") as folder,
     ):
         log = Log(server.root / "log")
-
-        def measure(table: Table, given: pa.Table) -> dict[str, Requests]:
-            return _measure(log, table, given, appends)
-
-        found = {}
         for name, urls in {
             "ours": (server.location("ours"), database.url), "S3 alone": (server.location("alone", "s3+cas"), None),
         }.items():  # fmt: skip
-            ours = Ours(*urls)
-            found[name] = measure(ours, updates)
-            ours.close()
-        found["deltalake"] = measure(Delta(server, plain.schema), plain)
-        found["pyiceberg"] = measure(Iceberg(server, plain.schema, folder), plain)
-    return _figures(found, 1e6 / (appends * rows))
+            with closing(Ours(*urls, updates, appends)) as ours:
+                found[name] = _measure(log, lambda call, ours=ours: getattr(ours, call)(), len(updates))  # type: ignore[misc]
+        source = f"{folder}/rows.arrow"
+        plain = updates.drop_columns(["_time", "_diff"])
+        with pa.OSFile(source, "wb") as file, pa.ipc.new_file(file, plain.schema) as arrow:
+            arrow.write_table(plain)
+        for name, start, more in (("deltalake", "delta", ()), ("pyiceberg", "iceberg", (folder,))):
+            with Peer(f"bench.lake:{start}", server.url, server.bucket, source, appends, *more) as peer:
+                found[name] = _measure(log, lambda call, peer=peer: peer.ask(call), len(updates))  # type: ignore[misc]
+                settings[name] = peer.settings
+    return _figures(found, settings, 1e6 / (appends * rows))
 
 
-def _measure(log: Log, table: Table, updates: pa.Table, appends: int) -> dict[str, Requests]:
+def _measure(log: Log, call: Calls, rows: int) -> dict[str, Requests]:
     """The requests of each phase. Every scan has to find all there is."""
-
-    def ingest() -> None:
-        for number in range(appends):
-            table.append(updates, number)
-
-    counts: list[int] = []
-    calls = ingest, lambda: counts.append(table.scan()), table.compact, lambda: counts.append(table.scan())
-    found = {phase: log.during(call) for phase, call in zip(PHASES, calls, strict=True)}
-    if any(count not in (len(updates), len(updates) * appends) for count in counts):
-        raise SystemExit(f"{table} holds {counts} rows")
+    found, answers = {}, []
+    for phase, name in PHASES.items():
+        found[phase] = log.during(lambda name=name: answers.append(call(name)))  # type: ignore[misc]
+    counts = [answer for answer in answers if answer is not None]
+    if counts != [rows, rows]:
+        raise SystemExit(f"{rows} rows were appended, and scans found {counts}")
     return found
 
 
-def _figures(found: dict[str, dict[str, Requests]], scale: float) -> list[Figure]:
+def _figures(found: dict[str, dict[str, Requests]], settings: dict[str, str], scale: float) -> list[Figure]:
     figures = []
     for name in ("ours", "S3 alone"):
         suffix = "" if name == "ours" else "-s3-alone"
         for peer in ("deltalake", "pyiceberg"):
-            for phase in PHASES if name == "ours" else PHASES[:1]:
+            for phase in PHASES if name == "ours" else ("ingest",):
                 here, there = found[name][phase], found[peer][phase]
                 part = scale if phase == "ingest" else 1.0
                 figures.append(
                     Figure(f"cost-{phase.replace(' ', '-')}{suffix}", sum(here) * part, sum(there) * part, "requests",
-                           peer, at_most=1.0, note=f"{here} | {there}")
+                           peer, at_most=1.0, note=f"{here} | {there}", settings=settings[peer])
                 )  # fmt: skip
             mine, other = (_dollars(found[who], scale) for who in (name, peer))
-            figures.append(Figure(f"cost{suffix}", mine, other, "$/M", peer, at_most=1.0, note="all, requests only"))
+            figures.append(
+                Figure(f"cost{suffix}", mine, other, "$/M", peer, at_most=1.0, note="all, requests only",
+                       settings=settings[peer])
+            )  # fmt: skip
     return figures
 
 

@@ -6,11 +6,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One line of `make bench`. `ratio` is ours over the peer's; `at_least` or `at_most` is what it has to keep.
+
+    `settings` is how the peer is configured; empty where the figure is beside a bound or our own figure.
 
     With `--quick` sizes are small and fixed costs weigh more, so that targets are shown but not judged.
     """
@@ -23,6 +26,7 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
     note: str = ""
+    settings: str = ""
 
     @property
     def ratio(self) -> float:
@@ -52,6 +56,21 @@ def timed(call: Callable[[], object]) -> float:
 
 def in_turn(ours: Callable[[], object], peer: Callable[[], object], rounds: int) -> tuple[float, float]:
     """Median seconds of both, run in turn so that a machine's drift touches both alike. The first round warms up."""
-    pairs = [(timed(ours), timed(peer)) for _ in range(rounds + 1)][1:]
+    return beside(lambda: timed(ours), lambda: timed(peer), rounds)
+
+
+def beside(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float]:
+    """The same, where both answer how many seconds they took themselves: a peer by the clock of its own process."""
+    pairs = [(ours(), peer()) for _ in range(rounds + 1)][1:]
     best = sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
     return best if rounds % 2 else (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
+
+
+def peak_mib() -> float:
+    """The most memory that this process has ever had resident.
+
+    SUBTLE: `getrusage` answers the peak of whoever started this process where that was more: a child begins with what
+    its parent had at its highest, and keeps it through exec.
+    """
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) / 1024

@@ -1,8 +1,8 @@
 """Reading and maintaining what came in many small appends, beside deltalake on the same local disk.
 
 A million distinct rows in 250 appends of 4,000. Each side is used as its users would: `persist.open` of a `file:`
-location and `deltalake` of a folder, both with their default settings, opened anew for each run. Both have all cores.
-The peer's rows have no time and no diff, as a table of it would not.
+location and `deltalake` of a folder, both with their default settings, opened anew for each run, deltalake in a process
+of its own. Both have all cores. The peer's rows have no time and no diff, as a table of it would not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -20,11 +19,11 @@ from deltalake import DeltaTable, write_deltalake
 
 import persist_lib as persist
 from bench.append import BULK, bulk_table
-from bench.figures import Figure, in_turn
+from bench.figures import Figure, beside, timed
+from bench.peer import Peer
 
 FULL, QUICK = (250, 4_000), (20, 500)
 ROUNDS = 7
-SETTINGS = f"deltalake {version('deltalake')}, both by default, opened anew"
 
 
 def read_uncompacted(quick: bool) -> list[Figure]:
@@ -46,15 +45,17 @@ def maintain_small(quick: bool) -> list[Figure]:
     with _filled(quick) as sides:
         rounds = 1 if quick else ROUNDS
         copies = [sides.copy(f"round-{number}") for number in range(rounds + 1)]
-        ours, peers = iter(copies), iter(copies)
-        mine, peer = in_turn(lambda: next(ours).maintain(), lambda: next(peers).optimize(), rounds)
+        ours = iter(copies)
+        with Peer("bench.lake:local_delta", *[copy.delta for copy in copies]) as delta:
+            settings = delta.settings
+            mine, peer = beside(
+                lambda: timed(lambda: next(ours).maintain()), lambda: delta.run(1, "optimize")[0], rounds
+            )
         for copy in copies:
             if (batches := copy.batches()) != 1:
                 raise SystemExit(f"maintenance left {batches} batches")
-    note = f"{sides.what}, history kept; {SETTINGS}"
-    return [
-        Figure("maintain-small", mine * 1e3, peer * 1e3, "ms", "deltalake's optimize.compact", at_most=2.0, note=note)
-    ]
+    return [Figure("maintain-small", mine * 1e3, peer * 1e3, "ms", "deltalake's optimize.compact", at_most=2.0,
+                   note=f"{sides.what}, history kept", settings=settings)]  # fmt: skip
 
 
 class Sides(NamedTuple):
@@ -74,11 +75,16 @@ class Sides(NamedTuple):
         """Where the shard is."""
         return f"file:{self.folder}/ours"
 
+    @property
+    def delta(self) -> str:
+        """Where the Delta table is."""
+        return f"{self.folder}/delta"
+
     def fill(self) -> None:
         """Append the same rows to both."""
         table = bulk_table(self.appends * self.rows, is_shuffled=True)
         plain = table.drop_columns(["_time", "_diff"])
-        delta = DeltaTable.create(f"{self.folder}/delta", plain.schema)
+        delta = DeltaTable.create(self.delta, plain.schema)
         with persist.open(self.url) as client, client.open_writer("bulk", BULK) as write:
             for time in range(self.appends):
                 updates = table.slice(time * self.rows, self.rows)
@@ -93,7 +99,7 @@ class Sides(NamedTuple):
 
     def scan(self) -> pa.Table:
         """Everything that the Delta table holds."""
-        return DeltaTable(f"{self.folder}/delta").to_pyarrow_table()
+        return DeltaTable(self.delta).to_pyarrow_table()
 
     def maintain(self) -> None:
         """All duties of the shard."""
@@ -102,7 +108,7 @@ class Sides(NamedTuple):
 
     def optimize(self) -> None:
         """Make few files of many."""
-        DeltaTable(f"{self.folder}/delta").optimize.compact()
+        DeltaTable(self.delta).optimize.compact()
 
     def batches(self) -> int:
         """How many batches that are not empty the shard has."""
@@ -126,9 +132,11 @@ def _filled(quick: bool) -> Iterator[Sides]:
 
 def _scans(name: str, sides: Sides, at_most: float) -> Figure:
     _check(sides)
-    ours, peer = in_turn(sides.snapshot, sides.scan, 3 if sides.appends == QUICK[0] else ROUNDS)
-    note = f"{sides.what}; {SETTINGS}"
-    return Figure(name, ours * 1e3, peer * 1e3, "ms", "deltalake's to_pyarrow_table", at_most=at_most, note=note)
+    rounds = 3 if sides.appends == QUICK[0] else ROUNDS
+    with Peer("bench.lake:local_delta", sides.delta) as delta:
+        ours, peer = beside(lambda: timed(sides.snapshot), lambda: delta.run(1, "scan")[0], rounds)
+        return Figure(name, ours * 1e3, peer * 1e3, "ms", "deltalake's to_pyarrow_table", at_most=at_most,
+                      note=sides.what, settings=delta.settings)  # fmt: skip
 
 
 def _check(sides: Sides) -> None:

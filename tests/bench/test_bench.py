@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import apsw
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import bench.kernel
 from bench.__main__ import BENCHMARKS
 from bench.append import added, bulk_append, small_append
 from bench.cost import Log, cost, kind_of
-from bench.figures import Figure, in_turn
-from bench.kernel import kernel
+from bench.figures import Figure, beside, in_turn
+from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
+from bench.peer import Peer
 from bench.postgres import contention, postgres_append
 from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
+from bench.spark import spark
+from persist_lib.format.consolidation import consolidate
 
 ROOT = Path(__file__).parents[2]
+BESIDE_OURSELVES = {
+    "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
+}  # fmt: skip
+"""What is beside a bound, or beside another figure of ours."""
 
 
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
+def run_bench(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "bench", *words], capture_output=True, text=True, cwd=ROOT, check=False
     )
@@ -54,10 +68,10 @@ def test_appends_are_as_flat_as_what_they_add_to_bare_ones_whatever_a_sync_takes
 
 
 def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
-    done = bench("policy", "--quick")
+    done = run_bench("policy", "--quick")
     assert done.returncode == 0, done.stderr
     assert "batches after maintenance" in done.stdout
-    unknown = bench("speed")
+    unknown = run_bench("speed")
     assert unknown.returncode == 2
     assert "speed" in unknown.stderr
     assert all(name in unknown.stderr for name in BENCHMARKS)
@@ -66,12 +80,132 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "measure",
-    [small_append, bulk_append, snapshot, kernel, postgres_append, read_uncompacted, read_history, maintain_small],
-)
+    [
+        small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
+        maintain_small,
+    ],
+)  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
     figures = measure(True)
     assert figures
     assert all(figure.ours > 0 and figure.peer > 0 for figure in figures)
+    told = {figure.peer_name: figure.settings for figure in figures}
+    assert all(told[name] for name in told.keys() - BESIDE_OURSELVES)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_s_own_plan_runs_in_a_jvm_as_its_users_configure_it() -> None:
+    figure, rate = spark(True)
+    assert figure.ours > 0
+    assert figure.peer > 0
+    assert rate.ours == figure.ours
+    assert "spark.driver.memory=8g" in figure.settings
+
+
+def test_a_peer_runs_in_a_process_of_its_own_and_says_how_it_is_configured(tmp_path: Path) -> None:
+    with Peer("bench.bare:sqlite_transactions", tmp_path / "bare.sqlite", 700) as peer:
+        assert "synchronous=FULL" in peer.settings
+        assert "700 bytes" in peer.settings
+        seconds = peer.run(5)
+    assert len(seconds) == 5
+    assert all(second > 0 for second in seconds)
+    [[rows]] = apsw.Connection(str(tmp_path / "bare.sqlite")).execute(
+        "SELECT count(*) FROM log WHERE length(data) = 700"
+    )
+    assert rows == 5
+
+
+@pytest.mark.parametrize("name", ["bare", "duck", "lake", "spark_peer"])
+def test_no_peer_imports_anything_of_ours(name: str) -> None:
+    """Not our memory pools, not our threads, not our session."""
+    program = (
+        f"import sys, bench.peer, bench.{name}; "
+        "print(*[m for m in sys.modules if m.partition('.')[0] in ('persist_lib', 'jobs')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert not done.stdout.strip()
+
+
+def test_a_peer_s_own_prints_do_not_get_between_its_answers() -> None:
+    with Peer("tests.bench.peers:talkative", "hello") as peer:
+        assert peer.settings == "says hello"
+        assert peer.ask("run") == 7
+        assert peer.ask("pid") not in (0, os.getpid())
+
+
+def test_a_peer_that_fails_ends_the_benchmark_instead_of_answering_nothing() -> None:
+    with Peer("tests.bench.peers:talkative", "hello") as peer, pytest.raises(SystemExit, match="ended early"):
+        peer.run(call="fail")
+    with pytest.raises(SystemExit, match="ended early"), Peer("tests.bench.peers:missing"):
+        pass
+
+
+def test_the_middle_round_is_answered_by_each_side_s_own_clock_and_the_first_only_warms_up() -> None:
+    ours, peers = iter([9.0, 1.0, 1.0, 1.0]), iter([1.0, 2.0, 4.0, 3.0])
+    assert beside(lambda: next(ours), lambda: next(peers), 3) == (1.0, 3.0)
+
+
+def test_the_peak_memory_of_a_process_is_not_that_of_who_started_it() -> None:
+    """`getrusage` answers the parent's where that was more: the 900 MiB that making the runs took, for the kernel."""
+    program = """
+import subprocess, sys
+import bench.figures as figures
+ballast = bytearray(b"x") * (300 << 20)
+del ballast
+here = "import bench.figures as figures; print(figures.peak_mib())"
+child = subprocess.run([sys.executable, "-c", here], stdout=subprocess.PIPE, text=True, check=True).stdout
+print(figures.peak_mib(), child)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    ours, child = map(float, done.stdout.split())
+    assert ours > 300
+    assert 5 < child < 150
+
+
+@pytest.mark.parametrize("slice_rows", [10_000, 300])
+def test_runs_are_sorted_whole_and_hold_every_update_however_they_are_made(tmp_path: Path, slice_rows: int) -> None:
+    write_runs(tmp_path / "runs", 2_000, runs=2, seed=5, slice_rows=slice_rows)
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["0.digests", "0.parquet", "1.digests", "1.parquet"]
+    rng = np.random.default_rng(5)
+    for run in range(2):
+        table = pq.read_table(tmp_path / "runs" / f"{run}.parquet").replace_schema_metadata(None)
+        assert table.num_rows > 900
+        sizes = [min(slice_rows, 1_000 - start) for start in range(0, 1_000, slice_rows)]
+        drawn = pa.concat_tables([updates_of(rng, size, 2_000, run) for size in sizes])
+        assert table.equals(consolidate(SCHEMA, drawn))
+
+
+def test_a_part_that_is_written_is_not_in_memory_while_the_next_one_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`enumerate` keeps the last pair it gave: 140 MiB of the kernel's peak that no compaction has."""
+    (tmp_path / "runs").mkdir()
+    alive: list[int] = []
+
+    def parts(*_: object, **__: object) -> Iterator[Part]:
+        for _number in range(3):
+            made = Part()
+            seen = weakref.ref(made)
+            holder = [made]
+            del made
+            yield holder.pop()
+            alive.append(seen() is not None)
+
+    monkeypatch.setattr(bench.kernel, "merge_to_parts", parts)
+    assert merge_folder(tmp_path / "runs", tmp_path / "out", 0) == {"rows": 3, "bytes": 3}
+    assert alive == [False, False, False]
+
+
+class Part:
+    """What `merge_folder` wants to know of a part."""
+
+    data, size, rows = b"x", 1, 1
+
+    @property
+    def said(self) -> Part:
+        return self
 
 
 @pytest.mark.slow
@@ -96,6 +230,7 @@ def test_the_requests_of_every_phase_are_counted_for_all_and_priced_alike() -> N
         assert ingest.peer >= 2_000
         assert 0.005 < dollars.ours < dollars.peer
         assert figures["cost-scan-after", peer].ours <= figures["cost-scan", peer].ours
+        assert peer in dollars.settings
 
 
 @pytest.mark.parametrize(

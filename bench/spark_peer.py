@@ -1,0 +1,59 @@
+"""Spark's own DataFrame plan as a peer: in a JVM of its own, configured as its users would.
+
+The JVM's default JIT and collector, 8 GB, as many shuffle partitions as suit a small machine. It imports nothing of
+ours, and is started in a process of its own by `bench.peer`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as f
+
+from bench.peer import Ready
+
+SETTINGS = {"spark.driver.memory": "8g", "spark.sql.shuffle.partitions": "8"}
+QUIET = {
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}  # fmt: skip
+"""Nothing that a query is faster or slower by."""
+DATA = ["key", "state", "amount"]
+
+
+@contextmanager
+def dataframe_plan(folder: str, since: str) -> Iterator[Ready]:
+    """Group, sum, sort and write what is in `plain`; count what was written; clean it away for the next time."""
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    source, target = Path(folder) / "plain", Path(folder) / "spark-out"
+    builder = SparkSession.builder.master("local[*]").appName("peer")
+    for name, value in {**SETTINGS, **QUIET}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+
+    def run() -> None:
+        data = session.read.parquet(str(source))
+        columns: list[Column | str] = [*DATA, f.greatest("_time", f.lit(int(since))).alias("_time"), "_diff"]
+        summed = data.select(*columns).groupBy(*DATA, "_time").agg(f.sum("_diff").alias("_diff"))
+        summed.where("_diff <> 0").orderBy(*DATA, "_time").write.parquet(str(target))
+
+    said = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
+    try:
+        yield Ready(
+            f"Spark {session.version}, local[*] ({os.cpu_count()} cores), the JVM's default JIT and collector, {said}, "
+            "warm",
+            {
+                "run": run,
+                "count": lambda: session.read.parquet(str(target)).count(),
+                "clean": lambda: shutil.rmtree(target),
+            },
+        )
+    finally:
+        session.stop()
