@@ -41,7 +41,7 @@ from persist_lib.location.metering import Meter, Metrics, metered, open_metered
 from persist_lib.location.open import scheme_of
 from persist_lib.location.retrying import retrying
 from persist_lib.location.spending import charged
-from persist_lib.machine import Machine
+from persist_lib.machine import Committed, Machine, refused
 from persist_lib.maintain import (
     Audited,
     Census,
@@ -210,6 +210,8 @@ class Client:
             answer = machine.try_commit(lambda _state, _now: c.Create(schema, self.config.format or CREATED))
             if isinstance(answer, c.Exists):
                 machine.fetch()  # somebody else created it at the same moment
+            elif not isinstance(answer, Committed):
+                raise refused(machine.shard, answer)
         handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema), batching)
         self._handles[next(self._opened)] = handle
         return handle
