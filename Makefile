@@ -45,7 +45,8 @@ format: $(PROJECT) ## rewrite the code as `check` wants it
 	.venv/bin/ruff check --fix --exit-zero
 	.venv/bin/ruff format
 
-test: $(PROJECT) ## all tests
+test sim: export PERSIST_SEED ?= fresh
+test: $(PROJECT) ## all tests; random histories by a fresh seed, printed at the top (PERSIST_SEED=number: that one again)
 	$(PYTEST) -n 2 -m "not ($(ALONE))"
 	$(WITH_JAVA) $(PYTEST) -m "$(ALONE)"
 

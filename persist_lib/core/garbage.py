@@ -1,11 +1,9 @@
 """What may be physically deleted, decided without a clock: pure plans from one state.
 
-A blob logically deleted at X may go when no live reader can still hold a state before X (`seqno_since > X`), and a
-rollup
-exists at X or beyond, so that nobody ever rebuilds such a state either. An old rollup need not wait for that: whoever
-misses it
-looks at the log again, and waiting would take one more rollup, for ever. Log rows below the newest rollup at or below
-`seqno_since` may go. Blobs first, rows after.
+A part logically deleted at X may go when every live reader holds a state beyond X (`seqno_since > X`), and a rollup
+exists at a seqno beyond X, so that nobody ever rebuilds a state that refers to it. An old rollup waits for readers
+only: a client that misses it looks at the log again, and waiting would take one more rollup, for ever. Log rows below
+the newest rollup at or below `seqno_since` may go. Blobs first, rows after.
 
 An orphan is a blob that no state refers to and that nobody can ever link: its uploader is not live in a state that was
 read *after* the listing. Ages are never consulted.
@@ -47,7 +45,7 @@ def plan_collection(state: State, seqno: SeqNo) -> Collection:
     since, newest = state.seqno_since(seqno), state.newest_rollup
     readers = {key: g for key, g in state.garbage.items() if g.seqno >= since}
     unrolled = {
-        key: g for key, g in state.garbage.items() if newest < g.seqno < since and parse_rollup_key(key) is None
+        key: g for key, g in state.garbage.items() if newest <= g.seqno < since and parse_rollup_key(key) is None
     }
     free = {key: g.size for key, g in state.garbage.items() if key not in readers and key not in unrolled}
     held = []
@@ -58,7 +56,7 @@ def plan_collection(state: State, seqno: SeqNo) -> Collection:
         )
         held.append(Held(len(readers), sum(g.size for g in readers.values()), why))
     if unrolled:
-        why = f"no rollup at or beyond v{max(g.seqno for g in unrolled.values())} yet; the newest is v{newest}"
+        why = f"no rollup beyond v{max(g.seqno for g in unrolled.values())} yet; the newest is v{newest}"
         held.append(Held(len(unrolled), sum(g.size for g in unrolled.values()), why))
     usable = [at for at in state.rollups if at <= since]
     return Collection(free, max(usable, default=SeqNo(0)), tuple(held))

@@ -29,8 +29,7 @@ class RolledUp(msgspec.Struct, frozen=True):
 def is_due(state: State, seqno: SeqNo, every: int) -> bool:
     """Whether the newest rollup lags `every` transitions behind, or garbage waits for a newer one."""
     newest = state.newest_rollup
-    # SUBTLE: old rollups are garbage that waits for no newer one; or each rollup would make the next one due.
-    waits = any(g.seqno > newest for key, g in state.garbage.items() if parse_rollup_key(key) is None)
+    waits = _last_deletion(state) >= max(newest, 1)
     return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
 
 
@@ -47,14 +46,43 @@ def is_duty(committed: Committed, every: int) -> bool:
     return all(not writer.outcomes or writer.outcomes[-1].seqno < due for writer in writers)
 
 
+def _last_deletion(state: State) -> SeqNo:
+    """At which seqno the newest garbage was deleted that waits for a rollup beyond that; 0 for none.
+
+    SUBTLE: old rollups are garbage that waits for no newer one; or each rollup would make the next one due.
+    """
+    return max((g.seqno for key, g in state.garbage.items() if parse_rollup_key(key) is None), default=SeqNo(0))
+
+
 @charged
 def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:
-    """Write and link a rollup if one is due. One object, one transition."""
+    """Write and link a rollup if one is due: one object, one transition, and one more where garbage asks for it."""
     version = machine.fetch()
     behind = version.seqno - version.state.newest_rollup
     if dry_run or not (force or is_due(version.state, version.seqno, machine.config.rollup_every)):
         return RolledUp(None, version.seqno, 0, behind)
-    return write_rollup(machine, WriterId("") if version.state.is_finished() else worker.id)
+    id_ = WriterId("") if version.state.is_finished() else worker.id
+    _move_beyond_garbage(machine, id_)
+    return msgspec.structs.replace(write_rollup(machine, id_), behind=behind)
+
+
+def _move_beyond_garbage(machine: Machine, id_: WriterId) -> None:
+    """Make sure that a rollup of the newest state frees what this state has deleted: it has to lie beyond that.
+
+    A live worker extends its lease. A tombstone has no worker, and takes one more rollup.
+    """
+    if _last_deletion(machine.state) < machine.version.seqno:
+        return
+    if not id_:
+        write_rollup(machine, id_)
+        return
+    lease_ms = machine.config.lease_ms
+
+    def renew(state: State, now: int) -> c.Heartbeat:
+        known = state.writers.get(id_)
+        return c.Heartbeat((id_,), max(now + lease_ms, known.lease_until + 1 if known else 0))
+
+    machine.commit(renew)
 
 
 def write_rollup(machine: Machine, worker: WriterId) -> RolledUp:

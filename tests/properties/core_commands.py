@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+
+from msgspec.structs import replace
 
 from persist_lib.core import commands as c
 from persist_lib.core.state import Batch, Part, Rollup, State
@@ -83,6 +85,18 @@ class Commands:
             count -= 1
         return Batch(0, 1, lower, upper, since, count, *sums, parts, runs, exact)
 
+    def uploaded_by_others(self, state: State, batch: Batch) -> Batch:
+        """Now and then one of its objects is of another live writer, of a retired one, or of one never heard of."""
+        places = [place for place, part in enumerate(batch.parts) if part.inline is None]
+        if not places or self.random.random() < 0.85:
+            return batch
+        retired = sorted(id_ for id_ in state.retired if id_.startswith("w"))
+        kinds: list[Sequence[str]] = [sorted(state.writers), retired, [format_writer_id(self.random.getrandbits(64))]]
+        uploader = self.random.choice(self.random.choice([ids for ids in kinds if ids]))
+        place = self.random.choice(places)
+        other = replace(batch.parts[place], key=self.key(uploader))
+        return replace(batch, parts=(*batch.parts[:place], other, *batch.parts[place + 1 :]))
+
     def append(self, state: State) -> c.Command:
         writer = self.writer(state)
         lower = state.upper if self.is_sane() else self.frontier()
@@ -94,7 +108,7 @@ class Commands:
         batch = Batch(0, 1, lower, upper, batch.since, batch.count, batch.diff_sum, batch.fingerprint, batch.parts,
                       batch.runs, batch.exact)  # fmt: skip
         token = bytes([self.random.randrange(256), self.random.randrange(2)])
-        return kind(writer, token, batch, self.lease())
+        return kind(writer, token, self.uploaded_by_others(state, batch), self.lease())
 
     def compaction(self, state: State) -> c.Command:
         worker = self.writer(state)
@@ -105,7 +119,7 @@ class Commands:
         gone = state.trace[start:end]
         ids = tuple(batch.id for batch in gone) if self.is_sane() else ((0, 1), (1, 2), (0, 1))
         lower, upper, since = gone[0].lower, gone[-1].upper, state.since if self.is_sane() else self.frontier()
-        output = self.batch(worker, lower, upper, since)
+        output = self.uploaded_by_others(state, self.batch(worker, lower, upper, since))
         kept = tuple(part for batch in gone for part in batch.parts) if self.random.random() < 0.5 else output.parts
         count = sum(batch.count for batch in gone) if kept != output.parts else output.count
         sums = sum(b.diff_sum for b in gone), sum(b.fingerprint for b in gone) % 2**64

@@ -21,7 +21,7 @@ from persist_lib.core.transitions import apply, change
 from persist_lib.core.validate import check_state
 from persist_lib.format.encoding import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_row, encode_state
 from persist_lib.frontier import TOP, Antichain
-from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key
+from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key, uploader_of
 from tests.properties.core_commands import Commands
 from tests.scripts.language import commit_and_check, rollup_bytes
 
@@ -88,6 +88,10 @@ class Shard:
             assert old.writers[writer].lease_until <= new.writers[writer].lease_until
         linked = {key for batch in (diff.trace.added if diff.trace else ()) for key in batch.keys}
         assert not linked & old.garbage.keys()
+        fresh = linked - {key for batch in old.trace for key in batch.keys}
+        assert {uploader_of(key) for key in fresh} <= old.writers.keys(), (
+            "only what a live writer has uploaded is linked"
+        )
         assert len(old.trace) < 1 or new.trace[-1].hi >= old.trace[-1].hi
         referred = {key for batch in old.trace for key in batch.keys} | {r.key for r in old.rollups.values()}
         still = {key for batch in new.trace for key in batch.keys} | {r.key for r in new.rollups.values()}
@@ -187,6 +191,27 @@ def test_the_random_commands_get_nearly_all_commands_done_and_nearly_all_refusal
     accepted, refused = (set().union(*(getattr(s, what) for s in shards)) for what in ("accepted", "refused"))
     assert {kind.__name__ for kind in c.Command.__args__} - accepted <= {"Finish"}
     assert {kind.__name__ for kind in c.Refusal.__args__} - refused <= {"InlineFull", "Finished"}
+
+
+@pytest.mark.parametrize("kind", [c.CompareAndAppend, c.Append, c.ApplyCompaction])
+def test_the_random_commands_link_what_others_have_uploaded(kind):
+    """Live writers link parts of their own, and try those of other live ones, of retired ones and of unknown ones."""
+    seen = set()
+    for seed in range(150):
+        shard, commands = Shard(), Commands(Random(seed), 0.95)
+        shard.run(CREATED)
+        for _ in range(60):
+            command, state = commands.any(shard.state, shard.next_seqno), shard.state
+            answer = shard.run(command)
+            if not isinstance(command, kind):
+                continue
+            batch = command.output if isinstance(command, c.ApplyCompaction) else command.batch
+            actor = command.worker if isinstance(command, c.ApplyCompaction) else command.writer
+            for uploader in {uploader_of(key) for key in batch.keys} if actor in state.writers else ():
+                is_other = "other " * (uploader != actor)
+                status = "live" if uploader in state.writers else "retired" if uploader in state.retired else "unknown"
+                seen.add((is_other + status, isinstance(answer, StateDiff)))
+    assert {("live", True), ("other live", True), ("other retired", False), ("other unknown", False)} <= seen
 
 
 @given(seed=st.integers(0, 2**32), sane=st.sampled_from([0.2, 0.6, 0.95]))
