@@ -145,5 +145,8 @@ def test_what_is_converted_at_all_can_be_converted_back(source, target, data):
         there = read(Schema(key={"k": target}), pa.table({"k": values}), time=0)
     except InvalidUsage:
         return
-    back = pa.chunked_array(there.column("k").chunks).cast(values.type)
+    back = pa.chunked_array(there.column("k").chunks)
+    if pa.types.is_decimal(values.type) and pa.types.is_integer(back.type):
+        back = back.cast(pa.decimal128(38, 2))  # Arrow asks for room for any integer of the type, whatever the values
+    back = back.cast(values.type)
     assert back.to_pylist() == values.to_pylist()
