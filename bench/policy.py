@@ -29,7 +29,7 @@ from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, format_reader_id, format_writer_id
 from persist_lib.schema import Schema
 
-WRITER = format_writer_id(1)
+WRITER = format_writer_id(0xFFFF)
 READER = format_reader_id(1)
 BYTES_EACH = 64
 AMPLIFICATION = 1 / log2(1.5)
