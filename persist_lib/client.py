@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -435,12 +435,8 @@ class Client:
 
     def close(self) -> None:
         """Retire all handles and release the location. Idempotent. Whatever is called after that says so."""
-        with ExitStack() as closing:
-            closing.callback(self.location.close)
-            closing.callback(self._end)
-            closing.callback(self.leases.close)
-            for number in list(self._handles):
-                closing.callback(self._close_handle, number)
+        handles = [partial(self._close_handle, number) for number in reversed(list(self._handles))]
+        _do_all([*handles, self.leases.close, self._end, self.location.close])
 
     def _close_handle(self, number: int) -> None:
         if (handle := self._handles.get(number)) is not None:
@@ -499,6 +495,18 @@ def _check_engine(engine: object) -> None:
 def _check_progress(progress: object) -> None:
     if progress is not None:
         check_callable(progress, "progress", "how many are done and how many there are, or None")
+
+
+def _do_all(steps: Sequence[Callable[[], None]]) -> None:
+    """One after the other, each whatever becomes of those before it.
+
+    SUBTLE: no stack of callbacks. Interrupted while it is filled, it would do the last steps without the first.
+    """
+    if steps:
+        try:
+            steps[0]()
+        finally:
+            _do_all(steps[1:])
 
 
 def _schema_id(machine: Machine, schema: Schema) -> int:

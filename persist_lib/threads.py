@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -112,7 +113,11 @@ _idle: deque[None] = deque()
 
 def _start_thread() -> None:
     # SUBTLE: `start` waits for the new thread with a condition, which an interrupt would leave taken. Here none comes.
-    threading.Thread(target=_serve, name=ASIDE, daemon=True).start()
+    try:
+        threading.Thread(target=_serve, name=ASIDE, daemon=True).start()
+    except (RuntimeError, MemoryError):  # no room for one more thread: then this one does it, which is there already
+        with suppress(Empty):
+            _tasks.get_nowait().carry_out()
 
 
 def _serve() -> None:

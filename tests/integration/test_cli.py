@@ -509,7 +509,7 @@ def every_command() -> list[tuple[str, ...]]:
 
 def test_every_command_has_help_with_an_example():
     found = every_command()
-    assert len(found) == 21
+    assert len(found) == 24
     for words in found:
         text = CliRunner().invoke(app, [*words, "--help"]).stdout
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import Indeterminate, InvalidUsage
 from persist_lib.testing import check_world, contents_of
 from tests import servers
 from tests.tls import Authority, Front
@@ -127,7 +127,8 @@ def test_a_running_client_says_so_when_the_certificate_is_exchanged(
         front._context.load_cert_chain(*theirs.certificate("127.0.0.1"))
         for end in front._ends:
             end.close()
-        with pytest.raises(InvalidUsage, match="sslrootcert"):
+        # What was under way when the connection ended is in doubt.
+        with pytest.raises((InvalidUsage, Indeterminate), match="sslrootcert"):
             write.compare_and_append([row(2, time=1)], 1, 2, timeout=20)
         front._context.load_cert_chain(*ours.certificate("127.0.0.1"))
         write.compare_and_append([row(2, time=1)], 1, 2)

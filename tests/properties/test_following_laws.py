@@ -101,7 +101,7 @@ def mutated(shard: Shard, random: Random) -> tuple[SeqNo, State, StateDiff, Stat
         old, seqno = shard.states[step], SeqNo(step + 1)
         try:
             changed = Mutator(random, old, seqno).diff(decode_row(shard.rows[step], "row").diff)
-            row = encode_row(LogRow(seqno, b"t", "x", 0, GENESIS, None, changed))
+            row = encode_row(LogRow(seqno, b"t", "SetHold", 0, GENESIS, None, changed))
             diff = decode_row(row, "row").diff
             return seqno, old, diff, apply_diff(old, diff)
         except (PersistError, TypeError, AttributeError, ValueError):
@@ -132,7 +132,10 @@ def test_a_live_client_and_a_fresh_one_agree_on_a_row_that_only_its_sums_speak_f
     known = fetch_newest(blob, consensus, SHARD) or Version(SeqNo(0), State(), GENESIS)
     assert encoded(known.state) == encoded(old)
     try:
-        consensus._logs[SHARD] = [*rows, Row(seqno, encode_row(LogRow(seqno, b"t", "x", 0, known.digest, None, diff)))]
+        consensus._logs[SHARD] = [
+            *rows,
+            Row(seqno, encode_row(LogRow(seqno, b"t", "SetHold", 0, known.digest, None, diff))),
+        ]
     except (msgspec.ValidationError, OverflowError, TypeError):
         assume(False)
     if not rows:
