@@ -124,7 +124,11 @@ def _may_tie(table: pa.Table) -> Rows | None:
 
 
 def _joined(schema: Schema, tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Contents that follow one another, where the last data of one may be the first of the next, each data once."""
+    """Contents that follow one another, where the last data of one may be the first of the next, each data once.
+
+    SUBTLE: two rows at a seam are two data, or one whose sum did not fit and was split. Its shares are kept then, as
+    large as they are, so that whoever looks sees that it was.
+    """
     found: list[pa.Table] = []
     for table in tables:
         if not table.num_rows:
@@ -135,7 +139,7 @@ def _joined(schema: Schema, tables: Sequence[pa.Table]) -> list[pa.Table]:
         last = found.pop()
         end = last.num_rows - 1
         seam = consolidate(schema, pa.concat_tables([last.slice(end), table.slice(0, 1)]), "split")
-        if seam.num_rows == 2:
+        if seam.num_rows == 2 and not may_be_split(seam):
             found += [last, table]
         else:
             met = (last.slice(0, end), pa.concat_tables([seam, table.slice(1)]))

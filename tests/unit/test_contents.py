@@ -52,6 +52,16 @@ def test_data_that_goes_over_slices_and_parts_is_added_up_once(
     assert [(row["k"], row["_diff"]) for row in found.to_pylist()] == left
 
 
+@pytest.mark.parametrize("slice_rows", [1, 2, 100])
+def test_a_sum_beyond_64_bits_that_only_a_seam_adds_up_is_left_to_the_stream(
+    monkeypatch: pytest.MonkeyPatch, slice_rows: int
+) -> None:
+    monkeypatch.setattr(contents, "SLICE_ROWS", slice_rows)
+    stored, inputs = one_run([(2, 0, 2**62), (2, 1, 2**62 + 3)])
+    with Runtime().pool(2, "test") as pool:
+        assert contents.at_once(stored, inputs, None, 1 << 20, pool) is None
+
+
 def test_nothing_is_left_where_all_of_a_run_was_retracted() -> None:
     stored, inputs = one_run([(1, 0, 1), (1, 1, -1)])
     with Runtime().pool(2, "test") as pool:
