@@ -1,7 +1,7 @@
 """What all tests share: how hypothesis runs, and the seed of random histories.
 
 Without PERSIST_SEED they are the same in each run. PERSIST_SEED=fresh, as `make test` has it, draws a seed and says it
-at the top of the report; with that number in its place the same histories come again.
+at the top of the report; with that number in its place the same histories come again. PERSIST_SEED=fixed is as without.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     seed = os.environ.get(VARIABLE)
     if seed == "fresh":
         seed = os.environ[VARIABLE] = str(secrets.randbits(32))
+    if seed == "fixed":
+        seed = os.environ.pop(VARIABLE) and None
     if seed is not None:
         config.option.hypothesis_seed = seed
     settings.load_profile("fixed" if config.option.hypothesis_seed is None else "fresh")
