@@ -22,7 +22,7 @@ from typing import IO, Self
 from persist_lib.config import Config, Runtime
 from persist_lib.core.commands import Heartbeat, Retire
 from persist_lib.core.state import State
-from persist_lib.errors import Determinate, LeaseExpired, NewerFormat, PersistError, Refused
+from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, NewerFormat, PersistError, Refused
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.machine import Machine
 from persist_lib.threads import Flag, aside
@@ -101,7 +101,7 @@ class Leases:
         """Drop an id and give it up at once, unless it is the parent's."""
         if not (self.is_inherited() or self._closed):  # closed: it is retired by whoever closes
             try:
-                machine.commit(lambda _state, _now: Retire(id_))
+                self._commit_retirement(machine, id_)
             except (Refused, NewerFormat):
                 # Expired already, or the shard is finished; or it was upgraded beyond this release, which changes
                 # nothing there any more: newer programs retire the id when its lease has ended.
@@ -110,6 +110,17 @@ class Leases:
                 self.drop(machine, id_)
                 raise
         self.drop(machine, id_)  # last: who was interrupted before is still kept, for `close` to retire
+
+    def _commit_retirement(self, machine: Machine, id_: str) -> None:
+        """In doubt, as when the log is truncated before an answer comes, the newest state tells: it is there, or not."""
+        deadline = self._runtime.deadline(self._config.timeout_s)
+        try:
+            machine.commit(lambda _state, _now: Retire(id_))
+        except Indeterminate:
+            if deadline.has_passed():
+                raise
+            machine.fetch()
+            machine.commit(lambda _state, _now: Retire(id_), deadline.remaining_s())
 
     def drop(self, machine: Machine, id_: str) -> None:
         """No longer keep it up."""

@@ -18,7 +18,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.core.leases import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
-from persist_lib.testing import Outcome, check_swept, check_world, contents_of
+from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
 
 LEASE_S = 1.0
@@ -384,6 +384,35 @@ def test_a_lease_is_never_shortened() -> None:
     world.clock.advance(-50)
     write.compare_and_append([row(1, time=1)], 1, 2)
     assert client.inspect("s").state.writers[write.id].lease_until == until
+    world.close()
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_UNKNOWN, Outcome.HAPPENED_UNKNOWN])
+def test_closing_in_doubt_is_decided_by_the_state_when_the_log_tells_no_more(outcome: Outcome) -> None:
+    """Its place in the log was truncated before it was sent again: whether the id is still there is what matters."""
+    world = World()
+    storm = Storm(Outcome.DONE, "compare_and_set", first=outcome)
+    rival = Rival(world.inner.consensus)
+    client, other = world.client(plan=storm, rival=rival), world.client()
+    write = client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(0)], 0, 1)
+
+    def others_move_on() -> None:
+        theirs = other.open_writer("s", SCHEMA)
+        for time in range(1, 7):
+            theirs.compare_and_append([row(time, time=time)], time, time + 1)
+        for distance in (3, 4):
+            other.set_retention("s", distance)
+            other.roll_up("s", force=True)
+        assert other.collect("s").rows
+
+    id_ = write.id
+    rival.before_next(lambda: None)
+    rival.before_next(others_move_on)
+    storm.blows = True
+    client.close()
+    assert rival.waiting == 0
+    assert id_ not in other.inspect("s").state.writers
     world.close()
 
 
