@@ -112,7 +112,7 @@ class Leases:
         self.drop(machine, id_)  # last: who was interrupted before is still kept, for `close` to retire
 
     def _commit_retirement(self, machine: Machine, id_: str) -> None:
-        """In doubt, as when the log is truncated before an answer comes, the newest state tells: it is there, or not."""
+        """Retire an id. In doubt, say because the log was truncated before an answer came, the newest state decides."""
         deadline = self._runtime.deadline(self._config.timeout_s)
         try:
             machine.commit(lambda _state, _now: Retire(id_))

@@ -1,7 +1,8 @@
 """Consensus in PostgreSQL: durable on return, safe among processes and machines, one round trip for each operation.
 
 `postgresql://user@host/database?persist_schema=persist`: any URL of libpq, and the schema that holds the tables.
-With `&persist_notify=1` who waits is woken (see `postgres_notify`); not through a pooler in transaction mode.
+With `&persist_notify=1` waiters are woken (see `postgres_notify`); not through a pooler in transaction mode. With
+`&persist_prepare=0` no statement is prepared (see `postgres_sessions.Session`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from persist_lib.location.postgres_layout import (
     not_there,
 )
 from persist_lib.location.postgres_notify import OPTION as NOTIFY
-from persist_lib.location.postgres_notify import Notifier, wants_notify
+from persist_lib.location.postgres_notify import Notifier
 from persist_lib.location.postgres_sessions import (
     BYTEA,
     INT8,
@@ -42,9 +43,10 @@ from persist_lib.location.postgres_sessions import (
     Value,
     decode_int,
 )
-from persist_lib.location.scheme import Opening
+from persist_lib.location.scheme import Opening, is_on
 
 SCHEMA = "persist"
+PREPARE = "persist_prepare"
 OPERATION_S = 20.0
 """The longest that one operation may take. The caller's deadline may end it earlier."""
 LOCK_SHARE = 0.8
@@ -95,11 +97,14 @@ class PostgresConsensus:
         self._conninfo, self._schema = parse_url(url)
         self._name = describe(self._conninfo)
         self._sql = Statements(self._schema)
+        self._prepares = is_on(url, PREPARE, default=True)
         self._clock = RemoteClock(self._runtime)
         self._open_layout(create)
         self._sessions = Sessions(self._connect, self._name, connections)
         self._notifier = (
-            Notifier(self._listening, f"persist_{self._schema}", self._runtime) if wants_notify(url) else None
+            Notifier(self._listening, f"persist_{self._schema}", self._runtime)
+            if is_on(url, NOTIFY, default=False)
+            else None
         )
 
     def _open_layout(self, create: bool) -> None:
@@ -116,7 +121,7 @@ class PostgresConsensus:
             raise creation_failed(error, self._schema, self._name) from error
 
     def _connection(self, deadline: Deadline) -> psycopg.Connection:
-        # The server's own statement cache belongs to a connection that a pooler may hand to somebody else.
+        # psycopg's own prepared statements have names that mean something else in another client of a pooler.
         timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
         return psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
 
@@ -125,7 +130,7 @@ class PostgresConsensus:
 
     def _connect(self, deadline: Deadline) -> Session:
         try:
-            return Session(self._connection(deadline), self._runtime.entropy())
+            return Session(self._connection(deadline), self._runtime.entropy(), prepares=self._prepares)
         except psycopg.Error as error:
             raise connection_failed(error, self._name) from error
 
@@ -336,7 +341,7 @@ def _split(url: str) -> tuple[str, str]:
         raise InvalidUsage(
             f"persist_schema must be 1 to 48 lower-case letters, digits or '_': got {schema!r}", schema=schema
         )
-    ours = ("persist_schema", NOTIFY)
+    ours = ("persist_schema", NOTIFY, PREPARE)
     rest = "&".join(f"{name}={quote(value, safe='')}" for name, value in pairs if name not in ours)
     return f"{base}?{rest}" if rest else base, schema
 
@@ -351,7 +356,8 @@ def canonical(url: str) -> str:
     """One spelling of the scheme; refuses what libpq does not understand."""
     url = "postgresql:" + url.partition(":")[2]
     parse_url(url)
-    wants_notify(url)
+    is_on(url, NOTIFY, default=False)
+    is_on(url, PREPARE, default=True)
     return url
 
 

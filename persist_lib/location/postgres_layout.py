@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import psycopg
 from psycopg import sql
@@ -40,7 +41,7 @@ START = rf"substring(\1 FROM 1 FOR {START_BYTES})"
 STARTS = r"substring(\1.start FROM 1 FOR pg_catalog.octet_length(\2)) = \2"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Statements:
     """The statements for one schema. Parameters: the key $1; see each; the last is the request's id.
 
@@ -55,7 +56,7 @@ class Statements:
         text = re.sub(r"\{starts (\w+) with (\S+)\}", STARTS, text)
         return text.replace("{s}", f'"{self.schema}"').replace("{clock}", CLOCK)
 
-    @property
+    @cached_property
     def head(self) -> str:
         """Answers seqno, data."""
         return self._filled(
@@ -63,7 +64,7 @@ class Statements:
             " UNION ALL SELECT NULL, NULL, {clock}, $2"
         )
 
-    @property
+    @cached_property
     def scan(self) -> str:
         """From seqno $2, at most $3. Answers seqno, data, in no promised order."""
         return self._filled(
@@ -71,17 +72,17 @@ class Statements:
             " ORDER BY seqno LIMIT $3) UNION ALL SELECT NULL, NULL, {clock}, $4"
         )
 
-    @property
+    @cached_property
     def keys(self) -> str:
         """Answers key."""
         return self._filled("SELECT key, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, {clock}, $1")
 
-    @property
+    @cached_property
     def clock(self) -> str:
         """Answers nothing but the clock."""
         return self._filled("SELECT NULL, {clock}, $1")
 
-    @property
+    @cached_property
     def create(self) -> str:
         """Data $2, lock timeout $3. Answers how many rows were inserted (0 or 1)."""
         return self._filled(
@@ -93,7 +94,7 @@ class Statements:
             ) SELECT (SELECT count(*) FROM added), {clock}, $4"""
         )
 
-    @property
+    @cached_property
     def append(self) -> str:
         """Data $2, lock timeout $3, expected $4, its start $5. Answers how many rows were inserted (0 or 1)."""
         return self._filled(
@@ -105,7 +106,7 @@ class Statements:
             ) SELECT (SELECT count(*) FROM added), {clock}, $6"""
         )
 
-    @property
+    @cached_property
     def truncate(self) -> str:
         """Below seqno $2. Answers the newest seqno (null: none), how many were deleted."""
         return self._filled(
@@ -114,7 +115,7 @@ class Statements:
             ) SELECT (SELECT seqno FROM newest), (SELECT count(*) FROM gone), {clock}, $3"""
         )
 
-    @property
+    @cached_property
     def rewind(self) -> str:
         """To seqno $2 (0: all), lock timeout $3, expected $4, its start $5. Answers how many were taken back.
 

@@ -14,13 +14,12 @@ import select
 import threading
 import weakref
 from collections.abc import Callable
-from urllib.parse import parse_qsl
 
 import psycopg
 from psycopg import sql
 
 from persist_lib.config import Runtime
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import PersistError
 
 OPTION = "persist_notify"
 RETRY_S = 1.0
@@ -30,14 +29,6 @@ REST_S = 0.005
 STOP_S = 2.0
 PROBE = "?"
 """Begins a payload that only its sender cares for. Others are `seqno key`."""
-
-
-def wants_notify(url: str) -> bool:
-    """Whether the URL says `persist_notify=1`."""
-    given = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True)).get(OPTION, "0")
-    if given not in ("0", "1"):
-        raise InvalidUsage(f"{OPTION} must be 0 or 1: got {given!r}", url=OPTION)
-    return given == "1"
 
 
 class Notifier:

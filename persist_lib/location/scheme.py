@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from persist_lib.core.cost import FREE, Prices
+from persist_lib.errors import InvalidUsage
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.clock import Clock, machine_clock
 
@@ -22,6 +24,14 @@ class Opening:
 def unchanged(url: str) -> str:
     """A URL that already means the same everywhere."""
     return url
+
+
+def is_on(url: str, option: str, *, default: bool) -> bool:
+    """Whether a URL switches `option` on, by `option=1`. Raises InvalidUsage for anything but 0 and 1."""
+    given = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True)).get(option, "1" if default else "0")
+    if given not in ("0", "1"):
+        raise InvalidUsage(f"{option} must be 0 or 1: got {given!r}", url=option)
+    return given == "1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,32 @@ def test_what_is_appended_through_it_is_read_compacted_collected_and_read_the_sa
         check_world(client, "s")
     assert pooler.transactions > 60
     assert pooler.moved > pooler.transactions / 2
+    assert len(pooler.named) <= 8, "a session that lost a prepared statement prepares no more"
+
+
+def test_no_statement_is_prepared_where_the_url_says_so(place: tuple[str, str], pooler: Pooler) -> None:
+    blobs, log = place
+    with persist.open(blobs, f"{log}&persist_prepare=0") as client:
+        write = client.open_writer("s", SCHEMA)
+        for n in range(10):
+            write.compare_and_append([row(n, time=n)], n, n + 1)
     assert pooler.named == []
+    with pytest.raises(persist.InvalidUsage, match="persist_prepare must be 0 or 1"):
+        persist.open(blobs, f"{log}&persist_prepare=maybe")
+
+
+def test_clients_that_share_a_server_connection_share_what_is_prepared_there(tmp_path: Path) -> None:
+    """The second one's statements are there already, under the same names."""
+    with Pooler(servers.postgres_port(), most=1) as pooler:
+        place = f"file:{tmp_path}/blobs", servers.postgres_at(pooler.port, persist_schema=f"t{os.urandom(8).hex()}")
+        for who in range(2):
+            with persist.open(*place) as client, client.open_writer("s", SCHEMA) as write:
+                for n in range(10 * who, 10 * who + 10):
+                    write.compare_and_append([row(n, time=n)], n, n + 1)
+        assert len(pooler.named) > len(set(pooler.named)) > 0
+        with persist.open(*place) as client, client.open_reader("s") as read:
+            assert contents_of(read.snapshot(19).to_arrow()) == {(n, "w"): 1 for n in range(20)}
+            check_world(client, "s")
 
 
 def test_writers_that_race_through_it_append_each_update_once(place: tuple[str, str]) -> None:

@@ -399,8 +399,8 @@ def test_closing_in_doubt_is_decided_by_the_state_when_the_log_tells_no_more(out
 
     def others_move_on() -> None:
         theirs = other.open_writer("s", SCHEMA)
-        for time in range(1, 7):
-            theirs.compare_and_append([row(time, time=time)], time, time + 1)
+        for n in range(1, 7):
+            theirs.compare_and_append([row(n, time=n)], n, n + 1)
         for distance in (3, 4):
             other.set_retention("s", distance)
             other.roll_up("s", force=True)

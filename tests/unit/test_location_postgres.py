@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +25,12 @@ from persist_lib.errors import (
     PersistError,
 )
 from persist_lib.ids import SeqNo
-from persist_lib.location import lazy, open_location
+from persist_lib.location import lazy, open_location, postgres_sessions
 from persist_lib.location.api import Row
 from persist_lib.location.deadline import within
 from persist_lib.location.postgres import PostgresConsensus, canonical, parse_url
 from persist_lib.location.postgres_layout import Statements
+from persist_lib.location.postgres_sessions import MOST_PREPARED, PREPARED_AFTER
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 from tests.logs import after
@@ -297,8 +299,43 @@ def test_nothing_is_left_behind_in_a_connection_that_a_pooler_hands_to_somebody_
     before = session_state()
     for n in range(0, 20, 2):
         everything(n)
-    assert session_state() == before
-    assert before[1:] == [[], [(0,)], [(0,)], []]
+    state = session_state()
+    prepared = [name for (name,) in state.pop(1)]
+    assert before.pop(1) == []
+    assert state == before
+    assert before[1:] == [[(0,)], [(0,)], []]
+    assert len(prepared) == 4, "append, append of two, scan, truncate"
+    assert all(re.fullmatch("persist_[0-9a-f]{40}", name) for name in prepared), "what it is, by a hash"
+
+
+def test_what_is_used_often_is_prepared_and_sent_whole_again_where_that_is_lost(consensus: PostgresConsensus) -> None:
+    """A pooler's other connection, or a DISCARD ALL between two clients of it, knows none of our statements."""
+
+    def prepared() -> int:
+        with consensus._sessions.lend(consensus._deadline()) as session:
+            found = session._connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
+        return int(found[0]) if found else -1
+
+    fill(consensus, PREPARED_AFTER + 1)
+    assert prepared() == 0
+    seqno = PREPARED_AFTER + 1
+    for _ in range(3):
+        assert consensus.compare_and_set("s", after(seqno), b"x")
+        assert not consensus.compare_and_set("s", after(seqno), b"lost")
+        seqno += 1
+    assert prepared() == 1
+    with consensus._sessions.lend(consensus._deadline()) as session:
+        session._connection.execute("DISCARD ALL")
+    for _ in range(5):
+        assert consensus.compare_and_set("s", after(seqno), b"x")
+        assert not consensus.compare_and_set("s", after(seqno), b"lost")
+        seqno += 1
+    assert prepared() == 0, "it tries that once"
+    assert [row.seqno for row in consensus.scan("s", SeqNo(0), 99)] == list(range(1, seqno + 1))
+    for count in range(1, 40):
+        for _ in range(PREPARED_AFTER + 2):
+            consensus.compare_and_set_many({f"{count}-{n}": (after(7), b"") for n in range(count)})
+    assert prepared() <= MOST_PREPARED
 
 
 def test_a_commit_is_synchronous_whatever_the_role_s_default_is(
@@ -409,7 +446,16 @@ def test_a_connection_that_died_while_idle_is_noticed_before_anything_is_sent(
         through.close()
 
 
-def test_an_answer_cut_after_any_byte_never_acknowledges_a_write(consensus: PostgresConsensus, url: str) -> None:
+@pytest.fixture(params=["whole", "prepared"])
+def sent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many requests an append makes on a new connection: it, or its preparation and it."""
+    monkeypatch.setattr(postgres_sessions, "PREPARED_AFTER", 0 if request.param == "prepared" else 10**9)
+    return 2 if request.param == "prepared" else 1
+
+
+def test_an_answer_cut_after_any_byte_never_acknowledges_a_write(
+    consensus: PostgresConsensus, url: str, sent: int
+) -> None:
     """The answer to the statement precedes its commit: believing it would acknowledge what may be rolled back."""
     fill(consensus, 1)
     with Proxy(port_of(url)) as proxy:
@@ -421,29 +467,49 @@ def test_an_answer_cut_after_any_byte_never_acknowledges_a_write(consensus: Post
         for kept in range(length):
             newest = consensus.head("s")
             assert newest is not None
+            proxy.cut()
             through.head("s")
-            proxy.at(1, Fault.HALF_REPLY, keep_bytes=kept)
+            proxy.at(sent, Fault.HALF_REPLY, keep_bytes=kept)
             with pytest.raises(Indeterminate):
                 through.compare_and_set("s", newest.newest, b"x")
             assert proxy.struck == 1
         through.close()
 
 
-def test_an_answer_that_comes_twice_is_never_taken_for_the_next_one_s(url: str) -> None:
+def test_an_answer_that_comes_twice_is_never_taken_for_the_next_one_s(url: str, sent: int) -> None:
     """A pooler that mixes up answers would otherwise acknowledge what was never done."""
     with Proxy(port_of(url)) as proxy:
         through = PostgresConsensus(through_proxy(url, proxy))
         assert through.compare_and_set("s", None, b"x")
         for _ in range(30):
+            proxy.cut()
             head = through.head("s")
             assert head is not None
-            proxy.at(1, Fault.DUPLICATE)
+            proxy.at(sent, Fault.DUPLICATE)
             assert through.compare_and_set("s", head.newest, b"x")
             proxy.at(0, None)
             with suppress(Determinate):
                 assert through.scan("s", SeqNo(head.seqno + 2), 9) == []
             with suppress(Determinate, Indeterminate):
                 assert not through.compare_and_set("s", head.newest, b"lost")
+        through.close()
+
+
+def test_preparing_that_comes_twice_makes_nothing_determinate(
+    url: str, consensus: PostgresConsensus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second answer, that the statement is there already, comes in place of what became of the append."""
+    monkeypatch.setattr(postgres_sessions, "PREPARED_AFTER", 0)
+    with Proxy(port_of(url)) as proxy:
+        through = PostgresConsensus(through_proxy(url, proxy))
+        for n in range(20):
+            fill(consensus, 1, f"s{n}")
+            proxy.cut()
+            through.head("s")
+            proxy.at(1, Fault.DUPLICATE)
+            with suppress(Indeterminate):
+                assert through.compare_and_set(f"s{n}", after(1), b"x")
+                assert [row.seqno for row in consensus.scan(f"s{n}", SeqNo(0), 9)] == [1, 2]
         through.close()
 
 
