@@ -18,7 +18,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts demo demo-s3 dev bench lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills demo demo-s3 dev bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ faults: $(PROJECT) ## each request of everything to production servers broken on
 
 interrupts: $(PROJECT) ## Ctrl-C at every place of every kind of call, and at random moments
 	PERSIST_INTERRUPTS=all $(PYTEST) -n 2 --timeout=0 tests/interrupts
+
+spark-kills: $(PROJECT) ## executors and drivers of a Spark cluster killed at random moments, KILLS=10 times
+	$(WITH_JAVA) PERSIST_SPARK_KILLS=$(or $(KILLS),10) $(PYTEST) -s --timeout=0 tests/spark/test_standalone_cluster.py -k random
 
 demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))

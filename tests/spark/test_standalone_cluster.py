@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 
 import persist_lib as persist
 from jobs.java import find_java_home
+from persist_lib.testing import check_swept, check_world
 from persist_lib.testing.servers import free_port
 from tests import servers
 from tests.spark.collections import SMALL, Model, check, referred, stored, write
@@ -124,18 +126,20 @@ def urls() -> tuple[str, str]:
     return blobs, f"{log}{'&' if '?' in log else '?'}persist_schema=t{name}"
 
 
-def start(cluster: Cluster, urls: tuple[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start(
+    cluster: Cluster, urls: tuple[str, str], log: Path, config: dict[str, object] = SMALL
+) -> subprocess.Popen[bytes]:
     """The program with its driver here and its tasks on the cluster, to which our code is sent."""
     env = {
         **os.environ,
-        "PERSIST_CONFIG": json.dumps(SMALL),
+        "PERSIST_CONFIG": json.dumps(config),
         "PERSIST_SPARK_MASTER": cluster.url,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     blobs, consensus = urls
     command = [sys.executable, str(PROGRAM), "--location", blobs, "--consensus", consensus, "--engine", "spark"]
     conf = log.parent / "spark-defaults"
-    conf.mkdir()
+    conf.mkdir(exist_ok=True)
     (conf / "spark-defaults.conf").write_text(
         "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
     )
@@ -169,6 +173,81 @@ def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(
         os.kill(victims[0], signal.SIGKILL)
         assert driver.wait(150) == 0, (tmp_path / "log").read_text()[-3000:]
         compacted(client, models)
+
+
+KILLS = int(os.environ.get("PERSIST_SPARK_KILLS", "1"))
+LEASE_MS = 5000
+
+
+@pytest.mark.timeout(300 + 150 * KILLS)
+def test_executors_and_drivers_killed_at_random_leave_one_result_and_orphans(
+    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    """Each round appends, starts a compaction, and at a random moment of it kills an executor, then the driver or not.
+
+    What is read is right after each; when all is over, a quiet run compacts, and nothing is left that nobody refers to.
+    """
+    rng = random.Random(seed := random.SystemRandom().getrandbits(32))
+    print(f"seed {seed}")
+    config = {**SMALL, "lease_ms": LEASE_MS}
+    executors = drivers = 0
+    with persist.open(*urls, config=persist.Config(**config), create=True) as client:
+        model = Model()
+        for number in range(KILLS):
+            more = write(client, "a", batches=4, seed=number)
+            model = Model(model.updates + more.updates, more.upper)
+            before, log = stored(client, "a"), tmp_path / f"log{number}"
+            driver = start(cluster, urls, log, config)
+            try:
+                wait_for_parts(client, driver, before, rng.randrange(1, 6))
+                executors += kill_an_executor(cluster, rng)
+                if number % 2 == 0:
+                    time.sleep(rng.uniform(0, 2))
+                    drivers += driver.poll() is None
+                    driver.kill()
+                driver.wait(200)
+            except subprocess.TimeoutExpired:
+                pytest.fail(log.read_text()[-3000:])
+            finally:
+                driver.kill()
+                driver.wait()
+            check_world(client, "a")
+            check(client, "a", model)
+        print(
+            f"{executors} executors and {drivers} drivers were killed, {len(check_world(client, 'a').orphans)} orphans"
+        )
+        assert executors + drivers, "no kill struck"
+        deadline = time.monotonic() + START_S
+        while cluster.executors():  # the master ends them when their driver is gone; until then they may still write
+            assert time.monotonic() < deadline, "the executors of a dead driver go on"
+            time.sleep(0.2)
+        time.sleep(LEASE_MS / 1000 + 0.5)
+        client.expire("a")
+        assert client.census("a").writers == 0
+        assert start(cluster, urls, tmp_path / "last", config).wait(200) == 0, (tmp_path / "last").read_text()[-3000:]
+        for _ in range(3):
+            client.maintain("a")
+        check_swept(client, "a")
+        check(client, "a", model)
+
+
+def wait_for_parts(client: persist.Client, driver: subprocess.Popen[bytes], before: set[str], parts: int) -> None:
+    """Until tasks have written so many, or the program is done."""
+    deadline = time.monotonic() + 150
+    while len(stored(client, "a") - before) < parts and driver.poll() is None:
+        assert time.monotonic() < deadline, "no task wrote anything"
+        time.sleep(0.01)
+
+
+def kill_an_executor(cluster: Cluster, rng: random.Random) -> int:
+    """How many: 0 if none runs (any more)."""
+    if not (found := cluster.executors()):
+        return 0
+    try:
+        os.kill(rng.choice(found), signal.SIGKILL)
+    except ProcessLookupError:
+        return 0
+    return 1
 
 
 def compacted(client: persist.Client, models: dict[str, Model]) -> None:
