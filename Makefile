@@ -18,10 +18,10 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills demo demo-s3 dev bench lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev bench lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(PROJECT) ## the virtual environment, pinned packages, a Java if none is found
 	@$(WITH_JAVA) echo "ready: $$($(PYTHON_IN_VENV) --version), Java in $$JAVA_HOME"
@@ -67,6 +67,9 @@ interrupts: $(PROJECT) ## Ctrl-C at every place of every kind of call, and at ra
 
 spark-kills: $(PROJECT) ## executors and drivers of a Spark cluster killed at random moments, KILLS=10 times
 	$(WITH_JAVA) PERSIST_SPARK_KILLS=$(or $(KILLS),10) $(PYTEST) -s --timeout=0 tests/spark/test_standalone_cluster.py -k random
+
+long-history: $(PROJECT) ## a git history of COMMITS=100000 commits ingested within a bound of memory
+	PERSIST_COMMITS=$(or $(COMMITS),100000) $(PYTEST) -s --timeout=0 tests/integration/test_git_history.py -k long_history
 
 demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))

@@ -23,6 +23,8 @@ from examples.git_repository import Repository
 from tests.integration.synthetic_git import ODD, Git
 
 ROOT = Path(__file__).resolve().parents[2]
+COMMITS = int(os.environ.get("PERSIST_COMMITS", "20000"))
+"""Of the longest history. `make long-history` has 100,000 of them."""
 
 
 @pytest.fixture
@@ -530,9 +532,9 @@ def wait_until_beyond(client: persist.Client, before: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_100_000_commits_and_a_million_updates_are_ingested_in_minutes_and_bounded_memory(tmp_path: Path) -> None:
+def test_a_long_history_is_ingested_in_minutes_and_bounded_memory(tmp_path: Path) -> None:
     git = Git.init(tmp_path / "large", "--bare")
-    git.fast_import(12, 100_000, changes=7)
+    git.fast_import(12, COMMITS, changes=7)
     begun = time.monotonic()
     run = subprocess.Popen(command(tmp_path / "data", git), cwd=ROOT)
     _, status, used = os.wait4(run.pid, 0)
@@ -540,10 +542,10 @@ def test_100_000_commits_and_a_million_updates_are_ingested_in_minutes_and_bound
     assert run.returncode == 0
     seconds, peak_mb = time.monotonic() - begun, used.ru_maxrss / 1024  # git's own memory included
     with persist.open(f"file:{tmp_path / 'data'}") as client, client.open_reader("git_history") as read:
-        assert read.upper == persist.at(100_000)
+        assert read.upper == persist.at(COMMITS)
         updates = sum(batch.count for batch in client.inspect("git_history").state.trace)
-        paths = verify(read, Repository(git.path), spread(20, 0, 100_000))
-    print(f"{100_000 / seconds:.0f} commits/s, {updates} updates, {paths} paths compared, peak {peak_mb:.0f} MB")
-    assert updates > 1_000_000
+        paths = verify(read, Repository(git.path), spread(20, 0, COMMITS))
+    print(f"{COMMITS / seconds:.0f} commits/s, {updates} updates, {paths} paths compared, peak {peak_mb:.0f} MB")
+    assert updates > 10 * COMMITS
     assert seconds < 600
     assert peak_mb < 1024
