@@ -87,7 +87,7 @@ def test_options_of_urls_and_settings_are_those_that_there_are() -> None:
     assert set(re.findall(r"`(\w+)(?:=\w+)?`", s3)) == set(s3_client.OPTIONS)
     found = set(re.findall(r"`(persist_\w+)", text))
     source = "".join(path.read_text() for path in (ROOT / "persist_lib" / "location").glob("postgres*.py"))
-    assert found == set(re.findall(r"\bpersist_(?:schema|notify)\b", source))
+    assert found == set(re.findall(r"\bpersist_(?:schema|notify|prepare)\b", source))
     for names, default in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", text, re.MULTILINE):
         for name in re.findall(r"\w+", names):
             assert default.strip() == shown(name, Config.model_fields[name].default), name
