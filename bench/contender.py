@@ -23,7 +23,7 @@ from multiprocessing.synchronize import Barrier
 import persist_lib as persist
 from bench.append import SMALL
 from bench.bare_log import BareLog
-from persist_lib.config import Runtime
+from persist_lib.runtime.ambient import Runtime
 
 Append = Callable[[], bool]
 """Tries once, from the newest known place; whether it won."""

@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from bench.figures import Figure, peak_mib
 from bench.peer import Peer
-from persist_lib.format.consolidation import consolidate
+from persist_lib.format.merged import merge_to_parts
 from persist_lib.format.parts import EncodedPart, PartSource, encode_part, open_run
-from persist_lib.merge import merge_to_parts
-from persist_lib.schema import Schema
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.schema.schema import Schema
 
 SCHEMA = Schema({"key": "string"}, {"state": "string", "amount": "int64"})
 RUNS = 12

@@ -21,13 +21,13 @@ from rich.table import Table
 
 import bench.figures
 from persist_lib.core import commands as c
-from persist_lib.core.compaction import Policy, Request, TaskResult, batch_bound, output_batch, plan_compaction
+from persist_lib.core.plan.compaction import Policy, Request, TaskResult, batch_bound, output_batch, plan_compaction
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.transitions import apply
 from persist_lib.format.paths import part_key
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, format_reader_id, format_writer_id
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 WRITER = format_writer_id(0xFFFF)
 READER = format_reader_id(1)

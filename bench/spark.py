@@ -20,7 +20,7 @@ from bench.kernel import RUNS, SCHEMA, updates_of
 from bench.peer import Peer
 from jobs.engine import SparkEngine
 from jobs.session import SparkSettings, build_session
-from persist_lib.core.compaction import TaskResult, plan_compaction
+from persist_lib.core.plan.compaction import TaskResult, plan_compaction
 from persist_lib.maintain.compaction import commit, merge_tasks
 
 FULL, QUICK = 16_000_000, 400_000

@@ -30,7 +30,7 @@ from orchestration.run import RunReport, run_maintenance
 from persist_lib.cli.render import compare_table, plain_table, shards_table
 from persist_lib.cli.units import dollars, size
 from persist_lib.core.cost import Cost
-from persist_lib.location.spending import Spending
+from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain import Census
 
 OUTPUT = Path("demo-output")

@@ -23,7 +23,7 @@ from jobs.engine import EngineName, SparkEngine, engine_for
 from jobs.parallel import IN_FLIGHT, in_parallel
 from jobs.session import Sessions, build_session
 from persist_lib.client import Client
-from persist_lib.core.compaction import Policy
+from persist_lib.core.plan.compaction import Policy
 from persist_lib.maintain import Compacted
 
 

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from jobs import tasks as t
 from jobs.session import Sessions
 from persist_lib.client import Client
-from persist_lib.core.compaction import MergeTask, TaskResult
 from persist_lib.core.cost import Cost
+from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.maintain import Engine, local_engine
 from persist_lib.maintain.task import run_task

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from typing import TypeVar
 
-from persist_lib.threads import Threads
+from persist_lib.runtime.threads import Threads
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

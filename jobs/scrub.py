@@ -23,12 +23,12 @@ from jobs.engine import charge, fan_out
 from jobs.session import Sessions, build_session
 from persist_lib.client import Client
 from persist_lib.config import MIB
-from persist_lib.core.compaction import TaskInput
 from persist_lib.core.cost import Cost
+from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Batch
 from persist_lib.errors import Corrupt
-from persist_lib.location.spending import Spending
-from persist_lib.runs import inputs_of
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.shard.runs import inputs_of
 
 TASK_BYTES = 64 * MIB
 """About what one task reads."""

@@ -18,20 +18,21 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib import errors
-from persist_lib.config import Config, Runtime
-from persist_lib.core.compaction import MergeTask, TaskInput, TaskResult
+from persist_lib.config import Config
 from persist_lib.core.cost import Cost
+from persist_lib.core.plan.compaction import MergeTask, TaskInput, TaskResult
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
-from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.ids import ShardId
+from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.location import open_location
 from persist_lib.location.api import Blob
-from persist_lib.location.metering import Meter, metered
-from persist_lib.location.retrying import retrying
-from persist_lib.location.spending import Spending
+from persist_lib.location.stack import metered, retrying
+from persist_lib.location.wrap.metering import Meter
+from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.task import run_task
-from persist_lib.runs import open_runs
-from persist_lib.schema import Schema
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.runs import open_runs
 
 Merge = Callable[[MergeTask, Blob, Callable[[], int]], TaskResult]
 

@@ -17,10 +17,10 @@ from jobs.engine import EngineName, SparkEngine, engine_for
 from orchestration.reads import ReadProbe
 from persist_lib.client import Client
 from persist_lib.core.cost import storage_dollars
-from persist_lib.core.garbage import plan_collection
+from persist_lib.core.plan.garbage import plan_collection
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
-from persist_lib.location.spending import Spending
+from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain import Census, Compacted
 
 Duty = Literal["leases", "retention", "compacted", "rollups", "collected_garbage", "orphan_audit", "scrub", "census"]

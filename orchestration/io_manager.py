@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from jobs import program
 from orchestration.resources import Persist
 from persist_lib.errors import InvalidUsage
-from persist_lib.format.consolidation import consolidate
-from persist_lib.location.spending import Spending
-from persist_lib.schema import DIFF, TIME, Schema
-from persist_lib.write import Appended, WriteHandle
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.write.handle import Appended, WriteHandle
 
 KEY = "persist/key"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from persist_lib.client import Client
-from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint
-from persist_lib.read import ReadHandle
+from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
+from persist_lib.read.handle import ReadHandle
 
 
 class Contents(NamedTuple):

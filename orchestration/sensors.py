@@ -19,7 +19,7 @@ from orchestration.partitions import shard_partitions
 from orchestration.reports import figure
 from orchestration.resources import Persist
 from persist_lib.client import Client
-from persist_lib.core.compaction import plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.state import State
 
 LOOKED_AT = 200

@@ -10,9 +10,10 @@ read.snapshot(as_of=0).to_arrow()
 """
 
 from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
-from persist_lib.config import CacheConfig, Config, Runtime
-from persist_lib.core.compaction import Policy
+from persist_lib.config import CacheConfig, Config
+from persist_lib.convert.updates import Update, decode_rows
 from persist_lib.core.cost import Cost, Prices
+from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import (
     BufferFull,
     CompactionRefused,
@@ -42,16 +43,16 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.listen import Listen, Progress, Updates
-from persist_lib.location.metering import Metrics
-from persist_lib.location.spending import Spending
-from persist_lib.outcomes import Verdict
-from persist_lib.read import ReadHandle
-from persist_lib.schema import Schema
-from persist_lib.snapshot import Snapshot, Split
-from persist_lib.together import Append
-from persist_lib.updates import Update, decode_rows
-from persist_lib.write import Appended, Batching, WriteHandle
+from persist_lib.location.wrap.metering import Metrics
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.handle import ReadHandle
+from persist_lib.read.listen import Listen, Progress, Updates
+from persist_lib.read.snapshot import Snapshot, Split
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.outcomes import Verdict
+from persist_lib.write.handle import Appended, Batching, WriteHandle
+from persist_lib.write.many import Append
 
 __all__ = [
     "TOP",

@@ -12,7 +12,6 @@ from typing import Literal, Self
 
 import msgspec
 
-from persist_lib.appending import parse_bounds
 from persist_lib.arguments import (
     check_callable,
     check_type,
@@ -25,23 +24,21 @@ from persist_lib.arguments import (
     parse_text,
     shown,
 )
-from persist_lib.config import CacheConfig, Config, Runtime
+from persist_lib.config import CacheConfig, Config
 from persist_lib.core import commands as c
-from persist_lib.core.compaction import Policy
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.formats import CREATED, FIRST, NEWEST
+from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import MAX_TIME, parse_frontier
 from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id, parse_token
-from persist_lib.leases import Leases
 from persist_lib.location import Location
-from persist_lib.location.caching import Cache, CachingBlob
-from persist_lib.location.metering import Meter, Metrics, metered, open_metered
 from persist_lib.location.open import scheme_of
-from persist_lib.location.retrying import retrying
-from persist_lib.location.spending import charged
-from persist_lib.machine import Committed, Machine, refused
+from persist_lib.location.stack import metered, open_metered, retrying
+from persist_lib.location.wrap.caching import Cache, CachingBlob
+from persist_lib.location.wrap.metering import Meter, Metrics
+from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import (
     Audited,
     Census,
@@ -68,11 +65,15 @@ from persist_lib.maintain import (
     take_census,
     upgrade,
 )
-from persist_lib.outcomes import Verdict, judge
-from persist_lib.read import ReadHandle
-from persist_lib.schema import Schema, check_schema
-from persist_lib.together import Append, append_together
-from persist_lib.write import Appended, Batching, WriteHandle
+from persist_lib.read.handle import ReadHandle
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.commit import Committed, Machine, refused
+from persist_lib.shard.leases import Leases
+from persist_lib.shard.outcomes import Verdict, judge
+from persist_lib.write.appending import parse_bounds
+from persist_lib.write.handle import Appended, Batching, WriteHandle
+from persist_lib.write.many import Append, append_together
 
 Progress = Callable[[int, int], None]
 OPAQUE_BYTES = 4096

@@ -1,18 +1,12 @@
-"""Settings (a dozen numbers with units and reasons) and the runtime (everything ambient).
+"""Settings: a dozen numbers with units and reasons.
 
 Components such as stores, clocks and random numbers are arguments, never settings. Nothing here reads the environment.
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Self
 
-import msgspec
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -23,11 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from persist_lib.arguments import LONGEST_S, check_callable, check_type, native, parse_flag, shown
+from persist_lib.arguments import LONGEST_S, native, shown
 from persist_lib.errors import InvalidUsage
-from persist_lib.threads import Threads
-
-T = TypeVar("T")
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -104,71 +95,3 @@ class Config(Settings):
     is upgraded machine by machine, set it to what the oldest program of the fleet knows."""
     cache: CacheConfig | None = None
     """Keep what snapshots and listeners read. None: they ask the store each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """Everything ambient that client code uses. Tests and simulations replace it."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    random: random.Random = field(default_factory=random.SystemRandom)
-    background: bool = True
-    """Whether leases are kept up in the background; a simulation calls `client.heartbeat()` itself."""
-
-    def __post_init__(self) -> None:
-        check_callable(self.monotonic, "monotonic", "nothing")
-        check_callable(self.sleep, "sleep", "seconds")
-        check_type(self.random, random.Random, "random", "random.Random(7)")
-        parse_flag(self.background, "background")
-
-    def entropy(self) -> int:
-        """64 random bits."""
-        return self.random.getrandbits(64)
-
-    def token(self) -> bytes:
-        """128 random bits, by which a transition is recognised in the log."""
-        return self.random.getrandbits(128).to_bytes(16, "big")
-
-    def pool(self, threads: int, name: str) -> Executor:
-        """Threads for what may happen at the same time; without background work, whoever submits does it at once.
-
-        They know the deadline of whoever submits, and what they ask of locations is counted as asked by that one.
-        """
-        return Threads(threads, thread_name_prefix=name) if self.background else _AtOnce()
-
-    def deadline(self, timeout_s: float) -> Deadline:
-        """The moment at which a call that starts now has to give up."""
-        return Deadline(self, timeout_s, self.monotonic() + timeout_s)
-
-
-class _AtOnce(Executor):
-    """No threads: in a simulation only the scheduler decides what happens when."""
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        done: Future[T] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - raised by `result`, as from a thread
-            done.set_exception(error)
-        return done
-
-
-class Deadline(msgspec.Struct, frozen=True):
-    """When a call gives up."""
-
-    runtime: Runtime
-    timeout_s: float
-    ends: float
-
-    def remaining_s(self) -> float:
-        """Seconds left, never below zero."""
-        return max(0.0, self.ends - self.runtime.monotonic())
-
-    def has_passed(self) -> bool:
-        """Whether nothing is left."""
-        return self.runtime.monotonic() >= self.ends
-
-    def pause(self, seconds: float, jitter: float = 0.5) -> None:
-        """Sleep for `seconds`, give or take that part of them, but not beyond the deadline."""
-        self.runtime.sleep(min(self.remaining_s(), seconds * self.runtime.random.uniform(1 - jitter, 1 + jitter)))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import persist_lib as persist
-from persist_lib.format.encoding import StoredState, encode_state
+from persist_lib.format.log import StoredState, encode_state
 from persist_lib.location import open_location
 from persist_lib.location.api import Consensus
-from persist_lib.location.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.testing import Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Rival
 from persist_lib.testing.faults import Plan
 from persist_lib.testing.model import Update, updates_from

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.core.diff import StateDiff, TraceEdit
     from persist_lib.core.state import Batch
-    from persist_lib.format.encoding import LogRow
+    from persist_lib.format.log import LogRow
     from persist_lib.location.api import Row
 
 KEYS_NAMED = 3
@@ -57,8 +57,8 @@ def log(
 def fetch_rows(client: Client, shard: str, start: int | None, limit: int) -> list[dict[str, Any]]:
     """At most `limit` rows from `start` on, or the newest; NotFound when there is no such shard."""
     from persist_lib.errors import NotFound  # noqa: PLC0415
-    from persist_lib.format.encoding import decode_row  # noqa: PLC0415 - loads Arrow
-    from persist_lib.history import row_name  # noqa: PLC0415
+    from persist_lib.format.log import decode_row  # noqa: PLC0415 - loads Arrow
+    from persist_lib.shard.log import row_name  # noqa: PLC0415
 
     id_ = parse_shard_id(shard)
     head = client.consensus.head(id_)

@@ -14,7 +14,7 @@ from persist_lib.cli.values import Json, jsonable, plan_value
 from persist_lib.errors import PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.garbage import Held
+    from persist_lib.core.plan.garbage import Held
     from persist_lib.core.state import Version
     from persist_lib.maintain import (
         Audited,
@@ -137,7 +137,7 @@ def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
 
 def collected(before: Version, done: Collected, dry_run: bool) -> Outcome:
     """What was deleted, and what waits for whom."""
-    from persist_lib.core.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
+    from persist_lib.core.plan.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
 
     below = plan_collection(before.state, before.seqno).truncate_below
     value = {**jsonable(done), "truncate_below": below}

@@ -14,9 +14,9 @@ from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.listen import Event
-    from persist_lib.schema import Schema
-    from persist_lib.snapshot import Snapshot
+    from persist_lib.read.listen import Event
+    from persist_lib.read.snapshot import Snapshot
+    from persist_lib.schema.schema import Schema
 
 Time = Annotated[
     int | None,
@@ -182,7 +182,7 @@ def listen(
 
 
 def _tell(session: Session, event: Event) -> None:
-    from persist_lib.listen import Progress  # noqa: PLC0415 - loads Arrow
+    from persist_lib.read.listen import Progress  # noqa: PLC0415 - loads Arrow
 
     if isinstance(event, Progress):
         session.answer({"progress": values.jsonable(event.frontier)}, f"progress {event.frontier}")

@@ -15,7 +15,7 @@ from rich.text import Text
 from persist_lib.cli import units
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.compaction import Plan, Request
+    from persist_lib.core.plan.compaction import Plan, Request
     from persist_lib.core.trace import Level
     from persist_lib.maintain import Census
 

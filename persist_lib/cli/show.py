@@ -16,7 +16,7 @@ from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable, state_value
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.garbage import Collection
+    from persist_lib.core.plan.garbage import Collection
     from persist_lib.core.state import Batch, State, Version
     from persist_lib.frontier import Antichain
     from persist_lib.maintain import Census
@@ -41,7 +41,7 @@ def show(
     persist show orders --batches
     persist show orders --json | jq '.state.readers'
     """
-    from persist_lib.core.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
+    from persist_lib.core.plan.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
     from persist_lib.maintain import census_of  # noqa: PLC0415
 
     with session.open() as client:

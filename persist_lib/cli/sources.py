@@ -15,7 +15,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from persist_lib.errors import InvalidUsage
-from persist_lib.schema import DIFF, TIME, Schema
+from persist_lib.schema.schema import DIFF, TIME, Schema
 
 ROWS = 65_536
 LINE_BYTES = 16 * 1024 * 1024

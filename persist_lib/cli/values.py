@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from persist_lib.errors import Damage, InvalidUsage, PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.compaction import Plan, Request
+    from persist_lib.core.plan.compaction import Plan, Request
     from persist_lib.core.state import Batch, State
 
 Json = Any

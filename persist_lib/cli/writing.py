@@ -15,7 +15,7 @@ from persist_lib.errors import InvalidUsage, NotFound
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
-    from persist_lib.schema import Schema
+    from persist_lib.schema.schema import Schema
 
 File = Annotated[
     Path | None,

@@ -14,7 +14,7 @@ from persist_lib.core.formats import CREATED
 from persist_lib.core.state import Batch, Outcome, Rollup
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 
 class Create(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Reader, Rollup
 from persist_lib.errors import InvariantViolated
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 MODULUS = 2**64
 

@@ -13,7 +13,7 @@ import msgspec
 
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 RETENTION = "retention"
 """The hold that the retention policy moves."""

@@ -8,11 +8,11 @@ from operator import mul
 import msgspec
 import pyarrow as pa
 
-from persist_lib.format.columns import integers
-from persist_lib.format.fingerprint import FEW, diff_sum_of, diffs_of, fingerprint_of, hash_rows
-from persist_lib.format.hashing import hash_few
-from persist_lib.format.keys import bounds
-from persist_lib.schema import DIFF, TIME, Schema
+from persist_lib.kernel.columns import integers
+from persist_lib.kernel.fingerprint import FEW, diff_sum_of, diffs_of, fingerprint_of, hash_rows
+from persist_lib.kernel.hashing import hash_few
+from persist_lib.kernel.keys import bounds
+from persist_lib.schema.schema import DIFF, TIME, Schema
 
 MASK = (1 << 64) - 1
 

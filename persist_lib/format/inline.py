@@ -14,9 +14,9 @@ from typing import Final
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.format.keys import slice_sorted
 from persist_lib.format.parquet import conform, undamaged
-from persist_lib.schema import Schema
+from persist_lib.kernel.keys import slice_sorted
+from persist_lib.schema.schema import Schema
 
 VERSION: Final = 1
 _HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32 of the rest; 8 bytes, as Arrow wants its buffers aligned

@@ -24,12 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
-from persist_lib.format.columns import POOL, array_of, plain_table
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import Description, EncodedPart, describe, join
-from persist_lib.format.keys import slice_sorted
 from persist_lib.format.ranged import ChunkedReader
-from persist_lib.schema import DIFF, TIME, Schema
+from persist_lib.kernel.columns import POOL, array_of, plain_table
+from persist_lib.kernel.keys import slice_sorted
+from persist_lib.schema.schema import DIFF, TIME, Schema
 
 VERSION: Final = 1
 GROUP_ROWS = 1 << 17

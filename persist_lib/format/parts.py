@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt
-from persist_lib.format.columns import integers, mask_of, one_batch
 from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.encoded import EncodedPart, describe
 from persist_lib.format.inline import decode_inline, pack_inline
-from persist_lib.format.order import is_sorted, sort_updates
 from persist_lib.format.parquet import Describing, PartEncoder, PartFile
 from persist_lib.format.ranged import ChunkedReader
-from persist_lib.schema import TIME, Schema
+from persist_lib.kernel.columns import integers, mask_of, one_batch
+from persist_lib.kernel.order import is_sorted, sort_updates
+from persist_lib.schema.schema import TIME, Schema
 
 __all__ = [
     "EncodedPart", "PartEncoder", "PartSource", "decode_inline", "decode_part", "encode_inline", "encode_part",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time  # noqa: TID251 - an embedded store has no other clock than its machine's; callers may pass their own
 from collections.abc import Callable
 
-from persist_lib.config import Runtime
+from persist_lib.runtime.ambient import Runtime
 
 Clock = Callable[[], int]
 """Nanoseconds since the epoch."""

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from persist_lib.config import Runtime
 from persist_lib.errors import DiskFull
 from persist_lib.location.in_place import moved_away
+from persist_lib.runtime.ambient import Runtime
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"

@@ -23,25 +23,26 @@ from typing import Self
 from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST
 from persist_lib.errors import InvalidUsage
-from persist_lib.location import file_location, memory_location
+from persist_lib.location import embedded
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.clock import Clock, machine_clock
 from persist_lib.location.lazy import lazy_scheme
-from persist_lib.location.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
+from persist_lib.location.memory import location as memory_location
 from persist_lib.location.scheme import Opening, Scheme
+from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.redaction import HIDDEN, redacted
 
 ENTRY_POINTS = "persist.locations"
-_POSTGRES = lazy_scheme("persist_lib.location.postgres", "postgres", has_blob=False, has_consensus=True)
+_POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
 _S3 = lazy_scheme(
-    "persist_lib.location.s3", "s3", has_blob=True, has_consensus=False, prices=S3_LIST, tells_requests=True
+    "persist_lib.location.s3.blob", "s3", has_blob=True, has_consensus=False, prices=S3_LIST, tells_requests=True
 )
 _S3_ALONE = lazy_scheme(
-    "persist_lib.location.s3_cas", "s3", has_blob=True, has_consensus=True, prices=S3_LIST, tells_requests=True
+    "persist_lib.location.s3.consensus", "s3", has_blob=True, has_consensus=True, prices=S3_LIST, tells_requests=True
 )
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
-    "file": file_location.SCHEME,
+    "file": embedded.SCHEME,
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
     "s3": _S3,

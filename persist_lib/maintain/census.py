@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from persist_lib.core.compaction import Policy, batch_bound, plan_compaction
 from persist_lib.core.cost import S3_LIST, storage_dollars
-from persist_lib.core.garbage import plan_collection
 from persist_lib.core.leases import plan_expiry
+from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.plan.garbage import plan_collection
 from persist_lib.core.state import State, Version
 from persist_lib.core.trace import Level, levels
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
-from persist_lib.machine import Machine
+from persist_lib.shard.commit import Machine
 
 
 class Census(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ from itertools import pairwise
 import msgspec
 
 from persist_lib.core import commands as c
-from persist_lib.core.compaction import (
+from persist_lib.core.cost import Cost
+from persist_lib.core.plan.compaction import (
     MergeTask,
     Plan,
     Policy,
@@ -24,16 +25,15 @@ from persist_lib.core.compaction import (
     plan_compaction,
     task_inputs,
 )
-from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
 from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
-from persist_lib.location.spending import charged
-from persist_lib.machine import Committed, Machine, refused
+from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
-from persist_lib.runs import boundaries
+from persist_lib.shard.commit import Committed, Machine, refused
+from persist_lib.shard.runs import boundaries
 
 log = logging.getLogger("persist.compaction")
 

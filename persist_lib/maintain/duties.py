@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from persist_lib.core.compaction import Policy
 from persist_lib.core.cost import Cost
+from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
-from persist_lib.leases import Leases
-from persist_lib.location.spending import charged
-from persist_lib.machine import Machine
+from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.census import Census, take_census
 from persist_lib.maintain.compaction import Compacted, Engine, compact
 from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect
 from persist_lib.maintain.liveness import Expired, Retained, expire, retain
 from persist_lib.maintain.rollups import RolledUp, roll_up
 from persist_lib.maintain.worker import Worker
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.leases import Leases
 
 
 class Maintained(msgspec.Struct, frozen=True):

@@ -12,15 +12,15 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
-from persist_lib.core.garbage import Collection, Held, Orphans, plan_collection, plan_orphans
+from persist_lib.core.plan.garbage import Collection, Held, Orphans, plan_collection, plan_orphans
 from persist_lib.core.state import State
 from persist_lib.errors import PersistError
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.location.api import StaysInPlace, Upload
-from persist_lib.location.around import sends_in_pieces
-from persist_lib.location.spending import charged
-from persist_lib.machine import Machine
+from persist_lib.location.wrap.around import sends_in_pieces
+from persist_lib.location.wrap.spending import charged
+from persist_lib.shard.commit import Machine
 
 Progress = Callable[[int, int], None]
 """Told how many of how many are done."""

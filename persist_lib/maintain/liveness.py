@@ -9,8 +9,8 @@ from persist_lib.core.cost import Cost
 from persist_lib.core.leases import Overdue, plan_expiry
 from persist_lib.core.state import RETENTION, State
 from persist_lib.frontier import Antichain, at
-from persist_lib.location.spending import charged
-from persist_lib.machine import Committed, Machine
+from persist_lib.location.wrap.spending import charged
+from persist_lib.shard.commit import Committed, Machine
 
 
 class Expired(msgspec.Struct, frozen=True):

@@ -16,13 +16,13 @@ from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import State, Version
 from persist_lib.core.validate import check_change, check_state
 from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
-from persist_lib.format.encoding import GENESIS, HEADER_BYTES, decode_row, decode_state, row_digest, row_format
+from persist_lib.format.log import GENESIS, HEADER_BYTES, decode_row, decode_state, row_digest, row_format
 from persist_lib.format.paths import blob_key, prefix
-from persist_lib.history import SCAN_ROWS, after, fetch_newest, row_name
 from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
 from persist_lib.location.api import Blob, Consensus, Row
-from persist_lib.location.around import AroundConsensus, Operation
-from persist_lib.machine import Machine
+from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.log import SCAN_ROWS, after, fetch_newest, row_name
 
 T = TypeVar("T")
 

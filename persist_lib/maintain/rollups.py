@@ -8,11 +8,11 @@ from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, rollup_key
-from persist_lib.history import encode_rollup
 from persist_lib.ids import SeqNo, WriterId, parse_rollup_key
-from persist_lib.location.spending import charged
-from persist_lib.machine import Committed, Machine, refused
+from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.worker import Worker
+from persist_lib.shard.commit import Committed, Machine, refused
+from persist_lib.shard.log import encode_rollup
 
 
 class RolledUp(msgspec.Struct, frozen=True):

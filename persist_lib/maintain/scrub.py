@@ -9,9 +9,9 @@ import msgspec
 from persist_lib.core.cost import Cost
 from persist_lib.core.state import Batch
 from persist_lib.errors import Damage
-from persist_lib.location.spending import charged
-from persist_lib.machine import Machine
+from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.task import recompute
+from persist_lib.shard.commit import Machine
 
 Progress = Callable[[int, int], None]
 

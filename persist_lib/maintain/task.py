@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 
-from persist_lib.batch import as_part
-from persist_lib.config import Runtime
-from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.core.state import Batch
 from persist_lib.format.encoded import EncodedPart
-from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint
+from persist_lib.format.merged import merge_to_parts, parts_of
 from persist_lib.format.paths import blob_key, part_key
-from persist_lib.gathering import SHARE, gather
 from persist_lib.ids import ShardId, WriterId
+from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.location.api import Blob
-from persist_lib.machine import Machine
-from persist_lib.merge import merge_to_parts, parts_of
-from persist_lib.runs import Stored, inputs_of, open_runs, overlapping
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.shard.batches import as_part
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.gathering import SHARE, gather
+from persist_lib.shard.runs import Stored, inputs_of, open_runs, overlapping
 
 
 def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Executor | None = None) -> TaskResult:

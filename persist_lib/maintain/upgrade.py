@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core import commands as c
-from persist_lib.machine import Machine
+from persist_lib.shard.commit import Machine
 
 
 class Upgraded(msgspec.Struct, frozen=True):

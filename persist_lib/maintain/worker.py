@@ -8,8 +8,8 @@ from typing import Protocol, Self
 
 from persist_lib.core.commands import RegisterWriter
 from persist_lib.ids import WriterId, format_writer_id
-from persist_lib.leases import Leases, Registering
-from persist_lib.machine import Machine
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.leases import Leases, Registering
 
 
 class Uploader(Protocol):

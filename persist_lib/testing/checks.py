@@ -16,16 +16,16 @@ from persist_lib.client import Client
 from persist_lib.core.diff import MODULUS, apply_diff
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.core.validate import check_change, check_state
-from persist_lib.format.consolidation import consolidate
 from persist_lib.format.digest import verify
-from persist_lib.format.encoding import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_state, row_digest
-from persist_lib.format.fingerprint import diff_sum_of, diffs_of, fingerprint
-from persist_lib.format.keys import lower_bound, upper_bound
+from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_state, row_digest
 from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, ShardId
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
+from persist_lib.kernel.keys import lower_bound, upper_bound
 from persist_lib.location.api import Row
-from persist_lib.schema import TIME
+from persist_lib.schema.schema import TIME
 
 APPENDS = frozenset({"CompareAndAppend", "Append"})
 ROWS = 10_000

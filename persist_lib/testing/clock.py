@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from persist_lib.config import Runtime
+from persist_lib.runtime.ambient import Runtime
 
 START_NS = 1_700_000_000_000_000_000
 

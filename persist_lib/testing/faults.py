@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist_lib.frontier import MINIMUM, Antichain
-from persist_lib.schema import DIFF, TIME
+from persist_lib.schema.schema import DIFF, TIME
 
 Row = tuple[Any, ...]
 """The values of one row, key columns first; floats are their bits."""

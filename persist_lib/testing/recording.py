@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.location.open import Location
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 
 T = TypeVar("T")
 

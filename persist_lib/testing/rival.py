@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from persist_lib.location.api import Consensus
-from persist_lib.location.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus, Operation
 
 T = TypeVar("T")
 RACED = frozenset({"compare_and_set", "compare_and_set_many"})

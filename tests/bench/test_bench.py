@@ -26,7 +26,7 @@ from bench.postgres import contention, postgres_append
 from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
 from bench.spark import spark
-from persist_lib.format.consolidation import consolidate
+from persist_lib.kernel.consolidate import consolidate
 
 ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {

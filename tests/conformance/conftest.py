@@ -17,7 +17,11 @@ from tests.conformance.stores import BLOBS, CONSENSUSES, BlobKind, ConsensusKind
 
 PROCESSES = 8
 CROWD = 32
-IMPORTED_ONCE = ["tests.conformance.racers", "persist_lib.location.postgres", "persist_lib.location.s3_cas"]
+IMPORTED_ONCE = [
+    "tests.conformance.racers",
+    "persist_lib.location.postgres.consensus",
+    "persist_lib.location.s3.consensus",
+]
 
 
 @pytest.fixture(params=sorted(BLOBS))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from persist_lib.errors import Indeterminate
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Consensus, Newest, Row
-from persist_lib.location.memory import next_seqno
+from persist_lib.location.contract import next_seqno
 
 
 class Claim(NamedTuple):

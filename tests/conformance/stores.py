@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus
 from persist_lib.location.open import open_location
-from persist_lib.location.read_only import ReadOnlyBlob, ReadOnlyConsensus
-from persist_lib.location.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.location.scheme import Opening
+from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus
+from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus
+from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from tests import servers
 
 servers.use_test_credentials()
@@ -34,7 +34,7 @@ def _consensus(url: str, read_only: bool = False) -> Consensus:
 
 
 def _s3_blob(url: str, read_only: bool = False, **page: int) -> Blob:
-    from persist_lib.location.s3 import S3Blob, enter  # noqa: PLC0415 - not in every process that races
+    from persist_lib.location.s3.blob import S3Blob, enter  # noqa: PLC0415 - not in every process that races
 
     blob = S3Blob(enter(url, Opening(create=not read_only, read_only=read_only)), **page)
     return ReadOnlyBlob(blob) if read_only else blob
@@ -45,8 +45,8 @@ def _paged_s3_blob(url: str, read_only: bool = False) -> Blob:
 
 
 def _paged_s3_consensus(url: str, read_only: bool = False) -> Consensus:
-    from persist_lib.location.s3 import enter  # noqa: PLC0415
-    from persist_lib.location.s3_cas import S3Consensus  # noqa: PLC0415
+    from persist_lib.location.s3.blob import enter  # noqa: PLC0415
+    from persist_lib.location.s3.consensus import S3Consensus  # noqa: PLC0415
 
     consensus = S3Consensus(enter(url, Opening(create=not read_only, read_only=read_only)), page=FEW)
     return ReadOnlyConsensus(consensus) if read_only else consensus

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.errors import Determinate, Indeterminate
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import check_world, contents_of
 from tests import servers
 from tests.faults.proxy import Fault, Proxy

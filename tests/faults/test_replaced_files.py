@@ -19,8 +19,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import HistoryRegressed
 from persist_lib.ids import SeqNo
-from persist_lib.location.file import FileBlob
-from persist_lib.location.sqlite import SqliteConsensus
+from persist_lib.location.file.blob import FileBlob
+from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.testing import check_world, contents_of
 from tests.worlds import SCHEMA, row
 
@@ -173,7 +173,7 @@ assert all(new.compare_and_set("new-%d" % n, None, bytes(3000)) for n in range(5
 def test_a_commit_that_was_under_way_when_the_file_was_replaced_is_not_acknowledged(
     place: Place, live: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from persist_lib.location import sqlite  # noqa: PLC0415
+    from persist_lib.location.sqlite import consensus as sqlite  # noqa: PLC0415
 
     append = sqlite._append
     replaced: list[int] = []

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.errors import Determinate, HistoryRegressed, Indeterminate
 from persist_lib.ids import SeqNo
-from persist_lib.location.postgres import PostgresConsensus
+from persist_lib.location.postgres.consensus import PostgresConsensus
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import check_world, contents_of
 from tests.conformance.history import Claim, violations
 from tests.servers import PostgresServer

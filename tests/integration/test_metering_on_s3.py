@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import MIB, Runtime
+from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.location import open_location
-from persist_lib.location.metering import Meter, metered
-from persist_lib.location.retrying import retrying
-from persist_lib.location.s3 import PIECE
-from persist_lib.location.spending import Spending
+from persist_lib.location.s3.blob import PIECE
+from persist_lib.location.stack import metered, retrying
+from persist_lib.location.wrap.metering import Meter
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.runtime.ambient import Runtime
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 

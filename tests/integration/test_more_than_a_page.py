@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.compaction import Policy
+from persist_lib.core.plan.compaction import Policy
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.ids import ShardId, WriterId
 from persist_lib.location import open_location
-from persist_lib.location.s3 import S3Blob, enter
-from persist_lib.location.s3_cas import S3Consensus
+from persist_lib.location.s3.blob import S3Blob, enter
+from persist_lib.location.s3.consensus import S3Consensus
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests import servers

@@ -26,11 +26,12 @@ from orchestration.checks import CHECKS
 from orchestration.definitions import build_definitions
 from orchestration.duties import DUTIES
 from orchestration.settings import Settings
-from persist_lib.config import CacheConfig, Config, Runtime
+from persist_lib.config import CacheConfig, Config
 from persist_lib.core.commands import Expire
 from persist_lib.ids import SeqNo
-from persist_lib.location import s3_client
-from persist_lib.location.s3 import S3Blob
+from persist_lib.location.s3 import client as s3_client
+from persist_lib.location.s3.blob import S3Blob
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import contents_of
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
 
@@ -86,7 +87,7 @@ def test_options_of_urls_and_settings_are_those_that_there_are() -> None:
     s3 = next(line for line in text.splitlines() if line.startswith("| `s3://"))
     assert set(re.findall(r"`(\w+)(?:=\w+)?`", s3)) == set(s3_client.OPTIONS)
     found = set(re.findall(r"`(persist_\w+)", text))
-    source = "".join(path.read_text() for path in (ROOT / "persist_lib" / "location").glob("postgres*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "persist_lib" / "location" / "postgres").glob("*.py"))
     assert found == set(re.findall(r"\bpersist_(?:schema|notify|prepare)\b", source))
     for names, default in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", text, re.MULTILINE):
         for name in re.findall(r"\w+", names):

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.core.commands import Heartbeat
 from persist_lib.format.digest import CHUNK
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import START_BYTES, Row
-from persist_lib.location.metering import Meter, MeteredBlob
-from persist_lib.location.s3_cas import S3Consensus
-from persist_lib.machine import Machine
+from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.wrap.metering import Meter, MeteredBlob
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.shard.commit import Machine
 from persist_lib.testing.recording import RecordingLocation
 from tests import servers
 from tests.faults.proxy import Proxy

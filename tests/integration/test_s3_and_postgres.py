@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.core.commands import Heartbeat
 from persist_lib.location import open_location
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import check_world, contents_of
 from persist_lib.testing.recording import RecordingLocation
 from tests import servers

@@ -16,13 +16,13 @@ import pandas as pd  # Arrow imports it at the first append that sorts, and an i
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.errors import PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
-from persist_lib.location.sqlite import SqliteConsensus
+from persist_lib.location.sqlite.consensus import SqliteConsensus
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.threads import ASIDE
 from persist_lib.testing import contents_of
-from persist_lib.threads import ASIDE
 from tests.worlds import SCHEMA, row
 
 T = TypeVar("T")

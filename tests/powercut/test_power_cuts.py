@@ -18,8 +18,9 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import PersistError
-from persist_lib.location import directories, open_location, sqlite_file
-from persist_lib.location.file import FileBlob
+from persist_lib.location import directories, open_location
+from persist_lib.location.file.blob import FileBlob
+from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.testing import ManualClock
 from tests.powercut.disk import Disk, Event, Named, Said, Synced, Written, fates, moments
 from tests.powercut.recording import Recorder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import persist_lib as persist
-from persist_lib.core.compaction import Policy
+from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import NotFound
 from persist_lib.location import open_location
 from persist_lib.testing import ManualClock, check_swept, check_world, contents_of

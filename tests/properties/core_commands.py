@@ -12,7 +12,7 @@ from persist_lib.core.state import Batch, Part, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 IDS = 5
 KEYS = 12

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 Value = int | bytes | None
 Row = tuple[Value, ...]  # the user's columns

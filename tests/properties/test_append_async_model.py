@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, NotSent, PersistError, UpperMismatch
-from persist_lib.location.around import Operation
+from persist_lib.location.wrap.around import Operation
 from persist_lib.testing import Chances, Fate, Model, Outcome, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row, updates
 

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_lib.batch import Builder, Built
-from persist_lib.config import Config, Runtime
+from persist_lib.config import Config
 from persist_lib.core.state import Batch
 from persist_lib.errors import DiffOverflow
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import ShardId, format_writer_id
-from persist_lib.location.memory import MemoryBlob
-from persist_lib.merge import merge_runs
-from persist_lib.runs import inputs_of, open_runs
-from persist_lib.schema import Schema
+from persist_lib.kernel.merge import merge_runs
+from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.batches import Builder, Built
+from persist_lib.shard.runs import inputs_of, open_runs
 from persist_lib.testing.clock import ManualClock
 from tests.properties.kernel_updates import Update, build, read, totals
 

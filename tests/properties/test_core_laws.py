@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from persist_lib.core import commands as c
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import FIRST, REMEMBERS_OUTCOMES
-from persist_lib.core.garbage import plan_collection, plan_orphans
 from persist_lib.core.outcomes import find_outcome, is_excluded
+from persist_lib.core.plan.garbage import plan_collection, plan_orphans
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.transitions import apply, change
 from persist_lib.core.validate import check_state
-from persist_lib.format.encoding import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_row, encode_state
+from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_row, encode_state
 from persist_lib.frontier import TOP, Antichain
 from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key, uploader_of
 from tests.properties.core_commands import Commands

@@ -13,12 +13,12 @@ from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import Garbage, Hold, Reader, State, Version, Writer
 from persist_lib.core.validate import check_change, check_references, check_state
 from persist_lib.errors import InvariantViolated, PersistError
-from persist_lib.format.encoding import GENESIS, LogRow, StoredState, decode_row, encode_row, encode_state, row_digest
+from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, encode_row, encode_state, row_digest
 from persist_lib.frontier import MINIMUM, TOP, Antichain, at
-from persist_lib.history import fetch_newer, fetch_newest
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Row
-from persist_lib.location.memory import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.shard.log import fetch_newer, fetch_newest
 from tests.properties.test_core_laws import Shard, history
 
 SHARD = ShardId("s")

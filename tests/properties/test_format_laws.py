@@ -8,13 +8,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from persist_lib.format import encoded
-from persist_lib.format.columns import plain_table
-from persist_lib.format.fingerprint import FEW, fingerprint, hash_rows
-from persist_lib.format.hashing import hash_few
-from persist_lib.format.keys import decode_key, encode_key, encode_row, lower_bound, slice_sorted, upper_bound
-from persist_lib.format.order import sort_updates
 from persist_lib.format.parts import decode_inline, decode_part, encode_inline, encode_part
-from persist_lib.schema import Schema
+from persist_lib.kernel.columns import plain_table
+from persist_lib.kernel.fingerprint import FEW, fingerprint, hash_rows
+from persist_lib.kernel.hashing import hash_few
+from persist_lib.kernel.keys import decode_key, encode_key, encode_row, lower_bound, slice_sorted, upper_bound
+from persist_lib.kernel.order import sort_updates
+from persist_lib.schema.schema import Schema
 from tests.properties.kernel_updates import build, in_order, order_of, read, rows_of, schemas, updates_of
 
 

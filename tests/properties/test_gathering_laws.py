@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist_lib import contents
-from persist_lib.batch import as_part
-from persist_lib.config import Runtime
-from persist_lib.core.compaction import MergeTask, TaskInput
+from persist_lib.core.plan.compaction import MergeTask, TaskInput
 from persist_lib.core.state import Part
 from persist_lib.errors import Corrupt, DiffOverflow
-from persist_lib.format.consolidation import consolidate
-from persist_lib.format.keys import encode_row
-from persist_lib.format.order import is_sorted
 from persist_lib.format.parts import decode_part, encode_inline, encode_part
 from persist_lib.format.paths import blob_key
-from persist_lib.gathering import gather
 from persist_lib.ids import PartKey, ShardId, WriterId
-from persist_lib.location.memory import MemoryBlob
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keys import encode_row
+from persist_lib.kernel.merge import merge_contents, merge_runs
+from persist_lib.kernel.order import is_sorted
+from persist_lib.location.memory.stores import MemoryBlob
 from persist_lib.maintain.task import run_task
-from persist_lib.merge import merge_contents, merge_runs
-from persist_lib.runs import Stored
-from persist_lib.schema import Schema
+from persist_lib.read import contents
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.batches import as_part
+from persist_lib.shard.gathering import gather
+from persist_lib.shard.runs import Stored
 from tests.properties.kernel_updates import TYPES, Update, build, in_order, read, schemas, totals, updates_of
 from tests.properties.test_merge_laws import HUGE, dealt
 

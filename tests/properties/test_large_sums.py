@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from persist_lib.errors import DiffOverflow
-from persist_lib.format.consolidation import consolidate, exact_sums
-from persist_lib.merge import merge_contents, merge_runs
-from persist_lib.schema import Schema
+from persist_lib.kernel.consolidate import consolidate, exact_sums
+from persist_lib.kernel.merge import merge_contents, merge_runs
+from persist_lib.schema.schema import Schema
 from tests.properties.kernel_updates import Update, build, read, totals
 
 SCHEMA = Schema({"k": "int64"})

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist_lib.errors import DiffOverflow
-from persist_lib.format.consolidation import consolidate
-from persist_lib.format.fingerprint import fingerprint
-from persist_lib.format.order import is_sorted, sort_updates
+from persist_lib.format.merged import merge_to_parts
 from persist_lib.format.parts import PartSource, decode_part, encode_inline, encode_part, open_run
-from persist_lib.merge import merge_contents, merge_runs, merge_to_parts
-from persist_lib.schema import Schema
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.fingerprint import fingerprint
+from persist_lib.kernel.merge import merge_contents, merge_runs
+from persist_lib.kernel.order import is_sorted, sort_updates
+from persist_lib.schema.schema import Schema
 from tests.properties.kernel_updates import TYPES, Update, build, in_order, read, schemas, totals, updates_of
 
 HUGE = st.sampled_from([1, -1, 2**63 - 1, -(2**63), 2**62])

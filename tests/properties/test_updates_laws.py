@@ -15,9 +15,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from persist_lib.convert.updates import iter_updates
 from persist_lib.errors import InvalidUsage
-from persist_lib.schema import Schema
-from persist_lib.updates import iter_updates
+from persist_lib.schema.schema import Schema
 
 UTC = dt.UTC
 BIG = 2**53

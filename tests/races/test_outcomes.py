@@ -17,7 +17,7 @@ from persist_lib.core.state import OUTCOMES_KEPT
 from persist_lib.errors import Indeterminate, LeaseExpired, UpperMismatch
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest
-from persist_lib.location.around import Operation
+from persist_lib.location.wrap.around import Operation
 from persist_lib.testing import Outcome, Rival, check_world, contents_of
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, Storm, World, row

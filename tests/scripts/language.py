@@ -20,21 +20,21 @@ import re
 from collections.abc import Callable
 
 from persist_lib.core import commands as c
-from persist_lib.core.compaction import plan_compaction
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.garbage import plan_collection, plan_orphans
 from persist_lib.core.leases import plan_expiry
 from persist_lib.core.outcomes import find_outcome, is_excluded
+from persist_lib.core.plan.compaction import plan_compaction
+from persist_lib.core.plan.garbage import plan_collection, plan_orphans
 from persist_lib.core.state import Batch, Outcome, Part, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change, check_state
-from persist_lib.format.encoding import GENESIS, StoredState, decode_row, decode_state, encode_row, encode_state
+from persist_lib.format.log import GENESIS, StoredState, decode_row, decode_state, encode_row, encode_state
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.history import after, next_row
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.log import after, next_row
 
 BYTES_EACH = 100
 """Size of an update in a script's parts."""

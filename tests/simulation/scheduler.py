@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.location import Row, open_location
-from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import ManualClock
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 import persist_lib as persist
-from persist_lib.location.around import Operation
+from persist_lib.location.wrap.around import Operation
 from persist_lib.testing import check_world
 from tests.simulation.scheduler import Actor, Chaos, Simulation
 from tests.worlds import SCHEMA

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import persist_lib as persist
 from jobs.compact import compact_shards
 from jobs.engine import SparkEngine
-from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.location.api import Blob
 from persist_lib.maintain.task import run_task
 from tests.spark.collections import SMALL, check, contents, damage_a_part, referred, stored, write

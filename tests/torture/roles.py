@@ -27,7 +27,7 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, LeaseExpired, NotSent, SinceViolation, UpperMismatch
 from persist_lib.location import open_location
 from persist_lib.location.api import Consensus
-from persist_lib.location.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.testing import ManualClock, contents_of, updates_of
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ def run(role: str, url: str, directory: Path, name: str, seed: int) -> None:
 
 def warm_up() -> None:
     """Have everything imported and looked up that the first calls need, without a thread or a connection to fork."""
-    for module in ("postgres", "s3"):
+    for module in ("postgres.consensus", "s3.consensus"):
         import_module(f"persist_lib.location.{module}")
     clock = ManualClock()
     location = open_location("memory:", create=True, clock=clock)

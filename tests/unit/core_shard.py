@@ -7,12 +7,12 @@ from persist_lib.core import commands as c
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.frontier import at
-from persist_lib.history import encode_rollup
 from persist_lib.ids import PartKey, SeqNo, ShardId, WriterId, format_writer_id
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.memory import MemoryBlob, MemoryConsensus
-from persist_lib.machine import Build, Committed, Machine
-from persist_lib.schema import Schema
+from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.commit import Build, Committed, Machine
+from persist_lib.shard.log import encode_rollup
 from persist_lib.testing.clock import ManualClock
 
 SHARD = ShardId("orders")

@@ -23,7 +23,6 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.errors import (
     BufferFull,
     Determinate,
@@ -36,7 +35,8 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.location import open_location
-from persist_lib.location.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import Outcome, Rival, Script, check_world, contents_of
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
 

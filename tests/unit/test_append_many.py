@@ -24,7 +24,7 @@ from persist_lib.errors import (
     TimedOut,
     UpperMismatch,
 )
-from persist_lib.location.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.testing import Chances, Outcome, Rival, Script, check_world, contents_of
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, SMALL, Storm, World, row

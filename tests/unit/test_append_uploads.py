@@ -16,8 +16,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, TimedOut, UpperMismatch
 from persist_lib.location import open_location
-from persist_lib.location.around import AroundBlob, Operation
-from persist_lib.location.deadline import patience_s
+from persist_lib.location.wrap.around import AroundBlob, Operation
+from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.testing import Chances, Fate, FaultyBlob, Outcome, Script, check_world
 from persist_lib.testing.faults import Plan
 from tests.worlds import SCHEMA, SMALL, Storm, World, row

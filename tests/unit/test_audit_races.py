@@ -15,7 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.location import open_location
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.maintain import Audited
 from persist_lib.testing import check_world
 from tests.worlds import SCHEMA, SMALL, World, row

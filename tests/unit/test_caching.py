@@ -20,14 +20,15 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import MIB, Runtime
+from persist_lib.config import MIB
 from persist_lib.errors import Corrupt
 from persist_lib.format.digest import CHUNK, digest
 from persist_lib.location import open_location
-from persist_lib.location.around import AroundBlob, Operation
-from persist_lib.location.cache_files import FOLDER, CacheFiles
-from persist_lib.location.caching import Cache, CachingBlob, fetch
-from persist_lib.location.memory import MemoryBlob
+from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.location.wrap.around import AroundBlob, Operation
+from persist_lib.location.wrap.cache_files import FOLDER, CacheFiles
+from persist_lib.location.wrap.caching import Cache, CachingBlob, fetch
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import contents_of
 from persist_lib.testing.recording import RecordingBlob, RecordingLocation
 

@@ -16,14 +16,14 @@ from persist_lib.cli import render, units, values
 from persist_lib.cli.arguments import parse_frontier
 from persist_lib.cli.log import changes
 from persist_lib.cli.show import holders, readable
-from persist_lib.core.compaction import plan_compaction
 from persist_lib.core.diff import StateDiff, TraceEdit
+from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.state import Batch, Garbage, Hold, Part, Reader, State, Version, Writer
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.maintain import Census, census_of
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 WRITER = WriterId("w00000000000000aa")
 READER = ReaderId("r00000000000000bb")

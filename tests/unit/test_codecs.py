@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from persist_lib.codecs import canonical_json
+from persist_lib.convert.codecs import canonical_json
+from persist_lib.convert.updates import Update, decode_rows, iter_updates
 from persist_lib.errors import InvalidUsage
-from persist_lib.schema import Schema
-from persist_lib.updates import Update, decode_rows, iter_updates
+from persist_lib.schema.schema import Schema
 
 ORDERS = Schema(key={"order_id": "int64 not null"}, value={"state": "string", "cents": "int64"})
 AWARE = dt.datetime(2020, 1, 1, 0, 0, 1, tzinfo=dt.UTC)

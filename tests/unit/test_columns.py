@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist_lib.format.columns import ByteWords, words_of
+from persist_lib.kernel.columns import ByteWords, words_of
 
 VALUES = [b"abcdefgh", b"xyz", b"", b"0123456789abcdef!", b"pq", b"r", b"\0", b"s"]
 

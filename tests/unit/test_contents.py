@@ -5,16 +5,16 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from persist_lib import contents
-from persist_lib.batch import as_part
-from persist_lib.config import Runtime
-from persist_lib.core.compaction import TaskInput
-from persist_lib.format.consolidation import consolidate
+from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.format.parts import encode_inline
 from persist_lib.ids import ShardId
-from persist_lib.location.memory import MemoryBlob
-from persist_lib.runs import Stored
-from persist_lib.schema import Schema
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.read import contents
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.batches import as_part
+from persist_lib.shard.runs import Stored
 
 SCHEMA = Schema({"k": "int64"})
 

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
-from persist_lib.config import MIB, Config, Runtime
+from persist_lib.config import MIB, Config
 from persist_lib.errors import InvalidUsage
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing.clock import ManualClock
 
 

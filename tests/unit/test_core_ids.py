@@ -21,7 +21,7 @@ from persist_lib.ids import (
     parse_shard_id,
     uploader_of,
 )
-from persist_lib.location.keys import check_key
+from persist_lib.location.contract import check_key
 
 ENTROPY = st.integers(0, 2**64 - 1)
 BAD = ["", ".", "..", ".a", "-a", "a/b", "a\\b", "a b", "a\n", "ä", "a" * 101, "a\x00", None, 5, b"a", "a:b", "a%2e"]

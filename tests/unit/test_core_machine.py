@@ -27,8 +27,8 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import ReaderId, SeqNo
-from persist_lib.location.around import AroundConsensus, Operation
-from persist_lib.machine import refused
+from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.shard.commit import refused
 from persist_lib.testing.faults import FaultyConsensus, Outcome, Script
 from persist_lib.testing.recording import RecordingConsensus
 from persist_lib.testing.rival import Rival

@@ -15,7 +15,7 @@ from persist_lib.errors import InvariantViolated
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MINIMUM, TOP, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 W, R, DEAD = format_writer_id(1), format_reader_id(2), format_writer_id(3)
 NOW = SeqNo(20)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.core.cost import S3_LIST, Cost, Prices
 from persist_lib.location import open_location
-from persist_lib.location.metering import CLASS_OF
-from persist_lib.location.spending import CLASSES
+from persist_lib.location.wrap.metering import CLASS_OF
+from persist_lib.location.wrap.spending import CLASSES
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing.recording import RecordingLocation
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})

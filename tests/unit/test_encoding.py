@@ -21,7 +21,7 @@ from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
 from persist_lib.core.formats import DIFF_FIELDS, NEWEST, STATE_FIELDS
 from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Reader, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
-from persist_lib.format.encoding import (
+from persist_lib.format.log import (
     HEADER_BYTES,
     ROLLUP_MAGIC,
     ROW_MAGIC,
@@ -36,7 +36,7 @@ from persist_lib.format.encoding import (
 )
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
-from persist_lib.schema import Schema
+from persist_lib.schema.schema import Schema
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

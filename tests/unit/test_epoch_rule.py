@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.garbage import plan_collection
+from persist_lib.core.plan.garbage import plan_collection
 from persist_lib.core.state import Garbage, Reader, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MINIMUM

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist_lib.format.fingerprint import BLOCK, fingerprint, hash_rows
-from persist_lib.schema import Schema
+from persist_lib.kernel.fingerprint import BLOCK, fingerprint, hash_rows
+from persist_lib.schema.schema import Schema
 
 SCHEMA = Schema({"id": "int64", "name": "string"}, {"price": "float64", "note": "string"})
 

@@ -8,14 +8,14 @@ from persist_lib.core import commands as c
 from persist_lib.core.formats import NEWEST
 from persist_lib.core.state import State
 from persist_lib.errors import Corrupt, Damage, HistoryRegressed, InvariantViolated, Missing, NewerFormat
-from persist_lib.format.encoding import StoredState, decode_state, encode_state
+from persist_lib.format.log import StoredState, decode_state, encode_state
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import at
-from persist_lib.history import SCAN_ROWS, fetch_newer, fetch_newest, row_to_follow
 from persist_lib.ids import SeqNo, format_reader_id
 from persist_lib.location.api import Row
-from persist_lib.location.around import Operation
-from persist_lib.location.memory import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.wrap.around import Operation
+from persist_lib.shard.log import SCAN_ROWS, fetch_newer, fetch_newest, row_to_follow
 from persist_lib.testing.recording import RecordingBlob, RecordingConsensus
 from tests.unit.core_shard import SHARD, Store, always, append_next, roll_up
 
@@ -312,7 +312,7 @@ def test_a_newer_format_is_refused_and_nothing_is_written():
 def test_whoever_follows_refuses_a_row_that_whoever_loads_afresh_refuses():
     """A row with the right checksum and chain that makes since pass a live reader's."""
     from persist_lib.core.diff import StateDiff  # noqa: PLC0415 - only here
-    from persist_lib.format.encoding import LogRow, encode_row  # noqa: PLC0415 - only here
+    from persist_lib.format.log import LogRow, encode_row  # noqa: PLC0415 - only here
 
     store = Store()
     machine = store.created()
@@ -340,7 +340,7 @@ def test_a_state_that_breaks_its_invariants_does_not_load():
     consensus = MemoryConsensus()
     bad = Store().machine(consensus=consensus)
     from persist_lib.core.diff import StateDiff  # noqa: PLC0415 - only here
-    from persist_lib.format.encoding import GENESIS, LogRow, encode_row  # noqa: PLC0415 - only here
+    from persist_lib.format.log import GENESIS, LogRow, encode_row  # noqa: PLC0415 - only here
 
     diff = StateDiff(since=(State().since, type(State().since)(5)))
     consensus.compare_and_set(SHARD, None, encode_row(LogRow(SeqNo(1), b"", "Create", 0, GENESIS, None, diff)))

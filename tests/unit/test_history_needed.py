@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.compaction import plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.errors import SinceViolation
 from persist_lib.frontier import at
 from persist_lib.maintain import local_engine

@@ -9,7 +9,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import DiffOverflow
-from persist_lib.snapshot import _older
+from persist_lib.read.snapshot import _older
 from persist_lib.testing import check_world, contents_of
 
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})

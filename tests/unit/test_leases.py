@@ -96,7 +96,7 @@ def renewers(parent: int) -> list[int]:
             status = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        mine = "persist_lib.heartbeat" in command and status[0] != "Z"
+        mine = "persist_lib.shard.heartbeat" in command and status[0] != "Z"
         if mine and command[-2] == str(parent):
             found.append(int(entry.name))
     return found
@@ -191,7 +191,7 @@ def children(parent: int) -> list[int]:
             command = (entry / "cmdline").read_bytes().decode() if fields else ""
         except OSError:
             continue
-        if fields and int(fields[1]) == parent and "persist_lib.heartbeat" not in command:
+        if fields and int(fields[1]) == parent and "persist_lib.shard.heartbeat" not in command:
             found.append(int(entry.name))
     return found
 

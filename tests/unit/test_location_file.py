@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from persist_lib.errors import Determinate, DiskFull, Indeterminate, InvalidUsage
-from persist_lib.location.file import FileBlob
-from persist_lib.location.retrying import RetryingBlob
+from persist_lib.location.file.blob import FileBlob
+from persist_lib.location.wrap.retrying import RetryingBlob
 
 
 @pytest.fixture

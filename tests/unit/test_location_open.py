@@ -17,7 +17,7 @@ import pytest
 from persist_lib.errors import Corrupt, InvalidUsage, Missing, NewerFormat, NotFound
 from persist_lib.location import Location, Scheme, open_location
 from persist_lib.location import open as opening
-from persist_lib.location.memory import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.testing import ManualClock
 from tests.logs import after
 

@@ -14,7 +14,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from persist_lib.config import Runtime
 from persist_lib.errors import (
     Corrupt,
     Determinate,
@@ -25,12 +24,14 @@ from persist_lib.errors import (
     PersistError,
 )
 from persist_lib.ids import SeqNo
-from persist_lib.location import lazy, open_location, postgres_sessions
+from persist_lib.location import lazy, open_location
 from persist_lib.location.api import Row
-from persist_lib.location.deadline import within
-from persist_lib.location.postgres import PostgresConsensus, canonical, parse_url
-from persist_lib.location.postgres_layout import Statements
-from persist_lib.location.postgres_sessions import MOST_PREPARED, PREPARED_AFTER
+from persist_lib.location.postgres import sessions as postgres_sessions
+from persist_lib.location.postgres.consensus import PostgresConsensus, canonical, parse_url
+from persist_lib.location.postgres.layout import Statements
+from persist_lib.location.postgres.sessions import MOST_PREPARED, PREPARED_AFTER
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Runtime
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 from tests.logs import after
@@ -618,10 +619,10 @@ def test_blobs_are_not_kept_in_postgresql_and_a_missing_package_is_named(monkeyp
     with pytest.raises(InvalidUsage, match="consensus="):
         open_location("postgresql://h/db")
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for name in [name for name in sys.modules if name.startswith("persist_lib.location.postgres")]:
+    for name in [name for name in sys.modules if name.startswith("persist_lib.location.postgres.consensus")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(InvalidUsage, match=r"persist-lib\[postgres\]"):
-        lazy._load("persist_lib.location.postgres", "postgres")
+        lazy._load("persist_lib.location.postgres.consensus", "postgres")
 
 
 def port_of(url: str) -> int:

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Newest
-from persist_lib.location.postgres import PostgresConsensus, canonical
-from persist_lib.location.postgres_notify import Notifier
+from persist_lib.location.postgres.consensus import PostgresConsensus, canonical
+from persist_lib.location.postgres.notify import Notifier
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing.recording import RecordingLocation
 from tests import servers
 from tests.faults.proxy import Fault, Proxy

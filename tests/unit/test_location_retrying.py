@@ -12,9 +12,10 @@ from persist_lib.config import Config
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
-from persist_lib.location.deadline import within
-from persist_lib.location.memory import MemoryBlob, MemoryConsensus
-from persist_lib.location.retrying import RetryingBlob, RetryingConsensus, retrying
+from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.stack import retrying
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.testing import Chances, Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Script
 from tests.logs import after
 

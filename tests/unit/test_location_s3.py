@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError, EndpointConnectionError, ReadTimeoutError
 
-from persist_lib.config import Runtime
 from persist_lib.errors import (
     Corrupt,
     Determinate,
@@ -29,11 +28,12 @@ from persist_lib.errors import (
     PersistError,
 )
 from persist_lib.location import open_location
-from persist_lib.location.deadline import within
-from persist_lib.location.retrying import RetryingBlob
-from persist_lib.location.s3 import S3Blob, enter
-from persist_lib.location.s3_client import Clients, canonical, failed, parse_url
+from persist_lib.location.s3.blob import S3Blob, enter
+from persist_lib.location.s3.client import Clients, canonical, failed, parse_url
 from persist_lib.location.scheme import Opening
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.retrying import RetryingBlob
+from persist_lib.runtime.ambient import Runtime
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 

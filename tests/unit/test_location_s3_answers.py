@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from persist_lib.config import Runtime
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest
-from persist_lib.location.deadline import within
-from persist_lib.location.retrying import RetryingBlob, RetryingConsensus
-from persist_lib.location.s3 import S3Blob
-from persist_lib.location.s3_cas import S3Consensus
-from persist_lib.location.s3_client import Clients, parse_url
+from persist_lib.location.s3.blob import S3Blob
+from persist_lib.location.s3.client import Clients, parse_url
+from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
+from persist_lib.runtime.ambient import Runtime
 from tests import servers
 
 servers.use_test_credentials()

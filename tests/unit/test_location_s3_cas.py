@@ -13,9 +13,9 @@ from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Newest, Row
-from persist_lib.location.s3 import enter
-from persist_lib.location.s3_cas import RECENT_S, S3Consensus
-from persist_lib.location.s3_client import Clients, parse_url
+from persist_lib.location.s3.blob import enter
+from persist_lib.location.s3.client import Clients, parse_url
+from persist_lib.location.s3.consensus import RECENT_S, S3Consensus
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import ManualClock
 from tests import servers

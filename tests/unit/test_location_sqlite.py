@@ -19,15 +19,15 @@ from typing import Any
 import apsw
 import pytest
 
-from persist_lib.config import Runtime
 from persist_lib.errors import Corrupt, Determinate, DiskFull, Indeterminate, InvalidUsage, NewerFormat, NotFound
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change
-from persist_lib.location.connections import Connections
-from persist_lib.location.deadline import within
-from persist_lib.location.sqlite import SqliteConsensus
-from persist_lib.location.sqlite_file import APPLICATION_ID, connect, write_failed
-from persist_lib.location.sqlite_read_only import ReadOnlySqliteConsensus
+from persist_lib.location.sqlite.connections import Connections
+from persist_lib.location.sqlite.consensus import SqliteConsensus
+from persist_lib.location.sqlite.file import APPLICATION_ID, connect, write_failed
+from persist_lib.location.sqlite.read_only import ReadOnlySqliteConsensus
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import ManualClock
 from tests.logs import after
 
@@ -62,7 +62,7 @@ def test_every_connection_keeps_acknowledged_commits_through_a_power_cut(
 
 def test_a_compare_and_set_syncs_the_log_once(path: Path) -> None:
     program = (
-        "import sys; from persist_lib.location.sqlite import SqliteConsensus as S\n"
+        "import sys; from persist_lib.location.sqlite.consensus import SqliteConsensus as S\n"
         f"c = S({str(path)!r}); c.compare_and_set('s', None, b'x'); sys.stderr.write('BEGIN\\n'); sys.stderr.flush()\n"
         "assert c.compare_and_set('s', c.head('s').newest, b'x'); sys.stderr.write('END\\n'); import os; os._exit(0)"
     )

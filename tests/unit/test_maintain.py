@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import persist_lib as persist
 from persist_lib.cli.app import app
-from persist_lib.core.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
 from persist_lib.maintain import duties, local_engine
 from persist_lib.maintain.rollups import write_rollup

@@ -19,7 +19,7 @@ from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.location import open_location
 from persist_lib.location.api import BlobEntry
-from persist_lib.location.s3 import S3Blob
+from persist_lib.location.s3.blob import S3Blob
 from persist_lib.maintain import Audited
 from persist_lib.testing import ManualClock, check_world, contents_of
 from tests import servers

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.config import Runtime
 from persist_lib.core.cost import FREE, S3_LIST, Cost, Prices, parse_prices
 from persist_lib.errors import Determinate, InvalidUsage
-from persist_lib.location.around import Operation
-from persist_lib.location.deadline import patience_s, within
-from persist_lib.location.memory import MemoryBlob, MemoryConsensus
-from persist_lib.location.metering import Meter, MeteredBlob, MeteredConsensus, requested
+from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.location.open import open_location
-from persist_lib.location.retrying import RetryingBlob
-from persist_lib.location.spending import PUTS, Spending
+from persist_lib.location.wrap.around import Operation
+from persist_lib.location.wrap.deadline import patience_s, within
+from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus, requested
+from persist_lib.location.wrap.retrying import RetryingBlob
+from persist_lib.location.wrap.spending import PUTS, Spending
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import FaultyBlob, ManualClock, Outcome, RecordingLocation, Script
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from persist_lib.atomic import Wanted, try_commit_all
 from persist_lib.config import Config
 from persist_lib.core import commands as c
 from persist_lib.core.state import Outcome, State, Version, Writer
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId, WriterId, format_writer_id
-from persist_lib.location.around import AroundConsensus, Operation
-from persist_lib.machine import Committed, Machine
-from persist_lib.pace import (
+from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.shard.atomic import Wanted, try_commit_all
+from persist_lib.shard.commit import Committed, Machine
+from persist_lib.shard.contention import (
     FIRST_PAUSE_S,
     JITTER,
     LONGEST_PAUSE_S,

@@ -11,7 +11,6 @@ import pytest
 
 from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat
 from persist_lib.format.digest import CHUNK, chunk_count, digest
-from persist_lib.format.keys import encode_key
 from persist_lib.format.parquet import GROUP_ROWS, PartFile
 from persist_lib.format.parts import (
     PartSource,
@@ -22,7 +21,8 @@ from persist_lib.format.parts import (
     open_run,
 )
 from persist_lib.format.ranged import ChunkedReader
-from persist_lib.schema import Schema
+from persist_lib.kernel.keys import encode_key
+from persist_lib.schema.schema import Schema
 
 SCHEMA = Schema({"id": "int64"}, {"name": "string"})
 

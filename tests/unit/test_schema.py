@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NaiveDatetime
 
-from persist_lib.column_types import format_type, parse_type
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
-from persist_lib.schema import Column, Schema
+from persist_lib.schema.schema import Column, Schema
+from persist_lib.schema.types import format_type, parse_type
 
 CANONICAL = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "string",

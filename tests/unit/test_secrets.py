@@ -139,5 +139,5 @@ def test_neither_ps_nor_the_log_shows_it_while_a_process_renews_leases(
             assert time.monotonic() < deadline, "it does not renew"
             time.sleep(0.02)
         assert [line for line in command_lines() if SECRET.encode() in line] == []
-        assert any(b"persist_lib.heartbeat" in line for line in command_lines())
+        assert any(b"persist_lib.shard.heartbeat" in line for line in command_lines())
     assert SECRET not in caplog.text

@@ -13,11 +13,11 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Indeterminate, TimedOut
-from persist_lib.format.encoding import LogRow, decode_row
+from persist_lib.format.log import LogRow, decode_row
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Consensus, Newest
-from persist_lib.location.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.testing import Outcome, check_world, contents_of
 from tests.worlds import SCHEMA, World, row
 

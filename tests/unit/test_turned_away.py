@@ -14,8 +14,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.core import commands as c
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
-from persist_lib.location.around import AroundConsensus, Operation, T
-from persist_lib.location.postgres import connection_failed
+from persist_lib.location.postgres.consensus import connection_failed
+from persist_lib.location.wrap.around import AroundConsensus, Operation, T
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
 from tests.unit.core_shard import Store, always
 

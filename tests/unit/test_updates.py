@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist_lib import casting, sources
-from persist_lib.column_types import parse_type
+from persist_lib.convert import casting
+from persist_lib.convert import inputs as sources
+from persist_lib.convert.updates import Update, check_times, iter_updates
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.schema import Schema
-from persist_lib.updates import Update, check_times, iter_updates
+from persist_lib.schema.schema import Schema
+from persist_lib.schema.types import parse_type
 
 ORDERS = Schema(key={"order_id": "int64 not null"}, value={"state": "string", "cents": "int64"})
 ROW = {"order_id": 1, "state": "new", "cents": 5, "_time": 3, "_diff": 1}
@@ -135,7 +136,7 @@ def test_rows_need_neither_pandas_nor_polars():
         "    def find_spec(self, name, *_):\n"
         "        if name in ('pandas', 'polars'): raise ImportError(name)\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "from persist_lib.schema import Schema; from persist_lib.updates import iter_updates\n"
+        "from persist_lib.schema.schema import Schema; from persist_lib.convert.updates import iter_updates\n"
         "schema = Schema(key={'a': 'int64', 'b': 'timestamp'})\n"
         "assert list(iter_updates(schema, [{'a': 1, 'b': None}, {'a': 1.0, 'b': None}], time=0))"
     )

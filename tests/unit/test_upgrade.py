@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import persist_lib as persist
 from persist_lib.cli.app import app
 from persist_lib.core.formats import CREATED, NEWEST
-from persist_lib.format.encoding import row_format
+from persist_lib.format.log import row_format
 from persist_lib.ids import SeqNo
 from persist_lib.testing import check_world, contents_of
 from tests.conformance.stores import CONSENSUSES

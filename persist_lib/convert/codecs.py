@@ -1,0 +1,205 @@
+"""Codecs: Python rows as values of columns, and back.
+
+A row is a dict of columns, a pydantic instance, or an update as the books write it: `((key, value), time, diff)`,
+`(key, value)`, or an `Update`. What key and value are is the schema's: instances of its models, any JSON value, bytes,
+or (for plain columns) dicts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from persist_lib.arguments import check_type, shown
+from persist_lib.errors import InvalidUsage
+from persist_lib.schema.models import Model, is_instance, rebuild, values_of
+from persist_lib.schema.schema import DIFF, TIME, Column, Schema, check_schema
+
+
+class Update(NamedTuple):
+    """One update. Without a time it takes the append's; `value` is None where the schema has no value columns."""
+
+    key: Any
+    value: Any = None
+    time: int | None = None
+    diff: int | None = None
+
+
+def is_row(item: object) -> bool:
+    """Whether this is one row, and not a collection of some."""
+    return isinstance(item, (Mapping, tuple)) or is_instance(item)
+
+
+def as_mappings(schema: Schema, rows: Sequence[Any], first_row: int = 0) -> Sequence[Mapping[str, Any]]:
+    """The rows as mappings of column names to values of those columns."""
+    if schema.codec == "columns" and set(map(type, rows)) == {dict}:
+        return rows
+    return [_as_mapping(schema, row, first_row + index) for index, row in enumerate(rows)]
+
+
+def decode_rows(schema: Schema, table: pa.Table) -> list[Any]:
+    """The rows of updates or contents as Python values: dicts for plain columns, an `Update` each for other codecs."""
+    check_schema(schema)
+    if not isinstance(table, pa.RecordBatch):
+        check_type(table, pa.Table, "table", "read.snapshot().to_arrow()")
+    if schema.codec == "columns" and schema.models == (None, None):
+        return table.to_pylist()
+    keys, values = _decode_side(schema, 0, table), _decode_side(schema, 1, table)
+    times = _optional(table, TIME)
+    diffs = _optional(table, DIFF)
+    return list(map(Update, keys, values, times, diffs))
+
+
+def canonical_json(value: object) -> str:
+    """The one text of a JSON value: names sorted, no spaces. ValueError or TypeError for what JSON cannot say."""
+    _check_names(value)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text.encode()  # a lone surrogate is no text
+    return text
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; ValueError for NaN, infinities and names that occur twice."""
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+
+
+def canonical_column(column: pa.ChunkedArray, name: str, first_row: int) -> pa.ChunkedArray:
+    """A column of JSON texts with each text canonical."""
+    texts = [
+        None if text is None else _json(_canonical, text, name, row)
+        for row, text in enumerate(column.to_pylist(), first_row)
+    ]
+    return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _canonical(text: str) -> str:
+    return canonical_json(parse_json(text))
+
+
+def _as_mapping(schema: Schema, row: Any, index: int) -> Mapping[str, Any]:
+    if is_instance(row):
+        return values_of(row)
+    if isinstance(row, Mapping):
+        return {**row, **_json_sides(row, index)} if schema.codec == "json" else row
+    if not isinstance(row, tuple):
+        raise _no_row(schema, row, index)
+    key, value, time, diff = _parts(schema, row, index)
+    found = _encode_side(schema, 0, key, index) | _encode_side(schema, 1, value, index)
+    stamps = {name: stamp for name, stamp in ((TIME, time), (DIFF, diff)) if stamp is not None}
+    return found | stamps
+
+
+def _parts(schema: Schema, row: tuple[Any, ...], index: int) -> Update:
+    if isinstance(row, Update):
+        return row
+    if len(row) == 2:
+        return Update(*row)
+    if len(row) == 3 and isinstance(row[0], tuple) and len(row[0]) == 2:
+        return Update(row[0][0], row[0][1], row[1], row[2])
+    raise _no_row(schema, row, index)
+
+
+def _no_row(schema: Schema, row: object, index: int) -> InvalidUsage:
+    return InvalidUsage(
+        f"row {index} is a {type(row).__name__}; a row is a dict of {schema.names} (and {TIME}, {DIFF}), an instance "
+        f"of a pydantic model, (key, value), ((key, value), time, diff) or an Update. Found {shown(row)}",
+        problem="row", row=index, value=row,
+    )  # fmt: skip
+
+
+def _encode_side(schema: Schema, side: int, value: Any, index: int) -> dict[str, Any]:
+    what = ("key", "value")[side]
+    columns: tuple[Column, ...] = (schema.key, schema.value)[side]
+    if schema.codec == "json":
+        return {what: _json(canonical_json, value, what, index)}
+    if schema.codec == "bytes":
+        return {what: value}
+    if value is None and not columns:
+        return {}
+    if is_instance(value):
+        return _named(values_of(value), columns, what, index)
+    if isinstance(value, Mapping):
+        return _named(value, columns, what, index)
+    model = schema.models[side]
+    wanted = f"a {model.__name__}" if model else "a dict of its columns"
+    raise InvalidUsage(
+        f"the {what} of row {index} must be {wanted}, got {shown(value)}",
+        problem="row", row=index, value=value,
+    )  # fmt: skip
+
+
+def _named(found: Mapping[str, Any], columns: tuple[Column, ...], what: str, index: int) -> dict[str, Any]:
+    """Refuse a value where the key belongs, or another model's instance."""
+    names = {column.name for column in columns}
+    if found.keys() != names:
+        raise InvalidUsage(
+            f"the {what} of row {index} has {shown(list(found))}, and its columns are {sorted(names)}",
+            problem="row", row=index, value=dict(found),
+        )  # fmt: skip
+    return dict(found)
+
+
+def _json_sides(row: Mapping[str, Any], index: int) -> dict[str, str]:
+    sides = [side for side in ("key", "value") if side in row]
+    return {side: _json(canonical_json, row[side], side, index) for side in sides}
+
+
+def _json(encode: Callable[[Any], str], value: object, column: str, row: int) -> str:
+    try:
+        return encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidUsage(
+            f"column {column!r} holds JSON, and {shown(value)} of row {row} has no exact JSON text: {error}",
+            problem="json", column=column, row=row, value=value,
+        ) from error  # fmt: skip
+
+
+def _check_names(value: object) -> None:
+    # SUBTLE: json.dumps turns names 1, None and True into text, so that {1: …, "1": …} would have one name twice.
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                raise TypeError(f"the name {shown(name)} is not text")
+            _check_names(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_names(inner)
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"a name occurs twice in {shown([name for name, _ in pairs])}")
+    return found
+
+
+def _decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
+    columns: tuple[Column, ...] = (schema.key, schema.value)[side]
+    missing = [column.name for column in columns if column.name not in table.column_names]
+    if missing:
+        raise InvalidUsage(
+            f"rows of {schema} need all columns, and {missing} are not among {table.column_names}; read without a "
+            "projection, or as a table",
+            problem="missing column", column=missing[0],
+        )  # fmt: skip
+    if not columns:
+        return [None] * table.num_rows
+    if schema.codec == "json":
+        texts = table.column(columns[0].name).to_pylist()
+        return [_json(parse_json, text, columns[0].name, row) for row, text in enumerate(texts)]
+    if schema.codec == "bytes":
+        return table.column(columns[0].name).to_pylist()
+    rows = table.select([column.name for column in columns]).to_pylist()
+    model: Model | None = schema.models[side]
+    return rows if model is None else [rebuild(model, row) for row in rows]
+
+
+def _optional(table: pa.Table, name: str) -> list[Any]:
+    return table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows

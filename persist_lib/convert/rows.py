@@ -1,0 +1,262 @@
+"""Python values as Arrow columns of a schema's types, losslessly or not at all; what dicts and object columns hold.
+
+Arrow alone would cut a datetime down to a date, drop its zone, round to float32 and read text as bytes. So each column
+type names the Python types it takes; numpy's and pandas' scalars, subclasses and buffers become those first.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from array import array
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.convert.casting import cast_column, lossy, wrong_type
+from persist_lib.errors import InvalidUsage
+
+Values = Sequence[Any]
+_is = pa.types
+_NONE = type(None)
+FEW = 16
+_EXACT = 1 << 53
+_EPOCH = {True: dt.datetime(1970, 1, 1, tzinfo=dt.UTC), False: dt.datetime(1970, 1, 1)}  # noqa: DTZ001 - naive on purpose
+_MICROSECOND = dt.timedelta(microseconds=1)
+_TICKS = (np.datetime64, np.timedelta64)
+
+
+class _Nanoseconds(NamedTuple):
+    """A time or duration finer than Python's: numpy's and pandas' are in nanoseconds."""
+
+    nanoseconds: int
+    has_zone: bool
+
+
+class _Zone(ValueError):
+    """A time with a zone where there must be none, or without one where there must be. Its text says what was found."""
+
+
+class Taking(NamedTuple):
+    """What a column type takes: Python types, how to make an array of their values, and how to bring others nearer."""
+
+    types: frozenset[type]
+    build: Callable[[Values], pa.Array]
+    near: Callable[[Any], Any] | None = None
+
+
+def build_column(values: Values, field: pa.Field, first_row: int = 0, taking: Taking | None = None) -> pa.Array:
+    """An array of `field.type`; SchemaMismatch for another kind of value, InvalidUsage for one that does not fit.
+
+    `taking` is `taking_of(field.type)`, for callers that have it at hand: looking it up costs more than a small column.
+    """
+    taking, given = taking or taking_of(field.type), values
+    if not set(map(type, values)) <= taking.types:
+        values = [_native(value, taking) for value in values]
+        if not set(map(type, values)) <= taking.types:
+            row = next(row for row, value in enumerate(values) if type(value) not in taking.types)
+            raise _misfit(values[row], given[row], taking, field, first_row + row)
+    try:
+        return taking.build(values)
+    except _REFUSALS as error:
+        raise _first_failing(values, given, taking, field, first_row) from error
+
+
+_REFUSALS = (pa.ArrowException, InvalidUsage, ValueError, OverflowError)
+
+
+def _misfit(value: object, given: object, taking: Taking, field: pa.Field, row: int) -> InvalidUsage:
+    if type(value) is float and taking.near is _near_int:
+        return lossy(field, row, given)
+    return wrong_type(field, type(given).__name__, row, given)
+
+
+def _first_failing(values: Values, given: Values, taking: Taking, field: pa.Field, first_row: int) -> InvalidUsage:
+    for row, value in enumerate(values):
+        try:
+            taking.build([value])
+        except _Zone as error:
+            return wrong_type(field, str(error), first_row + row, given[row])
+        except _REFUSALS:
+            return lossy(field, first_row + row, given[row])
+    return lossy(field, first_row, given, "together")
+
+
+@lru_cache(maxsize=1024)
+def taking_of(kind: pa.DataType) -> Taking:
+    """What columns of this type take."""
+    if _is.is_timestamp(kind):
+        return Taking(_with_none(dt.datetime, _Nanoseconds), lambda values: _timestamps(values, kind), _near_datetime)
+    if _is.is_duration(kind):
+        return Taking(_with_none(dt.timedelta, _Nanoseconds), lambda values: _durations(values, kind), _near_timedelta)
+    if _is.is_float32(kind):
+        return Taking(_with_none(float, int), lambda values: _cast(pa.array(values, pa.float64()), kind))
+    if _is.is_decimal(kind):
+        return Taking(_with_none(Decimal, int), lambda values: _decimals(values, kind))
+    if _is.is_time64(kind):
+        return Taking(_with_none(dt.time), lambda values: _times(values, kind))
+    if _is.is_date32(kind):
+        return Taking(_with_none(dt.date), lambda values: pa.array(values, kind), _near_date)
+    if _is.is_integer(kind):
+        return Taking(_with_none(int), _integers(kind), _near_int)
+    if _is.is_string(kind):
+        return Taking(_with_none(str), _byte_strings(kind, str.encode))
+    if _is.is_binary(kind):
+        return Taking(_with_none(bytes), _byte_strings(kind, bytes))
+    types: tuple[type, ...] = (bytes,)
+    if _is.is_boolean(kind):
+        types = (bool,)
+    elif _is.is_floating(kind):
+        types = (float, int)
+    return Taking(_with_none(*types), lambda values: pa.array(values, kind))
+
+
+def _with_none(*types: type) -> frozenset[type]:
+    return frozenset((_NONE, *types))
+
+
+def _native(value: Any, taking: Taking) -> Any:
+    """The value as one of the plain Python types, if it is one in disguise; as it is otherwise."""
+    if type(value) in taking.types:
+        return value
+    if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values, without importing it
+        return None
+    value = _undisguised(value)
+    return value if taking.near is None or type(value) in taking.types else taking.near(value)
+
+
+def _undisguised(value: Any) -> Any:
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, np.floating) and value.itemsize <= 8:
+        return float(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, *_TICKS)):  # IntEnum and the like
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
+def _near_int(value: Any) -> Any:
+    is_whole = type(value) is float and value.is_integer() and abs(value) <= _EXACT
+    return int(value) if is_whole else value
+
+
+def _near_date(value: Any) -> Any:
+    if isinstance(value, np.datetime64):
+        day = value.astype("datetime64[D]")
+        return day.item() if day == value or np.isnat(value) else value
+    if isinstance(value, dt.datetime) and value.tzinfo is None and value == dt.datetime.combine(value, dt.time()):
+        return value.date()
+    return value
+
+
+def _near_datetime(value: Any) -> Any:
+    if isinstance(value, np.datetime64):
+        return _near_tick(value, "datetime64")
+    if not isinstance(value, dt.datetime):
+        return value
+    if getattr(value, "nanosecond", 0):
+        return _Nanoseconds(value.to_datetime64().astype(np.int64).item(), value.tzinfo is not None)  # type: ignore[attr-defined]
+    return dt.datetime.combine(value.date(), value.timetz())
+
+
+def _near_timedelta(value: Any) -> Any:
+    if isinstance(value, np.timedelta64):
+        return _near_tick(value, "timedelta64")
+    if not isinstance(value, dt.timedelta):
+        return value
+    if getattr(value, "nanoseconds", 0):
+        return _Nanoseconds(value.to_timedelta64().astype(np.int64).item(), False)  # type: ignore[attr-defined]
+    return dt.timedelta(days=value.days, seconds=value.seconds, microseconds=value.microseconds)
+
+
+def _near_tick(value: Any, kind: str) -> Any:
+    """A numpy time as Python's where that is exact, else in nanoseconds, else as it is."""
+    if np.isnat(value):
+        return None
+    for unit in ("us", "ns"):
+        tick = value.astype(f"{kind}[{unit}]")
+        if tick == value and tick.astype(value.dtype) == value:
+            return tick.item() if unit == "us" else _Nanoseconds(tick.astype(np.int64).item(), False)
+    return value
+
+
+def _integers(kind: pa.DataType) -> Callable[[Values], pa.Array]:
+    """A few are handed over as they lie in memory: `pa.array` spends three times as long, and appends are often few.
+
+    The first `pa.array` of a process even imports pandas, where it is installed, which takes a second.
+    """
+    code = "bhiq"[kind.bit_width.bit_length() - 4]
+    code = code if _is.is_signed_integer(kind) else code.upper()
+
+    def build(values: Values) -> pa.Array:
+        if len(values) > FEW or None in values:
+            return pa.array(values, kind)
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(array(code, values))])
+
+    return build
+
+
+def _byte_strings(kind: pa.DataType, encode: Callable[[Any], bytes]) -> Callable[[Values], pa.Array]:
+    """The same for text and bytes: offsets, and the bytes themselves."""
+
+    def build(values: Values) -> pa.Array:
+        if len(values) > FEW or None in values:
+            return pa.array(values, kind)
+        encoded = [encode(value) for value in values]
+        offsets = array("i", accumulate(map(len, encoded), initial=0))
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+        return pa.Array.from_buffers(kind, len(values), buffers)
+
+    return build
+
+
+def _timestamps(values: Values, kind: pa.DataType) -> pa.Array:
+    has_zone = kind.tz is not None
+    if any(value is not None and _has_zone(value) != has_zone for value in values):
+        raise _Zone("datetime without a zone" if has_zone else "datetime with a zone")
+    if any(type(value) is _Nanoseconds for value in values):
+        ticks = [_ticks(value, _EPOCH[has_zone]) for value in values]
+        return _cast(pa.array(ticks, pa.int64()).cast(pa.timestamp("ns", tz=kind.tz)), kind)
+    return _cast(pa.array(values, pa.timestamp("us", tz=kind.tz and "UTC")), kind)
+
+
+def _has_zone(value: dt.datetime | _Nanoseconds) -> bool:
+    return value.has_zone if isinstance(value, _Nanoseconds) else value.utcoffset() is not None
+
+
+def _durations(values: Values, kind: pa.DataType) -> pa.Array:
+    if any(type(value) is _Nanoseconds for value in values):
+        ticks = [_ticks(value, dt.timedelta(0)) for value in values]
+        return _cast(pa.array(ticks, pa.int64()).cast(pa.duration("ns")), kind)
+    return _cast(pa.array(values, pa.duration("us")), kind)
+
+
+def _ticks(value: Any, zero: Any) -> int | None:
+    if value is None or isinstance(value, _Nanoseconds):
+        return None if value is None else value.nanoseconds
+    return int((value - zero) // _MICROSECOND) * 1000
+
+
+def _times(values: Values, kind: pa.DataType) -> pa.Array:
+    if any(value is not None and value.tzinfo is not None for value in values):
+        raise _Zone("time with a zone")
+    return pa.array(values, kind)
+
+
+def _decimals(values: Values, kind: pa.DataType) -> pa.Array:
+    return pa.array([Decimal(value) if type(value) is int else value for value in values], kind)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """As `kind`, exactly; the error is found again value by value."""
+    return cast_column(pa.chunked_array([array]), pa.field("", kind)).chunk(0) if array.type != kind else array

@@ -1,0 +1,242 @@
+"""The border: what a user passes becomes Arrow tables with exactly `schema.updates`, or a typed error says why not.
+
+Everything behind the border trusts names, order, types and nullability of columns, and that no diff is zero or null.
+Values are converted losslessly or refused (`casting`, `rows`). Errors carry `problem`, and where they apply `column`,
+`row` (counted over the whole input, from 0), `value` and `expected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_lib.arguments import shown
+from persist_lib.convert.casting import cast_column
+from persist_lib.convert.codecs import Update, as_mappings, canonical_column, decode_rows
+from persist_lib.convert.inputs import from_pandas, pieces
+from persist_lib.convert.rows import Taking, build_column, taking_of
+from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.frontier import MAX_TIME, Antichain, parse_time
+from persist_lib.schema.schema import DIFF, TIME, Schema
+
+__all__ = ["Update", "check_times", "decode_rows", "iter_updates"]
+
+
+def iter_updates(
+    schema: Schema, data: object, *, time: int | None = None, diff: int | None = None
+) -> Iterator[pa.Table]:
+    """Tables with exactly `schema.updates`, in the order of `data`; none for no updates. Errors come as it is consumed.
+
+    `data` is an Arrow table, batch or stream (also polars frames and struct series, and whatever else speaks Arrow's C
+    stream), a pandas frame, a list of rows, or any iterable of these; a row is a dict, a pydantic instance, or
+    `((key, value), time, diff)`. Columns come in any order, all of them, and no others.
+
+    Where `_diff` is missing it is `diff`, or else +1; where `_time` is missing it is `time`, or else it is refused.
+    In a pandas frame a missing value is null: None, NA, NaT, and NaN too, except that a float column that is not null
+    keeps NaN as the number it is. Everywhere else NaN is a value. A pandas index is ignored.
+    """
+    return _iter(schema, data, _defaults(time, diff))
+
+
+def check_times(table: pa.Table, lower: Antichain, upper: Antichain) -> None:
+    """Raise InvalidUsage unless all times are in `[lower, upper)`. Fields: least, most, lower, upper, row, value."""
+    column = table.column(TIME)
+    if not len(column):
+        return
+    least, most = _range(column)
+    if lower.is_before(least) and upper.has_passed(most):
+        return
+    low = 0 if lower.time is None else lower.time
+    high = low if lower.is_top() else (MAX_TIME + 1 if upper.time is None else upper.time)
+    row, time = next((row, time) for row, time in enumerate(column.to_pylist()) if not low <= time < high)
+    bounds = f"[{'[]' if lower.is_top() else lower.time}, {'[]' if upper.is_top() else upper.time})"
+    raise InvalidUsage(
+        f"times must be in [lower, upper) = {bounds}; found {least} to {most}, first outside is {time} in row {row}. "
+        "Append what is at later times later; what is before lower is complete and cannot change",
+        problem="time bounds", least=least, most=most, lower=lower, upper=upper, row=row, value=time,
+    )  # fmt: skip
+
+
+def _range(times: pa.ChunkedArray) -> tuple[int, int]:
+    if len(times) <= 64:  # most appends; Arrow's and numpy's own cost is larger than this
+        few = times.to_pylist()
+        return min(few), max(few)
+    found = pc.min_max(times).as_py()
+    return found["min"], found["max"]
+
+
+def _defaults(time: object, diff: object) -> dict[str, int | None]:
+    if diff is None:
+        diff = 1
+    if isinstance(diff, bool) or not isinstance(diff, int) or not -(2**63) <= diff < 2**63 or diff == 0:
+        raise InvalidUsage(
+            f"diff must be an integer of 64 bits and not zero, got {shown(diff)}", problem="diff", value=diff
+        )
+    return {TIME: None if time is None else parse_time(time, "time"), DIFF: diff}
+
+
+def _iter(schema: Schema, data: object, defaults: dict[str, int | None]) -> Iterator[pa.Table]:
+    first_row = 0
+    for piece in pieces(data):
+        if isinstance(piece, list):
+            table = _from_rows(schema, piece, defaults, first_row)
+        elif isinstance(piece, (pa.Table, pa.RecordBatch)):
+            table = _from_columns(schema, piece, defaults, first_row)
+        else:
+            table = _from_columns(schema, from_pandas(schema.updates, piece, first_row), defaults, first_row)
+        if table.num_rows:
+            yield table
+        first_row += table.num_rows
+
+
+class _Plan(NamedTuple):
+    """What building columns from rows needs of a schema: looking it up in Arrow takes longer than an append may."""
+
+    names: frozenset[str]
+    columns: tuple[tuple[str, pa.Field, Taking, bool], ...]
+
+
+@lru_cache(maxsize=256)
+def _plan(schema: Schema) -> _Plan:
+    fields = list(schema.updates)
+    columns = tuple((field.name, field, taking_of(field.type), field.nullable) for field in fields)
+    return _Plan(frozenset(field.name for field in fields), columns)
+
+
+def _from_rows(schema: Schema, rows: list[Any], defaults: dict[str, int | None], first_row: int) -> pa.Table:
+    mappings = as_mappings(schema, rows, first_row)
+    plan = _plan(schema)
+    _check_row_names(schema, plan.names, mappings, first_row)
+    arrays = []
+    for name, field, taking, nullable in plan.columns:
+        values = _values(schema, mappings, name, defaults.get(name), first_row)
+        array = build_column(values, field, first_row, taking)
+        if not nullable and array.null_count:
+            raise _null(array, field, first_row)
+        arrays.append(array)
+    if 0 in values:
+        raise _zero(array, first_row)
+    # Half the cost of Table.from_arrays, for reasons of Arrow's.
+    return pa.Table.from_batches([pa.RecordBatch.from_arrays(arrays, schema=schema.updates)])
+
+
+def _values(
+    schema: Schema, rows: Sequence[Mapping[str, Any]], name: str, default: int | None, first_row: int
+) -> list[Any]:
+    if default is not None:
+        return [row.get(name, default) for row in rows]
+    try:
+        return [row[name] for row in rows]
+    except KeyError as error:
+        index = next(index for index, row in enumerate(rows) if name not in row)
+        raise _missing(schema, name, list(rows[index]), first_row + index) from error
+
+
+def _check_row_names(schema: Schema, known: frozenset[str], rows: Sequence[Mapping[str, Any]], first_row: int) -> None:
+    """Refuse columns that the schema does not have. Missing ones are found where they are read."""
+    for index, row in enumerate(rows):
+        if not row.keys() <= known:
+            raise _extra(schema, [name for name in row if name not in known], first_row + index)
+
+
+def _from_columns(
+    schema: Schema, rows: pa.Table | pa.RecordBatch, defaults: dict[str, int | None], first_row: int
+) -> pa.Table:
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    _check_names(schema, table.column_names, defaults)
+    columns = []
+    for field in schema.updates:
+        if field.name in table.column_names:
+            column = _checked(table.column(field.name), field, first_row)
+        else:
+            column = _repeat(defaults[field.name], field, table.num_rows)
+        if schema.codec == "json" and field.name in schema.names:
+            column = canonical_column(column, field.name, first_row)
+        columns.append(column)
+    if pc.any(pc.equal(columns[-1], 0)).as_py():
+        raise _zero(columns[-1], first_row)
+    return pa.Table.from_arrays(columns, schema=schema.updates)
+
+
+def _checked(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa.ChunkedArray:
+    """The column as the schema has it, and sound: text that is no UTF-8 would fail whoever reads the shard later."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(
+            f"column {field.name!r} of the rows from {first_row} is not sound Arrow data: {error}",
+            problem="unsound", column=field.name, row=first_row,
+        ) from error  # fmt: skip
+    cast = cast_column(column, field, first_row)
+    if not field.nullable and cast.null_count:
+        raise _null(cast, field, first_row)
+    return cast
+
+
+def _repeat(value: int | None, field: pa.Field, count: int) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.repeat(pa.scalar(value, field.type), count)], field.type)
+
+
+def _check_names(schema: Schema, names: list[str], defaults: dict[str, int | None]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise SchemaMismatch(
+            f"column {twice[0]!r} occurs {names.count(twice[0])} times in {shown(names)}; give each its own name",
+            problem="duplicate column", column=twice[0], found=names,
+        )  # fmt: skip
+    if extra := [name for name in names if name not in schema.updates.names]:
+        raise _extra(schema, extra, None)
+    for name in schema.updates.names:
+        if name not in names and defaults.get(name) is None:
+            raise _missing(schema, name, names, None)
+
+
+def _null(column: pa.Array | pa.ChunkedArray, field: pa.Field, first_row: int) -> InvalidUsage:
+    row = first_row + pc.index(pc.is_null(column), True).as_py()
+    advice = _NULL_ADVICE.get(field.name, "Leave these rows out, or give them a value")
+    return InvalidUsage(
+        f"column {field.name!r} is {field.type} not null, and row {row} has null ({column.null_count} rows have). "
+        f"{advice}",
+        problem="null", column=field.name, row=row, value=None, expected=f"{field.type} not null",
+    )  # fmt: skip
+
+
+_NULL_ADVICE = {
+    DIFF: f"Leave the column {DIFF} out for +1 everywhere",
+    TIME: f"Every update has a time: an integer in [0, {MAX_TIME}]",
+}
+
+
+def _zero(column: pa.Array | pa.ChunkedArray, first_row: int) -> InvalidUsage:
+    row = first_row + pc.index(column, pa.scalar(0, column.type)).as_py()
+    return InvalidUsage(
+        f"column {DIFF!r}: row {row} has 0, which changes nothing; leave such rows out (+1 adds, -1 retracts)",
+        problem="zero diff", column=DIFF, row=row, value=0, expected="int64, not 0",
+    )  # fmt: skip
+
+
+def _missing(schema: Schema, name: str, found: list[str], row: int | None) -> InvalidUsage:
+    where = "" if row is None else f" in row {row}"
+    if name == TIME:
+        return InvalidUsage(
+            f"column {TIME!r} is missing{where}, and the append covers more than one time: add the time of each update",
+            problem="missing time", column=TIME, row=row, found=found,
+        )  # fmt: skip
+    return SchemaMismatch(
+        f"column {name!r} is missing{where}; found {shown(found)}, expected {schema.names} and {TIME}, {DIFF}. "
+        "Add it, with null where there is no value",
+        problem="missing column", column=name, row=row, found=found, expected=schema.updates.names,
+    )  # fmt: skip
+
+
+def _extra(schema: Schema, names: Sequence[object], row: int | None) -> SchemaMismatch:
+    where = "" if row is None else f" of row {row}"
+    return SchemaMismatch(
+        f"columns {shown(list(names))}{where} are not in the schema {schema}. Drop them, or evolve the schema: it may "
+        "gain nullable value columns",
+        problem="extra column", column=names[0], row=row, found=list(names), expected=schema.updates.names,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pure plans of the duties: what would be done, as values."""

@@ -1,0 +1,285 @@
+"""Which batches are worth merging, and why: a pure plan from one state.
+
+The rule. Let the non-empty batches hold s1, s2, … sm updates, oldest first. A batch is in debt when it holds less than
+half of what all newer ones hold together; the oldest one in debt is merged with everything newer. So at rest each batch
+weighs at least half of all that follows, which leaves at most log1.5(n) < 2*log2(n) batches, and an update that is
+rewritten finds itself in a batch at least 1.5 times larger, so it is rewritten O(log n) times, however the sizes came.
+
+Besides, a batch is rewritten alone when since has passed a third of its updates, or when it has several
+runs; neighbouring empty batches fuse without I/O. The trailing empty batch is left alone: appends extend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal
+
+import msgspec
+
+from persist_lib.arguments import check_type, parse_integer, parse_number
+from persist_lib.core.cost import S3_LIST, Cost, Prices
+from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
+from persist_lib.core.trace import CHUNK_BYTES
+from persist_lib.frontier import MAX_TIME, Antichain
+from persist_lib.schema.schema import Schema
+
+Reason = Literal["merge", "advance", "sort", "flush", "fuse"]
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """How eager compaction is. The defaults keep the bounds of the module's docstring."""
+
+    weight: float = 0.5
+    """A batch is in debt below this share of what is newer than it. Larger: fewer batches, more rewriting."""
+    advance: float = 1 / 3
+    """A batch is rewritten when since has passed about this share of its updates. If each of them took back another
+    one,
+    the batch holds three times what it has to."""
+    part_bytes: int = 128 * 1024 * 1024
+    """Size of an output part: only for the price."""
+    inline_fill: float = 0.5
+    """Inline batches are flushed into parts when they fill this share of what a state may carry."""
+    prices: Prices | None = None
+    """What a plan is priced at. None: what the client's location takes; S3's list prices where no client plans."""
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "advance", "inline_fill"):
+            parse_number(getattr(self, name), name)
+        parse_integer(self.part_bytes, "part_bytes", 1)
+        if self.prices is not None:
+            check_type(self.prices, Prices, "prices", "persist.Prices()")
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One slice of the trace to be replaced: its batches, the since to advance to, why, and at what price."""
+
+    inputs: tuple[Batch, ...]
+    since: Antichain
+    schema: int
+    reason: Reason
+    cost: Cost
+
+    @property
+    def ids(self) -> tuple[tuple[int, int], ...]:
+        """The batches' ids, oldest first."""
+        return tuple(batch.id for batch in self.inputs)
+
+    @property
+    def count(self) -> int:
+        """Updates to be read."""
+        return sum(batch.count for batch in self.inputs)
+
+    @property
+    def size(self) -> int:
+        """Bytes to be read."""
+        return sum(batch.size for batch in self.inputs)
+
+    @property
+    def lower(self) -> Antichain:
+        """Where the first batch starts."""
+        return self.inputs[0].lower
+
+    @property
+    def upper(self) -> Antichain:
+        """Where the last batch ends."""
+        return self.inputs[-1].upper
+
+    @property
+    def advance_to(self) -> int:
+        """Times below this become this.
+
+        SUBTLE: never beyond the slice's own times. A since past upper would push updates out of the output's bounds,
+        where readers would filter them away. Any time at or below since serves every as_of from since on.
+        """
+        last = MAX_TIME if self.upper.time is None else self.upper.time - 1
+        return last if self.since.time is None else min(self.since.time, last)
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """Batches left alone, and why."""
+
+    ids: tuple[tuple[int, int], ...]
+    why: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What compaction would do now, oldest slice first. The slices do not overlap."""
+
+    requests: tuple[Request, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def debt(self) -> int:
+        """Updates that would be rewritten: the work the trace calls for."""
+        return sum(request.count for request in self.requests)
+
+    @property
+    def cost(self) -> Cost:
+        """The price of all of it."""
+        return sum((request.cost for request in self.requests), Cost())
+
+
+def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B008 - a frozen value
+    """The contiguous slices of the trace that are worth replacing as of the shard's since."""
+    if state.is_finished():
+        return Plan((), ())
+    start, end = _debt_slice(state.trace, policy)
+    requests = [_request(state, state.trace[start:end], "merge", policy)] if start < end else []
+    older = state.trace[:start] if requests else state.trace
+    skipped = []
+    for batch in (b for b in older if b.count):
+        if reason := _rewrite_reason(batch, state, policy):
+            requests.append(_request(state, (batch,), reason, policy))
+        else:
+            skipped.append(Skipped((batch.id,), _why_not(batch, state)))
+    requests += [_request(state, fused, "fuse", policy) for fused in _empty_runs(older)]
+    return Plan(tuple(sorted(requests, key=lambda request: request.ids)), tuple(skipped))
+
+
+def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # noqa: B008 - a frozen value
+    """The newest slice with inline batches, to be merged into a part so that the state has room for more."""
+    inline = [i for i, batch in enumerate(state.trace) if batch.inline_size]
+    if not inline:
+        return None
+    start = end = inline[-1]
+    while start > 0 and (state.trace[start - 1].inline_size or not state.trace[start - 1].count):
+        start -= 1
+    return _request(state, state.trace[start : end + 1], "flush", policy)
+
+
+def batch_bound(count: int) -> float:
+    """At rest a trace with `count` updates has at most this many non-empty batches."""
+    return 2.0 * (count + 1).bit_length() + 2
+
+
+def _debt_slice(trace: tuple[Batch, ...], policy: Policy) -> tuple[int, int]:
+    """From the oldest batch in debt to the newest non-empty one, as indices; equal for none."""
+    newer, start, end = 0, len(trace), 0
+    for index in range(len(trace) - 1, -1, -1):
+        count = trace[index].count
+        if not count:
+            continue
+        end = end or index + 1
+        if newer and count < policy.weight * newer:
+            start = index
+        newer += count
+    # Several equal small ones at the end are not in debt one by one; two that weigh the same are one merge.
+    return (start, end) if start < end else (end, end)
+
+
+def _rewrite_reason(batch: Batch, state: State, policy: Policy) -> Reason | None:
+    if batch.inline_size and state.inline_size > policy.inline_fill * INLINE_TOTAL_BYTES:
+        return "flush"
+    if len(batch.runs) > 1 or not batch.exact:
+        return "sort"
+    return "advance" if _passed(batch, state.since) >= policy.advance else None
+
+
+def _passed(batch: Batch, since: Antichain) -> float:
+    """About which share of a batch's updates `since` would let meet others, beyond those that its own since did.
+
+    Each update is passed once, so a batch that waits for a share of them is rewritten O(1) times an update.
+    """
+    return sum(_passed_rows(part, batch.since, since) for part in batch.parts) / batch.count
+
+
+def _passed_rows(part: Part, settled_at: Antichain, since: Antichain) -> float:
+    """The same for a part: its updates that are not settled yet, as if spread evenly over their times."""
+    first, last = part.time_lower, part.time_upper
+    settled = 0
+    if settled_at.time is None or settled_at.time >= first:
+        settled, first = part.earliest, max(first, last if settled_at.time is None else settled_at.time)
+    reached = last if since.time is None else min(since.time, last)
+    return (part.rows - settled) * (reached - first) / (last - first) if reached > first else 0.0
+
+
+def _why_not(batch: Batch, state: State) -> str:
+    if batch.since < state.since:
+        return f"{batch.count} updates weigh enough, and since {state.since} has not passed enough of its times"
+    return f"{batch.count} updates weigh enough, already compacted as of {batch.since}"
+
+
+def _empty_runs(trace: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:
+    runs = [tuple(run) for is_empty, run in groupby(trace, key=lambda batch: batch.count == 0) if is_empty]
+    return [run for run in runs if len(run) > 1]
+
+
+def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Policy) -> Request:
+    objects = [part for batch in inputs for part in batch.parts if part.inline is None]
+    size = sum(part.size for part in objects)
+    puts = -(-sum(batch.size for batch in inputs) // policy.part_bytes) if any(b.count for b in inputs) else 0
+    gets = sum(-(-part.size // CHUNK_BYTES) for part in objects)
+    cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
+        policy.prices or S3_LIST
+    )
+    return Request(inputs, state.since, _schema_of(inputs), reason, cost)
+
+
+def _schema_of(inputs: tuple[Batch, ...]) -> int:
+    """The newest schema among the inputs: never an older one, which would drop columns."""
+    return max((part.schema for batch in inputs for part in batch.parts), default=0)
+
+
+class TaskInput(msgspec.Struct, frozen=True, array_like=True):
+    """One sorted run to read in a task: its parts, and the times outside of which updates do not count."""
+
+    parts: tuple[Part, ...]
+    lower: int
+    upper: int | None
+
+
+class MergeTask(msgspec.Struct, frozen=True, array_like=True):
+    """One disjoint key range `[key_lower, key_upper)` of a request: what one Spark task or local loop carries out."""
+
+    shard: str
+    uploader: str
+    inputs: tuple[TaskInput, ...]
+    schemas: tuple[Schema, ...]
+    schema: int
+    advance_to: int
+    key_lower: bytes | None
+    key_upper: bytes | None
+    part_bytes: int
+    merge_bytes: int
+
+
+class TaskResult(msgspec.Struct, frozen=True, array_like=True):
+    """What a task wrote: parts in key order, and the sums over them."""
+
+    parts: tuple[Part, ...]
+    count: int
+    diff_sum: int
+    fingerprint: int
+
+
+def task_inputs(request: Request) -> tuple[TaskInput, ...]:
+    """The runs of all batches of a request. Registered bounds that are tighter than the parts' become filters."""
+    return tuple(
+        TaskInput(run, batch.lower.time or 0, batch.upper.time) for batch in request.inputs for run in batch.run_parts()
+    )
+
+
+def cut_evenly(boundaries: Sequence[tuple[bytes, int]], n: int) -> list[bytes]:
+    """Where to cut into at most `n` key ranges of about equal bytes, given `(key, bytes that start there)` pairs."""
+    total = sum(size for _, size in boundaries)
+    cuts: list[bytes] = []
+    seen = 0
+    for key, size in sorted(boundaries):
+        if len(cuts) < n - 1 and seen >= total * (len(cuts) + 1) / n and (not cuts or key > cuts[-1]):
+            cuts.append(key)
+        seen += size
+    return cuts
+
+
+def output_batch(request: Request, results: list[TaskResult]) -> Batch:
+    """The batch that stands for a request's inputs, from its tasks' results in key order."""
+    parts = tuple(part for result in results for part in result.parts)
+    diff_sum = sum(result.diff_sum for result in results)
+    return Batch(
+        request.inputs[0].lo, request.inputs[-1].hi, request.lower, request.upper, request.since,
+        count=sum(result.count for result in results),
+        diff_sum=(diff_sum + 2**63) % 2**64 - 2**63,
+        fingerprint=sum(result.fingerprint for result in results) % 2**64,
+        parts=parts, runs=(0,) if parts else (),
+    )  # fmt: skip

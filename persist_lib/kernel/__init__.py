@@ -1,0 +1,1 @@
+"""Pure, over Arrow: order, sums, fingerprints and merging of sorted runs."""

@@ -1,0 +1,289 @@
+"""The kernel: sorted runs become one, consolidated, in memory that does not depend on how much there is.
+
+Every run is read ahead a little. What lies at or below the least of the runs' last buffered rows is complete: those
+rows are laid end to end, ordered by one integer sort (which merges, as they come in sorted stretches), added up, and
+yielded as a window. A window that comes from one run alone is not sorted at all. The last row of a window is carried
+into the next, so that equal (data, time) never straddles two.
+
+Time is advanced in the window, before it is added up: `advance_to` for a compaction to a since (the caller clamps it
+to the last time of the output's bounds, or updates would leave them), `as_of` for contents. Advancing keeps the order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist_lib.frontier import MAX_TIME
+from persist_lib.kernel.columns import Rows, array_of, integers, joined, plain, plain_table
+from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, OnOverflow, add_up, consolidate
+from persist_lib.kernel.keys import encode_cell
+from persist_lib.kernel.order import adjacent_ties, columns_in_order, sort_order
+from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema
+
+MERGE_BYTES = 256 << 20
+WINDOW_BYTES = 12 << 20  # what is merged at a time: windows that fit in the cache are merged fastest
+COPIES = 8  # read ahead, laid end to end, ordered and taken: how often a window's bytes are in memory at its peak
+
+Row = list[bytes]
+Run = Iterator[pa.Table]
+
+
+@runtime_checkable
+class KeepsDictionaries(Protocol):
+    """A run that can leave text columns as dictionaries, which are merged faster."""
+
+    def keep_dictionaries(self) -> None:
+        """Do so from the next table on."""
+
+
+def merge_runs(
+    runs: Sequence[Run],
+    schema: Schema,
+    *,
+    advance_to: int | None = None,
+    upper_time: int | None = None,
+    merge_bytes: int = MERGE_BYTES,
+    window_rows: int | None = None,
+    on_overflow: OnOverflow = "raise",
+) -> Iterator[pa.Table]:
+    """Windows of updates in canonical order, consolidated; no (data, time) is in two of them.
+
+    Each run yields tables of `schema.updates` that follow each other in canonical order and are consolidated. Times
+    become `max(t, advance_to)`, then `min(t, upper_time)`. `merge_bytes` is about the most memory to use, and
+    `window_rows` the most rows to buffer. Sums beyond 64 bits raise DiffOverflow, or stay several updates ("split").
+    """
+    windows = merge_windows(
+        runs, schema, advance_to=advance_to, upper_time=upper_time, merge_bytes=merge_bytes, window_rows=window_rows,
+        on_overflow=on_overflow,
+    )  # fmt: skip
+    return map(plain_table, windows)
+
+
+def merge_windows(
+    runs: Sequence[Run],
+    schema: Schema,
+    *,
+    advance_to: int | None = None,
+    upper_time: int | None = None,
+    merge_bytes: int = MERGE_BYTES,
+    window_rows: int | None = None,
+    on_overflow: OnOverflow = "raise",
+) -> Iterator[pa.Table]:
+    """The same as `merge_runs`, with text columns left as dictionaries where the runs had them so."""
+    merge = _Merge(schema, advance_to, upper_time, on_overflow, contents=False)
+    return merge.windows(runs, merge_bytes, window_rows)
+
+
+def merge_contents(
+    runs: Sequence[Run],
+    schema: Schema,
+    *,
+    merge_bytes: int = MERGE_BYTES,
+    window_rows: int | None = None,
+) -> Iterator[pa.Table]:
+    """The contents that updates add up to, in order, as windows of `schema.contents`.
+
+    The runs hold what is at or before the as_of only. DiffOverflow when a multiplicity does not fit in 64 bits.
+    """
+    merge = _Merge(schema, None, None, "raise", contents=True)
+    return map(plain_table, merge.windows(runs, merge_bytes, window_rows))
+
+
+class _Merge:
+    """One merge. `carry` is what the last window held back."""
+
+    def __init__(
+        self, schema: Schema, advance_to: int | None, upper_time: int | None, on_overflow: OnOverflow, *, contents: bool
+    ) -> None:
+        self._schema, self._on_overflow, self._contents = schema, on_overflow, contents
+        self._least, self._most = advance_to, upper_time
+        self._target = schema.contents if contents else schema.updates
+        self._carry: pa.Table | None = None
+
+    def windows(self, runs: Sequence[Run], merge_bytes: int, window_rows: int | None) -> Iterator[pa.Table]:
+        """Window after window, none of them empty."""
+        for source in runs:
+            if isinstance(source, KeepsDictionaries):
+                source.keep_dictionaries()
+        ahead = [_Ahead(run, [*self._schema.names, TIME]) for run in runs]
+        while ahead:
+            quota = min(WINDOW_BYTES, merge_bytes // COPIES) // len(ahead)
+            rows = quota if window_rows is None else window_rows // len(ahead)
+            for run in ahead:
+                run.fill(quota, rows)
+            ahead = [run for run in ahead if run.rows]
+            limit = min((run.last_row() for run in ahead if not run.is_done), default=None)
+            window = self._window([taken for run in ahead if (taken := run.take_through(limit))])
+            self._carry = None
+            if limit is None:
+                ahead = []
+            elif window.num_rows:
+                window, self._carry = hold_back(window)
+            if window.num_rows:
+                yield self._checked(window)
+
+    def _window(self, taken: list[list[pa.Table]]) -> pa.Table:
+        """All of what was taken from each run, and the carry, in order and added up."""
+        tables = [self._advanced(table) for pieces in taken for table in pieces]
+        if self._carry is not None:
+            tables.insert(0, self._carry)
+        if not tables:
+            return self._target.empty_table()
+        table = tables[0] if len(tables) == 1 else _end_to_end(tables)
+        columns = columns_in_order(self._schema, table)
+        order = None
+        ties = adjacent_ties(columns, self._candidates(taken[0])) if len(taken) == 1 else None
+        if ties is None:
+            order, ties = sort_order(columns, _shared_prefix([table.column(0) for table in tables]))
+        # SUBTLE: never "raise" here. What a window carries into the next may yet be retracted there.
+        return add_up(table, order, ties, "split")
+
+    def _checked(self, window: pa.Table) -> pa.Table:
+        """The window, which is final now; DiffOverflow if a sum had to be split and that is not wanted."""
+        if self._on_overflow == "raise":
+            diffs = integers(window.column(DIFF))
+            if diffs.min() == I64_MIN or diffs.max() == I64_MAX:
+                consolidate(self._schema, window, "raise")
+        return window
+
+    def _candidates(self, pieces: list[pa.Table]) -> Rows | None:
+        """Which rows of one run (behind the carry) can equal the row after them; None for any.
+
+        A run is consolidated, so equal data has ascending times. SUBTLE: a sum that was split is the exception; its
+        shares are as large as a diff can be. The carry can equal whatever comes first.
+        """
+        diffs = _joined(pieces, DIFF)
+        if diffs.min() == I64_MIN or diffs.max() == I64_MAX:
+            return None
+        times = _joined(pieces, TIME)
+        carried = np.ones(0 if self._carry is None else self._carry.num_rows, np.bool_)
+        return np.flatnonzero(np.concatenate([carried, times[:-1] < times[1:]]))
+
+    def _advanced(self, table: pa.Table) -> pa.Table:
+        """The table with its times advanced, or without them where contents are wanted."""
+        if self._contents:
+            return table.drop_columns([TIME])
+        times = integers(table.column(TIME))
+        if (self._least is None or times.min() >= self._least) and (self._most is None or times.max() <= self._most):
+            return table
+        times = np.clip(times, self._least or 0, MAX_TIME if self._most is None else self._most)
+        return table.set_column(table.num_columns - 2, TIME_FIELD, array_of(times))
+
+
+class _Ahead:
+    """A run that is read ahead: the tables that wait, and where in them a limit falls."""
+
+    def __init__(self, run: Run, names: list[str]) -> None:
+        self._run, self._names = run, names
+        self._tables: deque[pa.Table] = deque()
+        self._bytes = 0
+        self.rows = 0
+        self.is_done = False
+
+    def fill(self, quota_bytes: int, quota_rows: int) -> None:
+        """Read until that much waits, or at least one row, or the run ends."""
+        while not self.is_done and (self.rows == 0 or (self._bytes < quota_bytes and self.rows < quota_rows)):
+            table = next(self._run, None)
+            if table is None:
+                self.is_done = True
+            elif table.num_rows:
+                self._tables.append(table)
+                self._count(table, 1)
+
+    def last_row(self) -> Row:
+        """The last row that waits."""
+        return _row(self._tables[-1], self._names, -1)
+
+    def take_through(self, limit: Row | None) -> list[pa.Table]:
+        """Take what lies at or below the limit; everything for None."""
+        taken = []
+        while self._tables and (limit is None or _row(self._tables[0], self._names, -1) <= limit):
+            taken.append(self._tables.popleft())
+        if self._tables and limit is not None:
+            first = self._tables.popleft()
+            count = _count_through(first, self._names, limit)
+            if count:
+                taken.append(first.slice(0, count))
+            self._tables.appendleft(first.slice(count))
+        for table in taken:
+            self._count(table, -1)
+        return taken
+
+    def _count(self, table: pa.Table, sign: int) -> None:
+        self.rows += sign * table.num_rows
+        self._bytes += sign * table.nbytes
+
+
+def _row(table: pa.Table, names: list[str], index: int) -> Row:
+    return [encode_cell(table.column(name), index) for name in names]
+
+
+def _count_through(table: pa.Table, names: list[str], limit: Row) -> int:
+    """How many rows of a sorted table are at or below the limit: column by column, among those that tie so far."""
+    start, end = 0, table.num_rows
+    for name, cell in zip(names, limit, strict=True):
+        cells = _Cells(joined(table.column(name)))
+        start, end = bisect_left(cells, cell, start, end), bisect_right(cells, cell, start, end)
+        if start == end:
+            break
+    return end
+
+
+class _Cells:
+    """A column's encoded values, as bisect wants them."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, index: int) -> bytes:
+        return encode_cell(self._column, index)
+
+
+def _end_to_end(tables: list[pa.Table]) -> pa.Table:
+    """The tables as one, every column one array. Where only some have a dictionary, none keeps it."""
+    for index, name in enumerate(tables[0].schema.names):
+        if len({table.schema.types[index] for table in tables}) > 1:
+            tables = [_without_dictionary(table, index, name) for table in tables]
+    table = pa.concat_tables(tables)
+    return pa.table([joined(column) for column in table.columns], schema=table.schema)
+
+
+def _without_dictionary(table: pa.Table, index: int, name: str) -> pa.Table:
+    array = plain(table.column(index))
+    return table.set_column(index, pa.field(name, array.type, table.schema.field(index).nullable), array)
+
+
+def _shared_prefix(columns: list[pa.ChunkedArray]) -> int:
+    """How many bytes all values of a text column start with, each of these pieces of it being sorted."""
+    texts = all(pa.types.is_string(column.type) or pa.types.is_binary(column.type) for column in columns)
+    if not texts or any(column.null_count for column in columns):
+        return 0
+    ends = [column[index].as_buffer().to_pybytes() for column in columns for index in (0, -1)]
+    first, last = min(ends), max(ends)
+    differing = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return next(differing, min(len(first), len(last)))
+
+
+def _joined(pieces: list[pa.Table], name: str) -> npt.NDArray[Any]:
+    arrays = [integers(piece.column(name)) for piece in pieces]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def hold_back(window: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The window without its last (data, time), and that: several updates where a sum was split."""
+    names = [name for name in window.schema.names if name != DIFF]
+    last = window.num_rows - 1
+    row = _row(window, names, last)
+    while last > 0 and _row(window, names, last - 1) == row:
+        last -= 1
+    return window.slice(0, last), window.slice(last)

@@ -1,0 +1,101 @@
+"""What all stores share: which keys, ranges and limits they refuse, and the errors that mean the same in each.
+
+What a key may look like is the same everywhere, so that a location can be moved to another kind of store.
+
+A key is 1 to 1024 bytes of UTF-8: segments separated by `/`, each of 1 to 255 bytes, none starting with `.`, without
+control characters. So no key escapes its root (`..`, absolute), none is reserved, and every store can list it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from persist_lib.errors import Corrupt, InvalidName, InvalidUsage
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Newest, Row
+
+LONGEST_KEY = 1024
+LONGEST_SEGMENT = 255
+# A surrogate cannot be encoded; control characters do not survive the XML of an S3 listing.
+SEGMENT = r"(?!\.)[^/\x00-\x1f\x7f\ud800-\udfff]+"
+KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*")
+
+
+def check_key(key: str) -> str:
+    """Answer `key`, or raise InvalidName."""
+    if isinstance(key, str) and KEY.fullmatch(key) and _is_short(key):
+        return key
+    raise InvalidName(
+        f"a blob's key must be segments of 1 to {LONGEST_SEGMENT} bytes separated by '/', at most {LONGEST_KEY} bytes "
+        f"in all, without control characters and none starting with '.': got {key!r}",
+        key=key,
+    )
+
+
+def _is_short(key: str) -> bool:
+    if len(key) <= LONGEST_SEGMENT // 4:
+        return True
+    return len(key.encode()) <= LONGEST_KEY and all(len(s.encode()) <= LONGEST_SEGMENT for s in key.split("/"))
+
+
+def check_prefix(prefix: str) -> str:
+    """Answer `prefix` if it is empty (everything) or a key followed by `/`, or raise InvalidName."""
+    if prefix == "":
+        return prefix
+    if not isinstance(prefix, str) or not prefix.endswith("/"):
+        raise InvalidName(
+            f"a prefix to list must end in '/' (or be empty, for everything): got {prefix!r}", prefix=prefix
+        )
+    check_key(prefix[:-1])
+    return prefix
+
+
+def check_range(key: str, start: int, end: int) -> None:
+    """Refuse a range that is no `[start, end)`."""
+    check_key(key)
+    if not 0 <= start <= end:
+        raise InvalidUsage(f"blob {key}: a range must be 0 <= start <= end: got [{start}, {end})", start=start, end=end)
+
+
+def written_before(key: str, size: int, found: int) -> Corrupt:
+    """The error for a write-once key that holds other bytes. Fail-stop: one of the two writers is wrong."""
+    return Corrupt(
+        f"blob {key} was written before with other bytes ({found} there, {size} now). Keys are written once and never "
+        "changed; nothing was written. Use a fresh key",
+        key=key, expected=size, actual=found,
+    )  # fmt: skip
+
+
+def passes_newest(key: str, seqno: SeqNo, newest: SeqNo | None) -> InvalidUsage:
+    """The error for a truncation that would delete the newest row. No retry could make it right."""
+    there = "it has no row" if newest is None else f"its newest row is {newest}"
+    return InvalidUsage(
+        f"consensus {key!r} cannot be truncated to {seqno}: {there}, and the newest is never deleted. Nothing "
+        "was deleted",
+        key=key, seqno=seqno, newest=newest,
+    )  # fmt: skip
+
+
+def not_in_log(key: str, seqno: SeqNo) -> InvalidUsage:
+    """The error for going back to a row that is not there."""
+    return InvalidUsage(
+        f"consensus {key!r} cannot go back to {seqno}: it has no such row. Nothing was taken back", key=key, seqno=seqno
+    )
+
+
+def next_seqno(expected: Newest | None) -> SeqNo:
+    """Where a row goes that follows `expected`."""
+    return SeqNo(expected.seqno + 1 if expected else 1)
+
+
+def is_newest(expected: Newest | None, head: Row | None) -> bool:
+    """Whether the newest row there is, is the one expected."""
+    if expected is None or head is None:
+        return expected is None and head is None
+    return head.seqno == expected.seqno and head.data.startswith(expected.start)
+
+
+def check_limit(limit: int) -> None:
+    """Refuse a limit that means nothing (SQL reads -1 as no limit at all)."""
+    if limit < 0:
+        raise InvalidUsage(f"a scan's limit must not be negative: got {limit}", limit=limit)

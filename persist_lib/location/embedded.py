@@ -1,0 +1,134 @@
+"""The scheme `file:`: a directory with `persist.json` (its format), `blob/` and `consensus.sqlite`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from persist_lib.errors import Corrupt, Determinate, InvalidUsage, Missing, NewerFormat, NotFound
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.directories import fsync_directory, make_directories
+from persist_lib.location.file.blob import FileBlob
+from persist_lib.location.scheme import Opening, Scheme
+from persist_lib.location.sqlite.consensus import SqliteConsensus
+from persist_lib.location.sqlite.read_only import ReadOnlySqliteConsensus
+from persist_lib.runtime.ambient import Runtime
+
+FORMAT = 1
+MARKER = "persist.json"
+BLOBS = "blob"
+CONSENSUS = "consensus.sqlite"
+
+
+def _canonical(url: str) -> str:
+    rest = url.removeprefix("file:")
+    if rest.startswith("//"):
+        rest = rest[2:]
+        if not rest.startswith("/"):
+            raise InvalidUsage(
+                f"{url} names the host {rest.partition('/')[0]!r}; a file location is file:./relative, "
+                "file:/absolute or file:///absolute",
+                url=url,
+            )
+    if not rest or "\0" in rest:
+        raise InvalidUsage(f"{url!r} names no directory; a file location is file:./relative or file:/absolute", url=url)
+    return f"file:{os.path.abspath(rest)}"  # noqa: PTH100 - also takes `..` away
+
+
+def _open_blob(url: str, opening: Opening) -> Blob:
+    return FileBlob(_enter(url, opening) / BLOBS)
+
+
+def _open_consensus(url: str, opening: Opening) -> Consensus:
+    path = _enter(url, opening)
+    database = path / CONSENSUS
+    if not database.exists():
+        _check_never_had_one(url, path, opening)
+    if opening.read_only:
+        return ReadOnlySqliteConsensus(database, clock=opening.clock)
+    return SqliteConsensus(database, create=opening.create, clock=opening.clock)
+
+
+def _enter(url: str, opening: Opening) -> Path:
+    """The directory of the location, which is there and of a format that we know."""
+    path = Path(url.removeprefix("file:"))
+    marker = path / MARKER
+    try:
+        if marker.exists():
+            _check_format(marker)
+            if not opening.read_only:
+                fsync_directory(path)  # who made the marker may not have come to this, and may never
+        elif opening.create:
+            _create(url, path)
+        else:
+            raise NotFound(
+                f"there is no location at {url}: {marker} is missing. Check the path, or open it with create=True",
+                url=url,
+            )
+    except OSError as error:
+        raise Determinate(f"could not open the location {url}: {error}", url=url) from error
+    return path
+
+
+def _check_format(marker: Path) -> None:
+    try:
+        found = json.loads(marker.read_bytes())["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(
+            f"{marker} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=str(marker),
+            expected={"format": FORMAT}, actual=str(error),
+        ) from error  # fmt: skip
+    if not isinstance(found, int) or found > FORMAT:
+        raise NewerFormat(
+            f"{marker} says format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade "
+            "persist-lib",
+            found=found, known=FORMAT,
+        )  # fmt: skip
+
+
+def _create(url: str, path: Path) -> None:
+    foreign = [n for n in _names(path) if not n.startswith((BLOBS, CONSENSUS, "." + MARKER, "." + CONSENSUS))]
+    # The marker may have been made since we looked: then somebody else was first.
+    if foreign and MARKER not in foreign:
+        raise InvalidUsage(
+            f"{url} holds other files ({', '.join(sorted(foreign)[:3])}), but no {MARKER}: it is no location. Choose "
+            "an empty or a new directory",
+            url=url,
+        )
+    make_directories(path)
+    temporary = path / f".{MARKER}.{Runtime().entropy():016x}"
+    with temporary.open("xb") as file:
+        file.write(json.dumps({"format": FORMAT}).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path / MARKER)
+    except FileExistsError:
+        _check_format(path / MARKER)
+    finally:
+        temporary.unlink()
+    fsync_directory(path)
+
+
+def _names(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir()] if path.exists() else []
+
+
+def _check_never_had_one(url: str, path: Path, opening: Opening) -> None:
+    """Without a database, blobs mean that it was lost: a new, empty one would hide that."""
+    try:
+        blobs = _names(path / BLOBS)
+    except OSError as error:
+        raise Determinate(f"could not open the location {url}: {error}", url=url) from error
+    if any(not name.startswith(".") for name in blobs):
+        raise Missing(
+            f"{path / CONSENSUS} is missing, but {path / BLOBS} holds blobs. Restore it, or pass consensus= if the "
+            "location's consensus is elsewhere",
+            key=CONSENSUS, url=url,
+        )  # fmt: skip
+    if not opening.create:
+        raise NotFound(f"there is no consensus at {url}; open it with create=True, or pass consensus=", url=url)
+
+
+SCHEME = Scheme(_open_blob, _open_consensus, _canonical)

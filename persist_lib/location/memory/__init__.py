@@ -1,0 +1,1 @@
+"""Both halves of a location in this process, and the scheme `memory:`."""

@@ -1,0 +1,67 @@
+"""The scheme `memory:`. Named ones live as long as the process, unnamed ones as long as somebody has them open."""
+
+from __future__ import annotations
+
+import threading
+from weakref import WeakValueDictionary
+
+from persist_lib.errors import NotFound
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.scheme import Opening, Scheme
+from persist_lib.runtime.ambient import Runtime
+
+UNNAMED = "memory:#"
+"""What unnamed ones are called when they are pickled: random, so that another process finds none instead of another."""
+
+_lock = threading.Lock()
+_blobs: WeakValueDictionary[str, MemoryBlob] = WeakValueDictionary()
+_consensuses: WeakValueDictionary[str, MemoryConsensus] = WeakValueDictionary()
+_kept: list[MemoryBlob | MemoryConsensus] = []
+_minted: set[str] = set()
+
+
+def _canonical(url: str) -> str:
+    if url != "memory:":
+        return url
+    minted = f"{UNNAMED}{Runtime().entropy():016x}"
+    _minted.add(minted)
+    return minted
+
+
+def _open_blob(url: str, opening: Opening) -> Blob:
+    with _lock:
+        blob = _blobs.get(url)
+        if blob is None:
+            _check_may_create(url, opening)
+            blob = _blobs[url] = MemoryBlob()
+            _keep_if_named(url, blob)
+        return blob
+
+
+def _open_consensus(url: str, opening: Opening) -> Consensus:
+    with _lock:
+        consensus = _consensuses.get(url)
+        if consensus is None:
+            _check_may_create(url, opening)
+            consensus = _consensuses[url] = MemoryConsensus(opening.clock)
+            _keep_if_named(url, consensus)
+            _minted.discard(url)
+        return consensus
+
+
+def _check_may_create(url: str, opening: Opening) -> None:
+    if not opening.create and url not in _minted:
+        raise NotFound(
+            f"there is no location {url} in this process; memory is not shared among processes. Open it "
+            "with create=True",
+            url=url,
+        )
+
+
+def _keep_if_named(url: str, store: MemoryBlob | MemoryConsensus) -> None:
+    if not url.startswith(UNNAMED):
+        _kept.append(store)
+
+
+SCHEME = Scheme(_open_blob, _open_consensus, _canonical)

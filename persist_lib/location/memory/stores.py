@@ -1,0 +1,144 @@
+"""A location in memory: for tests, and to measure what the library itself costs. Nothing survives the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import BlobEntry, Change, Newest, Row
+from persist_lib.location.clock import Clock, machine_clock, now_ms
+from persist_lib.location.contract import (
+    check_key,
+    check_limit,
+    check_prefix,
+    check_range,
+    is_newest,
+    next_seqno,
+    not_in_log,
+    passes_newest,
+    written_before,
+)
+
+
+class MemoryBlob:
+    """A dict of objects. `close` does nothing: what is shared by name outlives each of its users."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """See `api.Blob`."""
+        return self._objects.get(check_key(key))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """See `api.Blob`."""
+        check_range(key, start, end)
+        data = self._objects.get(key)
+        return None if data is None else data[start:end]
+
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """See `api.Blob`."""
+        check_key(key)
+        copy = bytes(data)
+        with self._lock:
+            if self._objects.setdefault(key, copy) != copy:
+                raise written_before(key, len(copy), len(self._objects[key]))
+
+    def delete(self, key: str) -> bool:
+        """See `api.Blob`."""
+        return self._objects.pop(check_key(key), None) is not None
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
+        """See `api.Blob`. Never fails."""
+        for key in keys:
+            self.delete(key)
+        return {}
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        """See `api.Blob`. As of the call."""
+        check_prefix(prefix)
+        with self._lock:
+            found = [BlobEntry(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix)]
+        return iter(found)
+
+    def close(self) -> None:
+        """See `api.Blob`."""
+
+
+class MemoryConsensus:
+    """A dict of logs. A key's rows are never empty once it has any: so it can never be created again."""
+
+    def __init__(self, clock: Clock = machine_clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._logs: dict[str, list[Row]] = {}
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`."""
+        rows = self._logs.get(key)
+        return rows[-1] if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        check_limit(limit)
+        with self._lock:
+            rows = self._logs.get(key)
+            if not rows:
+                return []
+            first = max(0, from_seqno - rows[0].seqno)
+            return rows[first : first + limit]
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        """See `api.Consensus`."""
+        return self.compare_and_set_many({key: (expected, data)})
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        """See `api.Consensus`."""
+        with self._lock:
+            if not all(is_newest(expected, self.head(key)) for key, (expected, _) in changes.items()):
+                return False
+            rows = [Row(next_seqno(expected), bytes(data)) for expected, data in changes.values()]
+            logs = [self._logs.setdefault(key, []) for key in changes]
+            any(map(list.append, logs, rows))  # SUBTLE: by one call, so that no interrupt finds one half done
+            return True
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`."""
+        with self._lock:
+            head = self.head(key)
+            if head is None or seqno > head.seqno:
+                raise passes_newest(key, seqno, head and head.seqno)
+            rows = self._logs[key]
+            dropped = max(0, seqno - rows[0].seqno)
+            # A new list: a head being read meanwhile keeps seeing the old one whole.
+            self._logs[key] = rows[dropped:]
+            return dropped
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`."""
+        with self._lock:
+            if not is_newest(newest, self.head(key)):
+                return 0
+            rows = self._logs[key]
+            if seqno and not rows[0].seqno <= seqno <= rows[-1].seqno:
+                raise not_in_log(key, seqno)
+            kept = [row for row in rows if row.seqno <= seqno]
+            if kept:
+                self._logs[key] = kept
+            else:
+                del self._logs[key]
+            return len(rows) - len(kept)
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`. As of the call."""
+        with self._lock:
+            return iter([key for key, rows in self._logs.items() if rows])
+
+    def now(self) -> int:
+        """See `api.Consensus`."""
+        return now_ms(self._clock)
+
+    def close(self) -> None:
+        """See `api.Consensus`. Nothing to release."""

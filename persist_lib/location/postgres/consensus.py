@@ -1,0 +1,366 @@
+"""Consensus in PostgreSQL: durable on return, safe among processes and machines, one round trip for each operation.
+
+`postgresql://user@host/database?persist_schema=persist`: any URL of libpq, and the schema that holds the tables.
+With `&persist_notify=1` waiters are woken (see `postgres_notify`); not through a pooler in transaction mode. With
+`&persist_prepare=0` no statement is prepared (see `postgres_sessions.Session`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import parse_qsl, quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, PersistError
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Change, Newest, Row
+from persist_lib.location.clock import RemoteClock
+from persist_lib.location.contract import check_limit, next_seqno, not_in_log, passes_newest
+from persist_lib.location.postgres.layout import (
+    NAME,
+    Statements,
+    check_layout,
+    create_layout,
+    creation_failed,
+    not_there,
+)
+from persist_lib.location.postgres.notify import OPTION as NOTIFY
+from persist_lib.location.postgres.notify import Notifier
+from persist_lib.location.postgres.sessions import (
+    BYTEA,
+    INT8,
+    TEXT,
+    Dropped,
+    Record,
+    Rejected,
+    Session,
+    Sessions,
+    Value,
+    decode_int,
+)
+from persist_lib.location.scheme import Opening, is_on
+from persist_lib.location.wrap.deadline import patience_s
+from persist_lib.runtime.ambient import Deadline, Runtime
+
+SCHEMA = "persist"
+PREPARE = "persist_prepare"
+OPERATION_S = 20.0
+"""The longest that one operation may take. The caller's deadline may end it earlier."""
+LOCK_SHARE = 0.8
+"""Of that, the time that the server waits for a row's lock: it must have given up when the client does."""
+CONNECT_S = 10
+CONNECTIONS = 8
+"""Of one process to one location. An operation takes about a millisecond; a server has some hundred connections."""
+
+NOT_NOW = re.compile(r"08...|57P..|58...|XX...|F0...|40003")
+"""Errors that do not say what became of a write: broken connections, shutdowns, I/O errors, bugs, and unknown ones."""
+DISTRUSTED = re.compile(r"certificate|SSL was required|SSL connection is required")
+"""Libpq's words, its only ones, for a server whose identity it refuses or that has no TLS: no further attempt helps."""
+TURNED_AWAY = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects connection"
+    r"|(database|role) \".*\" does not exist|is not permitted to log in|permission denied for database"
+    r"|no such (database|user)"
+)
+"""The words of servers and poolers for who may not come in, however often they ask: libpq tells no SQLSTATE of that. A
+server that speaks another language is asked again until the timeout, as before."""
+ATTEMPT = re.compile(r"^- host: (.*?), hostaddr: .*?: (.*)$", re.MULTILINE)
+"""How psycopg tells of each attempt when there were several: the host and port, and what came of it."""
+ROLLED_BACK = "22012"
+UNIQUE_VIOLATION = "23505"
+NO_TABLE = ("42P01", "3F000")
+FORBIDDEN = "42501"
+QUOTED = re.compile(r'"[^"]*"')
+
+
+class PostgresConsensus:
+    """Rows in the tables of `postgres_layout`. Raises NotFound where there are none, unless `create`.
+
+    Every operation is one statement, one transaction and one round trip. After a failure of the connection a write is
+    Indeterminate; after an error of the server itself it is Determinate, as the server then took it back. With
+    `persist_notify=1` one more connection of the process tells who waits.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = True,
+        runtime: Runtime | None = None,
+        operation_s: float = OPERATION_S,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        self._runtime = runtime or Runtime()
+        self._operation_s = operation_s
+        self._conninfo, self._schema = parse_url(url)
+        self._name = describe(self._conninfo)
+        self._sql = Statements(self._schema)
+        self._prepares = is_on(url, PREPARE, default=True)
+        self._clock = RemoteClock(self._runtime)
+        self._open_layout(create)
+        self._sessions = Sessions(self._connect, self._name, connections)
+        self._notifier = (
+            Notifier(self._listening, f"persist_{self._schema}", self._runtime)
+            if is_on(url, NOTIFY, default=False)
+            else None
+        )
+
+    def _open_layout(self, create: bool) -> None:
+        try:
+            with self._connection(self._deadline()) as connection:
+                if check_layout(connection, self._schema, self._name):
+                    return
+                if not create:
+                    raise not_there(self._schema, self._name)
+                create_layout(connection, self._schema, self._name)
+        except psycopg.Error as error:
+            if DISTRUSTED.search(str(error)) or is_turned_away(error):
+                raise connection_failed(error, self._name) from error
+            raise creation_failed(error, self._schema, self._name) from error
+
+    def _connection(self, deadline: Deadline) -> psycopg.Connection:
+        # psycopg's own prepared statements have names that mean something else in another client of a pooler.
+        timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
+        return psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
+
+    def _listening(self) -> psycopg.Connection:
+        return self._connection(self._runtime.deadline(CONNECT_S))
+
+    def _connect(self, deadline: Deadline) -> Session:
+        try:
+            return Session(self._connection(deadline), self._runtime.entropy(), prepares=self._prepares)
+        except psycopg.Error as error:
+            raise connection_failed(error, self._name) from error
+
+    def _deadline(self) -> Deadline:
+        return self._runtime.deadline(patience_s(self._operation_s))
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`. Never stale here."""
+        rows = _rows(self._read(self._sql.head, [(key, TEXT)]))
+        return rows[0] if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        check_limit(limit)
+        return _rows(self._read(self._sql.scan, [(key, TEXT), (from_seqno, INT8), (limit, INT8)]))
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`. As of the call."""
+        return iter(sorted((key or b"").decode() for (key,) in self._read(self._sql.keys, [])))
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        """See `api.Consensus`."""
+        sql = self._sql.create if expected is None else self._sql.append
+        values: list[tuple[Value, int]] = [(key, TEXT), (bytes(data), BYTEA)]
+        lock = 2
+        if expected is not None:
+            values += _expected(expected)
+        won = bool(self._write(sql, values, lock, f"set {key!r} to v{next_seqno(expected)}")[0])
+        if won and self._notifier is not None:
+            self._notifier.announce(key, next_seqno(expected))
+        return won
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        """See `api.Consensus`."""
+        if not changes:
+            return True
+        values: list[tuple[Value, int]] = []
+        for key, (expected, data) in sorted(changes.items()):
+            values += [(key, TEXT), *_expected(expected), (bytes(data), BYTEA)]
+        won = bool(self._write(self._sql.append_many(len(changes)), values, 0, f"set {len(changes)} keys")[0])
+        if won and self._notifier is not None:
+            for key, (expected, _) in changes.items():
+                self._notifier.announce(key, next_seqno(expected))
+        return won
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`."""
+        newest, dropped = self._write(self._sql.truncate, [(key, TEXT), (seqno, INT8)], None, f"truncate {key!r}")
+        if newest is None or seqno > newest:
+            raise passes_newest(key, seqno, None if newest is None else SeqNo(newest))
+        return dropped or 0
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`."""
+        values: list[tuple[Value, int]] = [(key, TEXT), (seqno, INT8), *_expected(newest)]
+        taken = self._write(self._sql.rewind, values, 2, f"take {key!r} back to v{seqno}")[0] or 0
+        if taken < 0:
+            raise not_in_log(key, seqno)
+        return taken
+
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+        """See `api.WakesWaiters`."""
+        return self._notifier is not None and self._notifier.wait(key, seqno, longest_s)
+
+    def now(self) -> int:
+        """See `api.Consensus`: the server's clock, as of its last answer, and the time that has passed since."""
+        return self._clock.now(self._ask)
+
+    def _ask(self) -> int:
+        deadline = self._deadline()
+        try:
+            with self._sessions.lend(deadline) as session:
+                return session.ask(self._sql.clock, [], deadline).clock
+        except (Dropped, Rejected) as error:
+            raise read_failed(error, self._name) from error
+
+    def close(self) -> None:
+        """See `api.Consensus`."""
+        if self._notifier is not None:
+            self._notifier.close()
+        self._sessions.close()
+
+    def _read(self, sql: str, values: Sequence[tuple[Value, int]]) -> list[Record]:
+        deadline = self._deadline()
+        try:
+            with self._sessions.lend(deadline) as session:
+                answer = session.ask(sql, values, deadline)
+        except (Dropped, Rejected) as error:
+            raise read_failed(error, self._name) from error
+        self._clock.observe(answer.clock)
+        return answer.records
+
+    def _write(self, sql: str, values: list[tuple[Value, int]], lock: int | None, doing: str) -> tuple[int | None, ...]:
+        """The numbers that `sql` answers. `lock` is where the lock timeout goes among the values."""
+        deadline = self._deadline()
+        try:
+            with self._sessions.lend(deadline) as session:
+                if lock is not None:
+                    lock_ms = max(1, int(deadline.remaining_s() * 1000 * LOCK_SHARE))
+                    values = [*values[:lock], (str(lock_ms), TEXT), *values[lock:]]
+                answer = session.ask(sql, values, deadline)
+        except Rejected as error:
+            if error.sqlstate == ROLLED_BACK:
+                return (0,)  # lost against somebody who created one of the keys
+            raise write_failed(error, doing, self._name) from error
+        except Dropped as error:
+            raise write_failed(error, doing, self._name) from error
+        self._clock.observe(answer.clock)
+        return tuple(None if value is None else decode_int(value) for value in answer.records[0])
+
+
+def _expected(newest: Newest | None) -> list[tuple[Value, int]]:
+    return [(None, INT8), (None, BYTEA)] if newest is None else [(newest.seqno, INT8), (newest.start, BYTEA)]
+
+
+def connection_failed(error: psycopg.Error, name: str) -> PersistError:
+    """What a connection that was never made means. Nothing was sent."""
+    what = f"could not connect to {name}: {str(error).strip()}"
+    if DISTRUSTED.search(str(error)):
+        return InvalidUsage(
+            f"{what}. Check sslmode, sslrootcert (the bundle of the server's authority, PEM) and the host in the URL"
+        )
+    if is_turned_away(error):
+        return InvalidUsage(
+            f"{what}. Check user, password and database in the URL, and what the server's pg_hba.conf lets in. "
+            "Nothing was sent, and trying again would not help",
+            name=name,
+        )
+    return Determinate(what)
+
+
+def is_turned_away(error: psycopg.Error) -> bool:
+    """Whether no host that was tried lets this user into this database. One that is only down may still do so.
+
+    A host may have several addresses: one that turned us away speaks for all of them.
+    """
+    if not isinstance(error, psycopg.OperationalError) or error.sqlstate is not None:
+        return False
+    said: dict[str, bool] = {}
+    for host, outcome in ATTEMPT.findall(str(error)) or [("", str(error))]:
+        said[host] = said.get(host, False) or TURNED_AWAY.search(outcome) is not None
+    return all(said.values())
+
+
+def _rows(records: Sequence[Record]) -> list[Row]:
+    return sorted(Row(SeqNo(decode_int(seqno)), data or b"") for seqno, data in records)
+
+
+def read_failed(error: Dropped | Rejected, name: str) -> PersistError:
+    """What a failed read means: it changed nothing, whatever it was."""
+    return _refusal(error, f"could not read {name}", name) or Determinate(f"could not read {name}: {error}")
+
+
+def write_failed(error: Dropped | Rejected, doing: str, name: str) -> PersistError:
+    """What a failed write means: Determinate only when the server said that it took it back."""
+    what = f"could not {doing} in {name}"
+    if refusal := _refusal(error, what, name):
+        return refusal
+    if isinstance(error, Dropped) or error.is_fatal or NOT_NOW.fullmatch(error.sqlstate):
+        return Indeterminate(f"{what}, as far as is known; it may have been done all the same: {error}")
+    if error.sqlstate == UNIQUE_VIOLATION:
+        return Corrupt(
+            f"{what}: the row after the newest is there already ({error}): the tables come from different copies. "
+            "Nothing was written; restore one whole copy",
+            key=name, expected=None, actual=str(error),
+        )  # fmt: skip
+    return Determinate(f"{what}; nothing was written: {error}", sqlstate=error.sqlstate)
+
+
+def _refusal(error: Dropped | Rejected, what: str, name: str) -> PersistError | None:
+    """What no retry can mend."""
+    if isinstance(error, Dropped):
+        return None
+    if error.sqlstate == FORBIDDEN:
+        return InvalidUsage(f"{what}: {error}. Grant the role what docs/operations.md says", name=name)
+    if error.sqlstate in NO_TABLE:
+        return Corrupt(
+            f"{what}: the tables were there, and are gone ({error}). Restore them from a copy", key=name, expected=None,
+            actual=str(error),
+        )  # fmt: skip
+    return None
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """Libpq's connection string for a URL, and the schema."""
+    url, schema = _split(url)
+    settings: dict[str, str | int | None] = {
+        "application_name": "persist",
+        "client_encoding": "utf8",
+        "keepalives_idle": "30",
+        "target_session_attrs": "primary",  # a standby's answers are stale, and the log must not be
+        "tcp_user_timeout": "20000",
+    }
+    try:
+        settings.update(conninfo_to_dict(url))
+        return make_conninfo("", **settings), schema
+    except psycopg.ProgrammingError as error:
+        # Libpq quotes what it does not understand, and that may be a piece of the password: so no `from error` either.
+        said = QUOTED.sub('"…"', str(error).strip())
+        raise InvalidUsage(f"{url!r} is no URL of PostgreSQL: {said}") from None
+
+
+def _split(url: str) -> tuple[str, str]:
+    base, _, query = url.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    schema = dict(pairs).get("persist_schema", SCHEMA)
+    if not NAME.fullmatch(schema):
+        raise InvalidUsage(
+            f"persist_schema must be 1 to 48 lower-case letters, digits or '_': got {schema!r}", schema=schema
+        )
+    ours = ("persist_schema", NOTIFY, PREPARE)
+    rest = "&".join(f"{name}={quote(value, safe='')}" for name, value in pairs if name not in ours)
+    return f"{base}?{rest}" if rest else base, schema
+
+
+def describe(conninfo: str) -> str:
+    """How messages name a database: without its password."""
+    given = conninfo_to_dict(conninfo)
+    return f"PostgreSQL database {given.get('dbname', '')!r} at {given.get('host', 'the default host')}"
+
+
+def canonical(url: str) -> str:
+    """One spelling of the scheme; refuses what libpq does not understand."""
+    url = "postgresql:" + url.partition(":")[2]
+    parse_url(url)
+    is_on(url, NOTIFY, default=False)
+    is_on(url, PREPARE, default=True)
+    return url
+
+
+def open_consensus(url: str, opening: Opening) -> PostgresConsensus:
+    """The opener of the scheme."""
+    return PostgresConsensus(url, create=opening.create)

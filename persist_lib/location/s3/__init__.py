@@ -1,0 +1,1 @@
+"""Blobs on S3, and Consensus there without a database."""

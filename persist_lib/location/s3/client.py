@@ -1,0 +1,280 @@
+"""S3 as the stores need it: a URL, clients that survive a fork and obey the caller's deadline, and what errors mean.
+
+    s3://bucket/prefix?endpoint=http://host:9000&region=eu-central-1&path_style=true&ca=/etc/ca.pem&profile=name
+                      &checksums=when_required
+
+Credentials come by boto3's usual chain. Nothing is retried here: a conditional PUT sent twice would take its own
+success for somebody else's, and what is safe to retry is retried above, within the caller's deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+import boto3
+from botocore import session as botocore_session
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import (
+    ClientError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+from botocore.loaders import create_loader
+from urllib3.util.ssl_match_hostname import CertificateError
+
+from persist_lib.errors import Determinate, Indeterminate, InvalidName, InvalidUsage, NotFound, PersistError
+from persist_lib.location.wrap.deadline import patience_s
+from persist_lib.location.wrap.metering import requested
+from persist_lib.location.wrap.spending import DELETES, GETS, LISTS, PUTS
+
+OPTIONS: Final = ("ca", "checksums", "endpoint", "path_style", "profile", "region")
+CONNECT_S = 5.0
+ANSWER_S = 16
+"""The longest silence of the server that is put up with. Shorter where the caller's deadline is: in powers of two."""
+CONNECTIONS = 32
+LONGEST_PREFIX = 200
+LONGEST_KEY = 1024
+
+NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError, CredentialRetrievalError)
+MISCONFIGURED = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
+PASSING = ("RequestTimeTooSkewed", "ExpiredToken", "TokenRefreshRequired", "RequestExpired")
+"""Refusals of a request's credentials that the next request may not meet."""
+THROTTLED = ("SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a location is: a bucket, a prefix without slashes around it, and how to reach them."""
+
+    bucket: str
+    prefix: str
+    options: Mapping[str, str]
+
+    def path(self, *parts: str) -> str:
+        """The object's name for a key of ours. Raises InvalidName for one that S3 does not take."""
+        name = "/".join([self.prefix, *parts] if self.prefix else parts)
+        if len(name.encode()) > LONGEST_KEY:
+            raise InvalidName(f"{name!r} is longer than S3's {LONGEST_KEY} bytes; use a shorter prefix", key=name)
+        return name
+
+
+def parse_url(url: str) -> Target:
+    """Take a URL apart. Raises InvalidUsage."""
+    scheme, _, rest = url.partition(":")
+    place, _, query = rest.partition("?")
+    bucket, _, prefix = place.removeprefix("//").partition("/")
+    prefix = unquote(prefix).strip("/")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(OPTIONS))
+    if not place.startswith("//") or not bucket:
+        raise InvalidUsage(f"an S3 location is {scheme}://bucket/prefix: got {url!r}", url=url)
+    if unknown:
+        raise InvalidUsage(f"{url}: unknown options {unknown}; known are {', '.join(OPTIONS)}", url=url)
+    if options.get("path_style", "false") not in ("true", "false"):
+        raise InvalidUsage(f"{url}: path_style must be true or false", url=url)
+    if options.get("checksums", "when_supported") not in ("when_supported", "when_required"):
+        raise InvalidUsage(f"{url}: checksums must be when_supported or when_required", url=url)
+    if len(prefix.encode()) > LONGEST_PREFIX or "//" in prefix:
+        raise InvalidUsage(f"{url}: the prefix must be at most {LONGEST_PREFIX} bytes and have no '//'", url=url)
+    return Target(bucket, prefix, options)
+
+
+def canonical(url: str) -> str:
+    """The same for every way to write a URL."""
+    target = parse_url(url)
+    query = urlencode(sorted(target.options.items()))
+    place = f"{url.partition(':')[0]}://{target.bucket}/{quote(target.prefix)}"
+    return f"{place}?{query}" if query else place
+
+
+class Clients:
+    """boto3 clients for one target, made when needed: for each process, and for each patience.
+
+    SUBTLE: a forked child inherits its parent's connections, and answers to both would mix on them; so it makes its own
+    and never touches the inherited ones. No lock guards this: one that was held during a fork would stay held.
+    """
+
+    def __init__(self, target: Target, answer_s: float = ANSWER_S) -> None:
+        self.target = target
+        self._answer_s = answer_s
+        self._made: dict[tuple[int, float], Any] = {}
+        self._closed = False
+
+    def get(self) -> Any:
+        """A client that waits for an answer about as long as the caller does."""
+        if self._closed:
+            name = f"s3://{self.target.bucket}/{self.target.prefix}"
+            raise InvalidUsage(f"the location at {name} was closed, by itself or with its client; open it again")
+        answer_s = min(self._answer_s, 2 ** max(0, int(patience_s(self._answer_s)).bit_length() - 1))
+        key = os.getpid(), answer_s
+        client = self._made.get(key)
+        if client is None:
+            client = self._made.setdefault(key, _make(self.target, answer_s))
+        return client
+
+    def close(self) -> None:
+        """Close this process's connections."""
+        self._closed = True
+        for (pid, _), client in list(self._made.items()):
+            if pid == os.getpid():
+                client.close()
+
+
+_models = create_loader()
+"""What botocore knows of S3: parsed once, which takes ten times longer than making a client. Holds no connections."""
+
+
+def _make(target: Target, answer_s: float) -> Any:
+    options = target.options
+    if "ca" in options and not Path(options["ca"]).exists():
+        raise InvalidUsage(f"there is no file {options['ca']}; ?ca= names the certificates of authorities (PEM)")
+    config = ClientConfig(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=min(CONNECT_S, answer_s),
+        read_timeout=answer_s,
+        max_pool_connections=CONNECTIONS,
+        tcp_keepalive=True,
+        s3={"addressing_style": "path" if options.get("path_style") == "true" else "auto"},
+        # Sent ones protect what is acknowledged on its way. What comes back is verified by our own digests.
+        request_checksum_calculation="when_required"
+        if options.get("checksums") == "when_required"
+        else "when_supported",
+        response_checksum_validation="when_required",
+    )
+    try:
+        inner = botocore_session.get_session()
+        inner.register_component("data_loader", _models)
+        session = boto3.session.Session(
+            botocore_session=inner, profile_name=options.get("profile"), region_name=options.get("region")
+        )
+        client = session.client(
+            "s3", endpoint_url=options.get("endpoint"), config=config, verify=options.get("ca"),
+            region_name=session.region_name or "us-east-1",
+        )  # fmt: skip
+    except (*MISCONFIGURED, ValueError) as error:
+        raise InvalidUsage(f"cannot make an S3 client for bucket {target.bucket}: {error}") from error
+    client.meta.events.register_last("before-call.s3", _expect_nothing)
+    client.meta.events.register("before-send.s3", _count)
+    return client
+
+
+def _count(event_name: str, **_: object) -> None:
+    """Tell the meter of a request, in the class that it is billed in: `event_name` ends in the operation's name."""
+    operation = event_name.rpartition(".")[2]
+    if operation.startswith(("Get", "Head")):
+        requested(GETS)
+    elif operation.startswith(("Delete", "Abort")):
+        requested(DELETES)
+    else:
+        requested(LISTS if operation.startswith("List") else PUTS)
+
+
+def _expect_nothing(params: dict[str, Any], **_: object) -> None:
+    """Send bodies without asking first, which costs a round trip.
+
+    SUBTLE: and when the connection ends in the middle of the go-ahead, botocore reads its end for ever, in a busy loop.
+    """
+    params["headers"].pop("Expect", None)
+
+
+def code_of(error: Exception) -> str:
+    """S3's word for an error: `NoSuchKey`, `PreconditionFailed`. A HEAD has no body, and answers its status alone."""
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status; 0 when there was no answer."""
+    if not isinstance(error, ClientError):
+        return 0
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether there is no such object. Not whether there is no such bucket, which would make everything look empty.
+
+    Only a HEAD cannot tell the two apart: it says 404.
+    """
+    return code_of(error) == "NoSuchKey" or (code_of(error) == "404" and _is_head(error))
+
+
+def _is_head(error: Exception) -> bool:
+    return isinstance(error, ClientError) and error.operation_name.startswith("Head")
+
+
+def is_distrusted(error: BaseException | None) -> bool:
+    """Whether the server's certificate was refused: before anything was sent, and again at each further attempt.
+
+    Other failures of TLS may pass. What botocore raises wraps what urllib3 raises, which wraps what Python's ssl does.
+    """
+    seen: list[object] = [error]
+    for found in seen:
+        if isinstance(found, (ssl.SSLCertVerificationError, CertificateError)):
+            return True
+        if isinstance(found, BaseException) and len(seen) < 50:
+            seen += [*found.args, *getattr(found, "kwargs", {}).values(), found.__cause__, found.__context__]
+    return False
+
+
+def is_taken(error: Exception) -> bool:
+    """Whether a conditional PUT found its condition false."""
+    return status_of(error) == 412
+
+
+@contextmanager
+def reading(doing: str) -> Iterator[None]:
+    """What only reads changes nothing when it fails."""
+    with _failing_as(Determinate, doing):
+        yield
+
+
+@contextmanager
+def writing(doing: str) -> Iterator[None]:
+    """What writes may have happened, unless S3 said no, or nothing was sent."""
+    with _failing_as(Indeterminate, doing):
+        yield
+
+
+@contextmanager
+def _failing_as(unknown: type[PersistError], doing: str) -> Iterator[None]:
+    try:
+        yield
+    except PersistError:
+        raise
+    except Exception as error:  # an answer cut among its headers makes botocore fail in any way (ValueError, KeyError)
+        raise failed(error, doing, unknown) from error
+
+
+def failed(error: Exception, doing: str, unknown: type[PersistError]) -> PersistError:
+    """What an error means; `unknown` where it does not say what happened."""
+    what = f"could not {doing}: {type(error).__name__}: {error}"
+    code, status = code_of(error), status_of(error)
+    if isinstance(error, MISCONFIGURED):
+        return InvalidUsage(what)
+    if is_distrusted(error):
+        return InvalidUsage(
+            f"{what}. Its certificate is not trusted: name the bundle of its authority with ?ca=, and check the host"
+        )
+    if isinstance(error, NEVER_SENT):
+        return Determinate(what)
+    if code == "NoSuchBucket":
+        return NotFound(f"{what}. Check the URL; buckets are not made by Persist")
+    if status in (401, 403) and code not in PASSING:
+        return InvalidUsage(f"{what}. Check the credentials, and the policy in docs/operations.md", code=code)
+    if status in (301, 307, 308):
+        return InvalidUsage(f"{what}. The bucket is in another region: say which with ?region=", code=code)
+    if 400 <= status < 500 or code in THROTTLED:
+        return Determinate(what, code=code)
+    return unknown(what, code=code)

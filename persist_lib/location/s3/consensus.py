@@ -1,0 +1,404 @@
+"""Consensus on S3 alone, by conditional PUT, for who wants no database: `s3+cas://bucket/prefix`, blobs included.
+
+    <prefix>/log/<key>/v<seqno>     one object for each row, made by PUT with If-None-Match
+    <prefix>/floor/<key>            the seqno that the log of the key was truncated to, which only rises
+
+A row is appended by creating its object: of two, S3 lets one. What remains is a stale client, for whose seqno there was
+a row once, which truncation has deleted: it *can* create the object again. So the floor rises before anything below it
+is deleted, and is read after each PUT: a row below the floor is no row. See docs/design/0012-consensus-on-s3-alone.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from botocore.exceptions import ClientError
+
+from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import START_BYTES, Change, Newest, Row
+from persist_lib.location.clock import RemoteClock
+from persist_lib.location.contract import check_limit, next_seqno, not_in_log, passes_newest
+from persist_lib.location.s3.blob import MARKER, PAGE, S3Blob, body_of, delete_objects, enter
+from persist_lib.location.s3.client import Clients, canonical, is_missing, is_taken, reading, status_of, writing
+from persist_lib.location.scheme import Opening
+from persist_lib.runtime.ambient import Runtime
+
+ATTEMPT = "persist-attempt"
+"""The metadata by which a PUT knows its own object again, when a proxy sent it twice and the second was refused."""
+FIRST = SeqNo(1)
+LARGEST = 10**20 - 1
+READ_THREADS = 8
+RACES = 20
+RECENT_S = 5.0
+"""How long what was read is relied upon without looking again, where that spares a request."""
+EMPTY_HAS_NO_RANGE = 416
+
+
+class _Floor(NamedTuple):
+    """The seqno below which no row counts, the version of the object that says so (None: there is none), and when."""
+
+    seqno: SeqNo
+    etag: str | None
+    read_at: float
+
+
+class _Seen(NamedTuple):
+    """The highest seqno at which there was a row for certain, what that starts with if it was looked at, and when."""
+
+    seqno: SeqNo
+    start: bytes | None
+    read_at: float
+
+
+class S3Consensus:
+    """Rows as objects. A compare-and-set is one PUT and one GET; there are no transactions over several keys."""
+
+    def __init__(self, clients: Clients, *, runtime: Runtime | None = None, page: int = PAGE) -> None:
+        self._clients = clients
+        self._target = clients.target
+        self._runtime = runtime or Runtime()
+        self._clock = RemoteClock(self._runtime)
+        self._page = page
+        self._seen: dict[str, _Seen] = {}
+        """For each key a row that was there once. The newest is that or a later one, for ever."""
+        self._floors: dict[str, _Floor] = {}
+
+    def _row(self, key: str, seqno: SeqNo) -> dict[str, str]:
+        return {"Bucket": self._target.bucket, "Key": f"{self._rows(key)}{seqno:020d}"}
+
+    def _rows(self, key: str) -> str:
+        return self._target.path("log", _quoted(key), "v")
+
+    def _floor_at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._target.bucket, "Key": self._target.path("floor", _quoted(key))}
+
+    def _see(self, key: str, seqno: SeqNo, data: bytes | None) -> None:
+        if seqno > self._last_seen(key) or (data is not None and seqno == self._last_seen(key)):
+            self._seen[key] = _Seen(seqno, data if data is None else data[:START_BYTES], self._runtime.monotonic())
+
+    def _last_seen(self, key: str) -> SeqNo:
+        return self._seen[key].seqno if key in self._seen else SeqNo(0)
+
+    def _observe(self, answer: Any) -> Any:
+        if (date := _date_of(answer)) is not None:
+            self._clock.observe(date)
+        return answer
+
+    def _floor(self, key: str) -> _Floor:
+        asked_at = self._runtime.monotonic()
+        seqno, etag = self._read_floor(key)
+        self._floors[key] = floor = _Floor(seqno, etag, asked_at)
+        return floor
+
+    def _read_floor(self, key: str) -> tuple[SeqNo, str | None]:
+        with reading(f"read the floor of {key!r}"):
+            try:
+                answer = self._observe(self._clients.get().get_object(**self._floor_at(key)))
+            except ClientError as error:
+                if is_missing(error):
+                    self._observe(error.response)
+                    return FIRST, None
+                raise
+            data = body_of(answer)
+        if not data.isdigit():
+            raise Corrupt(
+                f"the floor of {key!r} holds {data[:40]!r}, no seqno; restore it: the seqno of the first row that is "
+                "there without a gap after it",
+                key=key, expected="digits", actual=data[:40],
+            )  # fmt: skip
+        return SeqNo(int(data)), str(answer["ETag"])
+
+    def _is_there(self, key: str, seqno: SeqNo) -> bool:
+        return self._attempt_at(key, seqno) is not None
+
+    def _attempt_at(self, key: str, seqno: SeqNo) -> str | None:
+        """Whose PUT made the object of a row; None when there is no such object."""
+        with reading(f"look for v{seqno} of {key!r}"):
+            try:
+                answer = self._observe(self._clients.get().head_object(**self._row(key, seqno)))
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                raise
+            return str(answer["Metadata"].get(ATTEMPT, ""))
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        """See `api.Consensus`."""
+        seqno = next_seqno(expected)
+        if seqno < self._recent_floor(key) or (expected is not None and not self._was_there(key, expected)):
+            return False
+        attempt = f"{self._runtime.entropy():016x}"
+        with writing(f"set {key!r} to v{seqno}"):
+            try:
+                answer = self._clients.get().put_object(
+                    **self._row(key, seqno), Body=bytes(data), IfNoneMatch="*", Metadata={ATTEMPT: attempt}
+                )
+                self._observe(answer)
+            except ClientError as error:
+                if not is_taken(error):
+                    raise
+                if self._winner(key, seqno) != attempt:
+                    return False
+        return self._counts(key, seqno, data)
+
+    def _was_there(self, key: str, expected: Newest) -> bool:
+        """Whether the row `expected` was there a moment ago, and may be the newest: all before it were there as well.
+
+        SUBTLE: a PUT cannot be made to depend on another object. That the row is still the same, and not another of
+        its seqno after an older copy was restored, is looked at when that was not done within `RECENT_S`.
+        """
+        if not max(FIRST, self._last_seen(key)) <= expected.seqno < LARGEST:
+            return False
+        seen = self._seen.get(key)
+        if seen is not None and seen.seqno == expected.seqno and seen.start is not None and self._is_recent(seen):
+            return seen.start.startswith(expected.start)
+        start = self._start_of(key, expected.seqno)
+        if start is None:
+            return False  # never, or truncated: then there are newer ones
+        self._see(key, expected.seqno, start)
+        return start.startswith(expected.start)
+
+    def _is_recent(self, known: _Seen | _Floor) -> bool:
+        return self._runtime.monotonic() - known.read_at <= RECENT_S
+
+    def _start_of(self, key: str, seqno: SeqNo) -> bytes | None:
+        """What a row starts with; None when there is none."""
+        with reading(f"look at v{seqno} of {key!r}"):
+            try:
+                asked = f"bytes=0-{START_BYTES - 1}"
+                return body_of(self._observe(self._clients.get().get_object(**self._row(key, seqno), Range=asked)))
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                if status_of(error) == EMPTY_HAS_NO_RANGE:
+                    return b""
+                raise
+
+    def _recent_floor(self, key: str) -> SeqNo:
+        """A floor that was true a few seconds ago. It only spares the stale an answer that leaves them in doubt."""
+        known = self._floors.get(key)
+        if known is None or not self._is_recent(known):
+            known = self._floor(key)
+        return known.seqno
+
+    def _winner(self, key: str, seqno: SeqNo) -> str:
+        """Whose row is in our place. A proxy may have sent our own PUT twice; a failure here leaves that unknown."""
+        try:
+            found = self._attempt_at(key, seqno)
+        except Determinate as error:
+            raise Indeterminate(f"v{seqno} of {key!r} is there, and may be this one: {error.message}") from error
+        if found is None:
+            raise Indeterminate(f"v{seqno} of {key!r} was there, may have been this one, and is truncated by now")
+        return found
+
+    def _counts(self, key: str, seqno: SeqNo, data: bytes) -> bool:
+        """Whether the row that was just made is one, or fell into a place that truncation had freed.
+
+        SUBTLE: read after the PUT. Truncation raises the floor before it frees a place; so a place that was free
+        because of it is below the floor that is read here. The other way round nothing follows: the row may have been
+        good, and others have appended and truncated meanwhile.
+        """
+        try:
+            floor = self._floor(key)
+        except Determinate as error:
+            raise Indeterminate(f"v{seqno} of {key!r} was written, but not confirmed: {error.message}") from error
+        if seqno >= floor.seqno:
+            self._see(key, seqno, data)
+            return True
+        self._see(key, floor.seqno, None)
+        raise Indeterminate(
+            f"v{seqno} of {key!r} was written, but the log is truncated to v{floor.seqno} by now: whether it was "
+            "in time is told by what the newer rows say"
+        )
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        """Refused: S3 changes one object at a time."""
+        raise InvalidUsage(
+            f"cannot set {list(changes) or 'several keys'} at once: S3 alone has no transactions over several shards. "
+            "Use consensus= with PostgreSQL, or append to one shard at a time"
+        )
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`. Whatever is below the floor, the newest row is above it, and is never deleted."""
+        while True:
+            newest = None
+            for newest in self._names(key, self._last_seen(key)):  # noqa: B007 - the last one
+                pass
+            if newest is None:
+                return None
+            if rows := self._fetch(key, [newest]):
+                self._see(key, newest, rows[0].data)
+                return rows[0]
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`. A LIST, a GET for each row (several at a time), and one for the floor."""
+        check_limit(limit)
+        while True:
+            seqnos = [*islice(self._names(key, from_seqno), limit)]
+            rows = self._fetch(key, seqnos)
+            # SUBTLE: after the reading. What was read below this floor may be a stray; what was read above it is not.
+            floor = self._floor(key)
+            if floor.seqno <= from_seqno or (len(seqnos) < limit and floor.seqno <= max(seqnos, default=FIRST)):
+                first = max(from_seqno, floor.seqno)
+                return self._checked(key, [row for row in rows if row.seqno >= first], first, seqnos)
+            from_seqno = floor.seqno
+
+    def _names(self, key: str, from_seqno: SeqNo) -> Iterator[SeqNo]:
+        """The seqnos of the objects from `from_seqno` on, ascending."""
+        prefix = self._rows(key)
+        after = f"{prefix}{max(0, from_seqno - 1):020d}"
+        while True:
+            with reading(f"list the rows of {key!r}"):
+                page = self._observe(
+                    self._clients.get().list_objects_v2(
+                        Bucket=self._target.bucket, Prefix=prefix, StartAfter=after, MaxKeys=self._page
+                    )
+                )
+                is_last = not page["IsTruncated"]
+                names = [str(entry["Key"]) for entry in page.get("Contents", [])]
+            yield from (SeqNo(int(name.removeprefix(prefix))) for name in names)
+            if is_last:
+                return
+            after = names[-1]
+
+    def _fetch(self, key: str, seqnos: Sequence[SeqNo]) -> list[Row]:
+        """The rows that are still there."""
+
+        def fetch(seqno: SeqNo) -> Row | None:
+            with reading(f"read v{seqno} of {key!r}"):
+                try:
+                    return Row(seqno, body_of(self._clients.get().get_object(**self._row(key, seqno))))
+                except ClientError as error:
+                    if is_missing(error):
+                        return None
+                    raise
+
+        if len(seqnos) < 2:
+            found = [fetch(seqno) for seqno in seqnos]
+        else:
+            with self._runtime.pool(min(READ_THREADS, len(seqnos)), "persist-log") as pool:
+                found = list(pool.map(fetch, seqnos))
+        return [row for row in found if row is not None]
+
+    def _checked(self, key: str, rows: list[Row], first: SeqNo, listed: Sequence[SeqNo]) -> list[Row]:
+        """Rows as they were listed: from `first` on, nothing that counts is missing."""
+        if [row.seqno for row in rows] != [*range(first, listed[-1] + 1 if listed else first)]:
+            raise Missing(
+                f"consensus {key!r} has a gap: of v{first} to v{listed[-1]} only {len(rows)} rows are there. Restore "
+                "them from a copy; nothing was changed",
+                key=key,
+            )
+        if rows:
+            self._see(key, *rows[-1])
+        return rows
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`. The floor first, the rows after: who dies in between leaves rows that do not count."""
+        if not self._raise_floor(key, seqno):
+            return 0
+        below = [*takewhile(lambda found: found < seqno, self._names(key, SeqNo(0)))]
+        failures = delete_objects(self._clients, [self._row(key, found)["Key"] for found in below], self._page)
+        if failures:
+            raise next(iter(failures.values()))
+        return len(below)
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`. From the newest down, so that it has no gap whenever it dies; then it is done again."""
+        rows = [*self._names(key, max(FIRST, min(seqno, newest.seqno)))]
+        if not rows or rows[-1] != newest.seqno or not (self._start_of(key, rows[-1]) or b"").startswith(newest.start):
+            return 0
+        if seqno and rows[0] != seqno:
+            raise not_in_log(key, seqno)
+        taken = [found for found in rows if found > seqno]
+        self._seen.pop(key, None)
+        for found in reversed(taken):
+            if failures := delete_objects(self._clients, [self._row(key, found)["Key"]]):
+                raise next(iter(failures.values()))
+        return len(taken)
+
+    def _raise_floor(self, key: str, seqno: SeqNo) -> bool:
+        """Whether the floor is at `seqno` now."""
+        for _ in range(RACES):
+            floor = self._floor(key)
+            if seqno < floor.seqno:
+                return False
+            if floor.etag is not None and seqno == floor.seqno:
+                return True  # what another left undone below it is done now
+            if not self._is_there(key, max(seqno, FIRST)):
+                newest = self.head(key)
+                if newest is None or newest.seqno < seqno:
+                    raise passes_newest(key, seqno, newest.seqno if newest else None)
+                continue  # it was there, and another truncation has deleted it since: the floor says so by now
+            if seqno <= FIRST:
+                return False
+            if self._put_floor(key, seqno, floor):
+                return True
+        raise Determinate(f"{key!r} was truncated {RACES} times meanwhile; nothing was deleted")
+
+    def _put_floor(self, key: str, seqno: SeqNo, floor: _Floor) -> bool:
+        condition = {"IfNoneMatch": "*"} if floor.etag is None else {"IfMatch": floor.etag}
+        self._floors.pop(key, None)
+        with writing(f"truncate {key!r} to v{seqno}"):
+            try:
+                self._clients.get().put_object(**self._floor_at(key), Body=b"%d" % seqno, **condition)
+            except ClientError as error:
+                if is_taken(error):
+                    return False
+                raise
+        return True
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`."""
+        root = self._target.path("log", "")
+        token: dict[str, str] = {}
+        while True:
+            with reading("list the keys"):
+                page = self._clients.get().list_objects_v2(
+                    Bucket=self._target.bucket, Prefix=root, Delimiter="/", MaxKeys=self._page, **token
+                )
+                token = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
+                names = [str(entry["Prefix"]) for entry in page.get("CommonPrefixes", [])]
+            yield from (unquote(name.removeprefix(root).rstrip("/")) for name in names)
+            if not token:
+                return
+
+    def now(self) -> int:
+        """See `api.Consensus`: S3's clock, to the second, as of its last answer, and the time that has passed since."""
+        return self._clock.now(self._ask)
+
+    def _ask(self) -> int:
+        with reading("read S3's clock"):
+            answer = self._clients.get().head_object(Bucket=self._target.bucket, Key=self._target.path(MARKER))
+        return _date_of(answer) or 0
+
+    def close(self) -> None:
+        """See `api.Consensus`."""
+        self._clients.close()
+
+
+def _date_of(answer: Any) -> int | None:
+    """When S3 answered, in ms since the epoch."""
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return int(parsedate_to_datetime(date).timestamp() * 1000) if date else None
+
+
+def _quoted(key: str) -> str:
+    return quote(key, safe="")
+
+
+def open_blob(url: str, opening: Opening) -> S3Blob:
+    """The opener of the scheme's blobs."""
+    return S3Blob(enter(url, opening))
+
+
+def open_consensus(url: str, opening: Opening) -> S3Consensus:
+    """The opener of the scheme's consensus."""
+    return S3Consensus(enter(url, opening))
+
+
+__all__ = ["S3Consensus", "canonical", "open_blob", "open_consensus"]

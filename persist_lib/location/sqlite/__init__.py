@@ -1,0 +1,1 @@
+"""Consensus in a SQLite database on a local disk."""

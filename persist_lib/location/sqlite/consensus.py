@@ -1,0 +1,274 @@
+"""Consensus in an SQLite database: the embedded default, durable on return, safe among threads and processes.
+
+A compare-and-set is one statement and therefore one transaction: there is no moment at which an interrupt could find
+one half done, and nothing is asked that its correctness does not need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from persist_lib.errors import Determinate
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Change, Newest, Row
+from persist_lib.location.clock import Clock, machine_clock, now_ms
+from persist_lib.location.contract import check_limit, is_newest, not_in_log, passes_newest
+from persist_lib.location.in_place import UNTOUCHED, Identity, check_same, moved_away
+from persist_lib.location.sqlite import file as sqlite_file
+from persist_lib.location.sqlite.connections import Connections, Session
+from persist_lib.location.wrap.deadline import patience_s
+from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.threads import Lock, taking
+
+T = TypeVar("T")
+BUSY_S = 10.0
+"""How long to wait for the one write lock. A transaction holds it for less than a millisecond."""
+FIRST_PAUSE_S = 0.0002
+LONGEST_PAUSE_S = 0.004
+
+IN_DOUBT = (
+    "A change was committed to what this process has open, and it is not known whether it is also in what is there "
+    "now: delete nothing that it refers to"
+)
+
+NEWEST = "SELECT seqno, data FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
+NEWEST_SEQNO = "SELECT seqno FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
+SCAN = "SELECT seqno, data FROM consensus WHERE key = ? AND seqno >= ? ORDER BY seqno LIMIT ?"
+CREATE = """
+INSERT INTO consensus (key, seqno, data)
+SELECT ?1, 1, ?2 WHERE NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1)
+"""
+# As seqnos are contiguous, `expected` is the newest if it is there and its successor is not. How it starts tells it
+# from another row that came to its place after an older copy was restored. Without it there is no seqno to insert at,
+# with a successor it is taken; both are ignored. (The substr of an empty blob is null.)
+APPEND = """
+INSERT OR IGNORE INTO consensus (key, seqno, data) VALUES (?1, (
+    SELECT seqno + 1 FROM consensus
+    WHERE key = ?1 AND seqno = ?2 AND ifnull(substr(data, 1, length(?4)), x'') = ?4
+), ?3)
+"""
+TRUNCATE = "DELETE FROM consensus WHERE key = ? AND seqno < ?"
+REWIND = "DELETE FROM consensus WHERE key = ? AND seqno > ?"
+# DISTINCT would read every row; this seeks from key to key.
+KEYS = """
+WITH RECURSIVE found (key) AS (
+    SELECT min(key) FROM consensus
+    UNION ALL SELECT (SELECT min(key) FROM consensus WHERE key > found.key) FROM found WHERE found.key IS NOT NULL
+) SELECT key FROM found WHERE key IS NOT NULL
+"""
+
+
+class SqliteConsensus:
+    """Rows in the table `consensus` of the database at `path`.
+
+    A key's newest row is never deleted, so a key once created can never be created again. `busy_s` (and the
+    caller's deadline) bounds the wait for the write lock; after it, Determinate.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        create: bool = True,
+        clock: Clock = machine_clock,
+        runtime: Runtime | None = None,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self._clock = clock
+        self._runtime = runtime or Runtime()
+        self.busy_s = busy_s
+        self.connections = Connections(self._connect, f"the SQLite database {self.path}")
+        self.connections.under_way(lambda: self._prepare(create=create))
+        self.turn = threading.Lock()
+        self._first_opened: Identity | None = None
+
+    def _prepare(self, *, create: bool) -> None:
+        if create:
+            sqlite_file.create(self.path)
+        sqlite_file.check_format(self.path)
+
+    def _connect(self) -> apsw.Connection:
+        if self._first_opened is not None:
+            check_same(str(self.path), self._first_opened)
+        try:
+            connection = sqlite_file.connect(self.path, _Patience(self._runtime, self.busy_s))
+        except apsw.Error as error:
+            raise sqlite_file.read_failed(error, self.path) from error
+        opened = connection.files.first if connection.files is not None else None
+        if self._first_opened is not None and opened != self._first_opened:
+            connection.close()
+            raise moved_away(str(self.path))
+        self._first_opened = opened
+        return connection
+
+    def check_in_place(self) -> None:
+        """See `api.StaysInPlace`."""
+        self.connections.use(check_in_place)
+
+    def head(self, key: str) -> Row | None:
+        """See `api.Consensus`. Never stale here."""
+        rows = self._read(NEWEST, (key,))
+        return sqlite_file.row_of(rows[0], key, self.path) if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        """See `api.Consensus`."""
+        check_limit(limit)
+        return [sqlite_file.row_of(row, key, self.path) for row in self._read(SCAN, (key, from_seqno, limit))]
+
+    def list_keys(self) -> Iterator[str]:
+        """See `api.Consensus`. As of the call."""
+        return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
+
+    def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+        def read(session: Session) -> list[Any]:
+            try:
+                rows = session.cursor.execute(sql, values).fetchall()
+            except apsw.Error as error:
+                check_in_place(session)  # the likeliest reason, then
+                raise sqlite_file.read_failed(error, self.path) from error
+            check_in_place(session)  # after it: so it was in place when it was read
+            return rows
+
+        return self.connections.use(read)
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
+
+        def append(session: Session) -> bool:
+            check_in_place(session)
+            won = _append(session, key, expected, data)
+            # SUBTLE: once more. What was committed to a file that was replaced meanwhile is never acknowledged.
+            check_in_place(session, IN_DOUBT)
+            return won
+
+        return self._write(append)
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        """See `api.Consensus`."""
+        if not changes:
+            return True
+
+        def append_all(session: Session) -> bool:
+            if not all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
+                return False
+            check_in_place(session)
+            session.cursor.execute("COMMIT")
+            check_in_place(session, IN_DOUBT)
+            return True
+
+        return self._write(lambda session: _transaction(session, lambda: append_all(session)))
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See `api.Consensus`."""
+
+        def drop(session: Session) -> int:
+            newest: SeqNo | None = session.cursor.execute(NEWEST_SEQNO, (key,)).get
+            if newest is None or seqno > newest:
+                raise passes_newest(key, seqno, newest)
+            session.cursor.execute(TRUNCATE, (key, seqno))
+            dropped = session.connection.changes()
+            check_in_place(session)
+            session.cursor.execute("COMMIT")
+            return dropped
+
+        return self._write(lambda session: _transaction(session, lambda: drop(session)))
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        """See `api.Consensus`."""
+
+        def take_back(session: Session) -> int:
+            found = [Row(*row) for row in session.cursor.execute(NEWEST, (key,))]
+            if not found or not is_newest(newest, found[0]):
+                return 0
+            if seqno and (
+                seqno > newest.seqno or session.cursor.execute(SCAN, (key, seqno, 1)).fetchall()[0][0] != seqno
+            ):
+                raise not_in_log(key, seqno)
+            session.cursor.execute(REWIND, (key, seqno))
+            taken = session.connection.changes()
+            check_in_place(session)
+            session.cursor.execute("COMMIT")
+            return taken
+
+        return self._write(lambda session: _transaction(session, lambda: take_back(session)))
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        """`work` with a session whose owner is the only one of this process that writes: the rest queue here."""
+        return self.connections.use(lambda session: self._in_turn(session, work))
+
+    def _in_turn(self, session: Session, work: Callable[[Session], T]) -> T:
+        """The turn is only held while a session is lent, so no fork ever finds it taken."""
+        seconds, held = patience_s(self.busy_s), list[Lock]()
+        try:
+            held += taking(self.turn, seconds)
+            if not held:
+                raise Determinate(
+                    f"waited {seconds:g} s for this process's other writers of {self.path}; nothing was written"
+                )
+            return work(session)
+        except apsw.Error as error:
+            raise sqlite_file.write_failed(error, self.path, session.connection.system_errno) from error
+        finally:
+            if held:
+                self.turn.release()
+
+    def now(self) -> int:
+        """See `api.Consensus`: this machine's clock."""
+        return now_ms(self._clock)
+
+    def close(self) -> None:
+        """See `api.Consensus`."""
+        self.connections.close()
+
+
+def check_in_place(session: Session, happened: str = UNTOUCHED) -> None:
+    """Raise HistoryRegressed unless what the session has open is still at its paths."""
+    connection = session.connection
+    if isinstance(connection, sqlite_file.Connection):
+        connection.check_in_place(happened)
+
+
+def _append(session: Session, key: str, expected: Newest | None, data: bytes) -> bool:
+    if expected is None:
+        session.cursor.execute(CREATE, (key, data))
+    else:
+        session.cursor.execute(APPEND, (key, expected.seqno, data, expected.start))
+    return bool(session.connection.changes())
+
+
+class _Patience:
+    """SQLite's busy handler: short jittered pauses, where its own would sleep 1 to 100 ms for a lock of 0.3 ms."""
+
+    def __init__(self, runtime: Runtime, seconds: float) -> None:
+        self._runtime = runtime
+        self._deadline = Deadline(runtime, seconds, 0.0)
+        self._seconds = seconds
+
+    def __call__(self, prior_calls: int) -> bool:
+        if prior_calls == 0:
+            self._deadline = self._runtime.deadline(patience_s(self._seconds))
+        if self._deadline.has_passed():
+            return False
+        self._deadline.pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 1.3 ** min(prior_calls, 20)))
+        return True
+
+
+def _transaction(session: Session, work: Callable[[], T]) -> T:
+    """`work` in a transaction that it commits itself, or that is rolled back.
+
+    BEGIN IMMEDIATE: a deferred one would fail at its first write when another has committed since. SUBTLE: this also
+    ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which it was. If rolling back
+    fails, the connection is given up by whoever lent it.
+    """
+    try:
+        session.cursor.execute("BEGIN IMMEDIATE")
+        return work()
+    finally:
+        if session.connection.in_transaction:
+            session.cursor.execute("ROLLBACK")

@@ -1,0 +1,1 @@
+"""What every store is wrapped in: counting, trying again, caching, read-only, deadlines."""

@@ -1,0 +1,264 @@
+"""Count what a location is asked for: calls, failures, bytes, latencies and dollars, by kind of operation.
+
+A `Meter` belongs to a client and counts all that it asks for; what one call comes to is counted in `spending`. Counts
+are exact, also among threads. An attempt that fails is counted too: it was sent, and is paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from persist_lib.core.cost import FREE, Cost, Prices
+from persist_lib.location.api import Blob, Consensus, Newest, Row
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.wrap.caching import CacheCounts
+from persist_lib.location.wrap.spending import (
+    COMMITS,
+    DELETES,
+    GETS,
+    LISTS,
+    PUTS,
+    QUERIES,
+    Event,
+    Rates,
+    Sums,
+    Tally,
+    note,
+    tallies,
+)
+from persist_lib.runtime.ambient import Runtime
+
+T = TypeVar("T")
+
+CLASS_OF = {
+    "get": GETS, "get_range": GETS, "set": PUTS, "list": LISTS, "delete": DELETES, "delete_many": DELETES,
+    "uploads": LISTS, "abort_uploads": DELETES,
+    "compare_and_set": COMMITS, "compare_and_set_many": COMMITS, "truncate": COMMITS,
+    "rewind": COMMITS,
+    "head": QUERIES, "scan": QUERIES, "list_keys": QUERIES,
+}  # fmt: skip
+"""What an operation is where the store has no requests of its own."""
+BUCKETS = 32
+"""Latencies by powers of two of a microsecond, up to half an hour."""
+
+_sending: ContextVar[tuple[Tally, _Kind] | None] = ContextVar("persist_sending", default=None)
+
+
+class Count(NamedTuple):
+    """All operations of a kind: how many, how many of them raised, bytes sent and received, seconds, and their cost.
+
+    `latencies[i]` operations took less than 2**i microseconds, and those before it less than half of that.
+    """
+
+    calls: int = 0
+    failures: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
+    longest_s: float = 0.0
+    latencies: tuple[int, ...] = ()
+    cost: Cost = Cost()
+
+    def below_s(self, share: float) -> float:
+        """A bound that this share of the operations stayed below, up to twice too high; 0 where there were none."""
+        wanted, seen = share * self.calls, 0
+        for exponent, count in enumerate(self.latencies):
+            seen += count
+            if count and seen >= wanted:
+                return min(float(2**exponent) / 1e6, self.longest_s)
+        return self.longest_s
+
+
+class _Kind(Rates):
+    """One kind of operation of one meter: its counts, its prices, and what class of request it is, if always one."""
+
+    __slots__ = ("calls", "failures", "latencies", "longest", "request", "seconds", "sums")
+
+    def __init__(self, kind: str, prices: Prices, by_request: bool) -> None:
+        super().__init__(prices)
+        self.request = None if by_request else CLASS_OF.get(kind)
+        self.clear()
+
+    def clear(self) -> None:
+        """Start from zero."""
+        self.sums = Sums()
+        self.calls = self.failures = 0
+        self.seconds = self.longest = 0.0
+        self.latencies = [0] * BUCKETS
+
+    def add(self, event: Event, *, is_operation: bool) -> None:
+        """One operation more, or a request of one."""
+        self.sums.add(event)
+        if is_operation:
+            _, failed, _, _, seconds, _ = event
+            self.calls += 1
+            self.failures += failed
+            self.seconds += seconds
+            self.latencies[min(BUCKETS - 1, int(seconds * 1e6).bit_length())] += 1
+            self.longest = max(self.longest, seconds)
+
+    def count(self) -> Count:
+        """What was added so far."""
+        sums = self.sums
+        return Count(
+            self.calls, self.failures, sums.sent, sums.received, self.seconds, self.longest, tuple(self.latencies),
+            sums.cost(),
+        )  # fmt: skip
+
+
+class _Kinds(Tally):
+    """Events that are added up by kind, and not in its own sums."""
+
+    def add_up(self) -> Sums:
+        """See `Tally`."""
+        events = self[:]
+        del self[: len(events)]
+        for event in events:
+            kind = event[0]
+            if isinstance(kind, _Kind):
+                kind.add(event, is_operation=event[5] is None or kind.request is not None)
+        return _NOTHING
+
+
+_NOTHING = Sums()
+
+
+class Meter:
+    """Counts by kind: `get`, `get_range`, `set`, `delete`, `delete_many`, `list` of Blob, the methods of Consensus."""
+
+    def __init__(self, monotonic: Callable[[], float] | None = None) -> None:
+        self.monotonic = monotonic or Runtime().monotonic
+        self.tally: Tally = _Kinds()
+        self._kinds: dict[str, _Kind] = {}
+        self._elsewhere = Tally()
+
+    def charge(self, cost: Cost) -> None:
+        """Add what another process spent on behalf of this code, as Spark's tasks do."""
+        for tally in (self._elsewhere, *tallies()):
+            tally.add_cost(cost)
+
+    def elsewhere(self) -> Cost:
+        """What other processes spent so far."""
+        return self._elsewhere.cost()
+
+    def counts(self) -> dict[str, Count]:
+        """What was counted so far, by kind."""
+        with Tally.lock:
+            self.tally.add_up()
+            return {name: kind.count() for name, kind in self._kinds.copy().items() if kind.calls}
+
+    def calls(self, kind: str) -> int:
+        """How many operations of this kind there were."""
+        return self.counts().get(kind, Count()).calls
+
+    def reset(self) -> dict[str, Count]:
+        """Answer the counts and start from zero, with nothing counted twice or lost in between."""
+        with Tally.lock:
+            self.tally.add_up()
+            kinds = self._kinds.copy()
+            found = {name: kind.count() for name, kind in kinds.items() if kind.calls}
+            for kind in kinds.values():
+                kind.clear()
+            return found
+
+    def kind(self, name: str, prices: Prices, *, by_request: bool) -> _Kind:
+        """What operations of this name are counted as."""
+        found = self._kinds.get(name)
+        return self._kinds.setdefault(name, _Kind(name, prices, by_request)) if found is None else found
+
+    def measure(
+        self, operation: Operation, call: Callable[[], T], prices: Prices = FREE, *, by_request: bool = False
+    ) -> T:
+        """Carry out `call` and count it; `by_request` where the store calls `requested` for each of its requests."""
+        name, _, sent = operation
+        kind = self.kind(name, prices, by_request=by_request)
+        token = _sending.set((self.tally, kind)) if by_request else None
+        started = self.monotonic()
+        try:
+            result = call()
+        except BaseException:
+            note(self.tally, (kind, True, sent, 0, self.monotonic() - started, kind.request))
+            raise
+        finally:
+            if token is not None:
+                _sending.reset(token)
+        received = _size(result) if name in RECEIVING else 0
+        note(self.tally, (kind, False, sent, received, self.monotonic() - started, kind.request))
+        return result
+
+
+RECEIVING = frozenset({"get", "get_range", "head", "scan"})
+
+
+def _size(result: object) -> int:
+    """The bytes of data in an answer."""
+    match result:
+        case bytes():
+            return len(result)
+        case Row():
+            return len(result.data)
+        case [*rows]:
+            return sum(len(row.data) for row in rows if isinstance(row, Row))
+        case _:
+            return 0
+
+
+def requested(request: int) -> None:
+    """A store sent a request of this class. Called by stores for which an operation may take several, or none."""
+    if (sending := _sending.get()) is not None:
+        tally, kind = sending
+        note(tally, (kind, False, 0, 0, 0.0, request))
+
+
+class MeteredBlob(AroundBlob):
+    """A Blob whose operations are counted."""
+
+    def __init__(self, inner: Blob, meter: Meter, prices: Prices = FREE, *, by_request: bool = False) -> None:
+        super().__init__(inner)
+        self.meter, self.prices, self.by_request = meter, prices, by_request
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        """Count it."""
+        return self.meter.measure(operation, call, self.prices, by_request=self.by_request)
+
+
+class MeteredConsensus(AroundConsensus):
+    """A Consensus whose operations are counted."""
+
+    def __init__(self, inner: Consensus, meter: Meter, prices: Prices = FREE, *, by_request: bool = False) -> None:
+        super().__init__(inner)
+        self.meter, self.prices, self.by_request = meter, prices, by_request
+        self._commit = meter.kind("compare_and_set", prices, by_request=by_request)
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        """See `api.Consensus`. As `around` would, for less: a small append consists of this one call."""
+        if self.by_request:
+            return super().compare_and_set(key, expected, data)
+        meter, kind, has_failed = self.meter, self._commit, True
+        started = meter.monotonic()
+        try:
+            won = self.inner.compare_and_set(key, expected, data)
+            has_failed = False
+        finally:
+            note(meter.tally, (kind, has_failed, len(data), 0, meter.monotonic() - started, COMMITS))
+        return won
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        """Count it."""
+        return self.meter.measure(operation, call, self.prices, by_request=self.by_request)
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """What a client asked of its location so far: operations by kind, what that and other
+    processes' work for it cost, and how often its cache, if it has one, spared it the asking.
+    """
+
+    operations: dict[str, Count]
+    cost: Cost
+    cache: CacheCounts | None = None
+    lease_failures: int = 0
+    """How often leases could not be renewed, or what renews them not be started. It is tried again, and logged."""

@@ -1,0 +1,1 @@
+"""The read handle: snapshots, splits, listening."""

@@ -1,0 +1,311 @@
+"""Reading: one handle, one reader id, snapshots of past times and listening to what comes.
+
+A handle keeps history from its `since` on: every snapshot at or beyond it, by anyone, at any later moment, is the
+same. A
+read-only handle keeps nothing: what it reads may be given up, and then it says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from persist_lib.arguments import not_pickled, parse_seconds, shown
+from persist_lib.core import commands as c
+from persist_lib.core.state import State, Version
+from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
+from persist_lib.ids import ReaderId, SeqNo, format_reader_id
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.listen import Listen
+from persist_lib.read.snapshot import KeyRange, Snapshot
+from persist_lib.read.waiting import Patience
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+
+
+class Reading:
+    """A state that is being read from. Until `release`, or until this is dropped, all that it refers to is kept."""
+
+    def __init__(self, handle: ReadHandle, version: Version) -> None:
+        self.version = version
+        self._handle = handle
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        self._handle.release(self)
+
+
+class ReadHandle(Leased):
+    """Reads one shard. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        leases: Leases,
+        schema: Schema,
+        urls: tuple[str, str],
+        *,
+        read_only: bool = False,
+        purpose: str = "",
+    ) -> None:
+        self.machine = machine
+        self.schema = schema
+        self.urls = urls
+        self.read_only = read_only
+        self._leases = leases
+        self._lock = threading.RLock()
+        self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
+        self._since = self._wanted = machine.state.since
+        self.id: ReaderId | None = None
+        self._closed = False
+        self._listeners: weakref.WeakValueDictionary[str, ReadHandle] = weakref.WeakValueDictionary()
+        if not read_only:
+            self._register(purpose)
+
+    @property
+    def shard(self) -> str:
+        """The shard's name."""
+        return self.machine.shard
+
+    @property
+    def since(self) -> Antichain:
+        """From when on this handle can read."""
+        return self.machine.state.since if self.read_only else self._since
+
+    @property
+    def upper(self) -> Antichain:
+        """The shard's upper as far as this process knows; `fetch_upper` asks."""
+        return self.machine.state.upper
+
+    def fetch_upper(self) -> Antichain:
+        """The shard's upper right now."""
+        return self.machine.fetch().state.upper
+
+    def snapshot(
+        self,
+        as_of: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None,
+        timeout: float | None = None,
+    ) -> Snapshot:
+        """The contents as of a time (default: the newest complete one); waits until upper has passed it.
+
+        `columns` leaves others out. `key` reads one key, or all that start with these values of the leading key
+        columns;
+        `key_from` and `key_to` read keys in `[from, to)`. Only parts and row groups that can hold such keys are
+        fetched.
+        Raises SinceViolation before since, TimedOut (after `timeout` seconds) when upper does not come,
+        LeaseExpired when this handle was retired.
+        """
+        range_ = KeyRange.of(self.schema, key, key_from, key_to)
+        names = self._parse_columns(columns)
+        as_of = None if as_of is None else parse_time(as_of, "as_of")
+        deadline = self._deadline(timeout)
+        with Spending() as spent:
+            state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
+        chosen = _newest(state) if as_of is None else as_of
+        if chosen is None:
+            raise SinceViolation(
+                f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
+                as_of=None, since=state.since,
+            )  # fmt: skip
+        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent)
+
+    def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
+        """What happens after `as_of`: updates at their exact times, and progress, until the frontier `until`.
+
+        Iterating waits for news, and ends at `until` or when the shard is closed for writing; TimedOut when nothing
+        comes for `timeout` seconds (None: wait for ever). Has a lease of its own, and gives up history as it goes.
+        """
+        as_of, end = parse_time(as_of, "as_of"), parse_frontier(until, "until")
+        timeout = None if timeout is None else parse_seconds(timeout)
+        self._check_open()
+        self._check(self.machine.fetch().state, as_of)
+        handle = self
+        if not self.read_only:
+            handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
+            self._listeners[handle.id or ""] = handle
+            handle.downgrade_since(as_of)
+        return Listen(handle, as_of, end, timeout)
+
+    def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
+        """Wait until upper is at or beyond `frontier`; answers upper. Raises TimedOut after `timeout` seconds."""
+        target = parse_frontier(frontier, "frontier")
+        return self._wait(self._deadline(timeout), target, lambda state: target <= state.upper).upper
+
+    def downgrade_since(self, since: object) -> None:
+        """Give up history before `since`. What this handle still reads from stays until it is done."""
+        given = parse_frontier(since, "since")
+        if self.read_only:
+            raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
+        self._downgrade(self._since.join(given))
+
+    def let_go(self, since: Antichain) -> None:
+        """History before `since` may be given up, not now but at the next tick, as listeners do."""
+        self._wanted = self._wanted.join(since)
+
+    def acquire(self, as_of: int) -> Reading:
+        """Hold the newest state known, which must be able to tell the contents as of `as_of`."""
+        self._check_open()
+        with self._lock:
+            version = self.machine.version
+            self._check(version.state, as_of)
+            reading = Reading(self, version)
+            self._readings.add(reading)
+            return reading
+
+    def expired(self, state: State | None = None) -> LeaseExpired | None:
+        """The error to raise if this handle is retired in `state` (by now, without one); None while it is live."""
+        state = state or self.machine.fetch().state
+        return None if self.read_only or self.id in state.readers else self._lost()
+
+    def close(self) -> None:
+        """Retire this reader and its listeners. since stays where it is until another reader or hold moves."""
+        self._closed = True
+        for listener in list(self._listeners.values()):
+            listener.close()
+        with self._lock:
+            if self.id is None:
+                return
+            self._leases.every_tick(self, None)
+            self._leases.retire(self.machine, self.id)
+            self._dropped.detach()
+            self.id = None  # last: who was interrupted closes once more
+
+    __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
+        return self.machine.runtime.deadline(timeout_s)
+
+    def _register(self, purpose: str) -> None:
+        fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms
+        self._leases.prepare()
+        with Registering(self._leases, self.machine, fresh):
+            done = self.machine.commit(lambda _state, now: c.RegisterReader(fresh, now + lease_ms, purpose))
+            self._since = self._wanted = done.after.readers[fresh].since
+            self._leases.keep(self.machine, fresh)
+            self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
+            self._dropped.atexit = False
+            self.id = fresh
+        self_ = weakref.ref(self)
+
+        def tick() -> None:
+            if (handle := self_()) is not None:
+                handle.move_hold()
+
+        self._leases.every_tick(self, tick)
+
+    def move_hold(self) -> None:
+        """Let go of states that are no longer read from. Called in the background; a no-op where it frees nothing."""
+        state = self.machine.fetch().state
+        entry = state.readers.get(self.id) if self.id is not None else None
+        if entry is None:
+            return
+        # SUBTLE: not whenever there are newer states: moving the hold makes one itself, and so would never end.
+        oldest = self._oldest_active()
+        is_in_the_way = any(entry.seqno <= g.seqno < oldest for g in state.garbage.values()) or any(
+            entry.seqno < rollup <= oldest for rollup in state.rollups
+        )
+        if is_in_the_way or self._since < self._wanted:
+            with suppress(Refused):  # expired: the next read says so
+                self._downgrade(self._since.join(self._wanted))
+
+    def _downgrade(self, since: Antichain) -> None:
+        reader, lease_ms = self.id, self.machine.config.lease_ms
+        if reader is None:
+            raise self._lost()
+        oldest = self._oldest_active()
+        self._since = since  # first: no read below it begins while it is being given up
+        self.machine.commit(lambda _state, now: c.DowngradeSince(reader, since, oldest, now + lease_ms))
+
+    def _oldest_active(self) -> SeqNo:
+        with self._lock:
+            # SUBTLE: a read that begins after this takes `machine.version` or newer, under this same lock.
+            return min([*(reading.version.seqno for reading in self._readings), self.machine.version.seqno])
+
+    def release(self, reading: Reading) -> None:
+        """A read is over."""
+        with self._lock:
+            self._readings.discard(reading)
+
+    def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
+        self._check_open()
+        poll_s = self.machine.config.poll_s
+        patience = Patience(self.machine, deadline, poll_s, poll_s)
+        while True:
+            version = self.machine.fetch()
+            state = version.state
+            if isinstance(target, int):
+                self._check(state, target)
+            elif state.is_finished() and target is None:
+                self._check(state, MAX_TIME)
+            if is_there(state):
+                return state
+            if deadline.has_passed():
+                raise TimedOut(
+                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, and it is "
+                    f"{state.upper}. "
+                    "Nothing is lost; wait longer, or ask for an earlier time",
+                    timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
+                )  # fmt: skip
+            patience.pause(version.seqno)
+
+    def _check(self, state: State, as_of: int) -> None:
+        """Raise unless this handle may still read as of that time."""
+        if state.is_finished():
+            raise ShardFinished(f"shard {self.shard} is finished for good: its contents are gone", shard=self.shard)
+        if not self.read_only and self.id not in state.readers:
+            raise self._lost()
+        since = state.since if self.read_only else self._since
+        if at(as_of) < since:
+            later = "Nothing can be read any more" if since.is_top() else f"Read at {since} or later"
+            raise SinceViolation(
+                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. {later}; a "
+                "hold would have kept it",
+                as_of=as_of, since=since, shard=self.shard,
+            )  # fmt: skip
+
+    def _lost(self) -> LeaseExpired:
+        if self._closed:
+            return was_closed(self.machine, "reader")
+        return LeaseExpired(
+            f"shard {self.shard}: reader {self.id} is not live: its lease ended without a heartbeat, so history that "
+            "it held may be gone; open a new reader",
+            id=self.id, shard=self.shard,
+        )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._lost()
+
+    def _parse_columns(self, columns: object) -> tuple[str, ...] | None:
+        if columns is None:
+            return None
+        if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
+            raise InvalidUsage(
+                f"columns must be a list of names, some of {self.schema.names}: got {shown(columns)}", columns=columns
+            )
+        names = tuple(columns)
+        if unknown := [name for name in names if not isinstance(name, str) or name not in self.schema.names]:
+            raise InvalidUsage(
+                f"shard {self.shard} has no columns {shown(unknown)}; it has {self.schema.names}", columns=columns
+            )
+        return names
+
+
+def _newest(state: State) -> int | None:
+    """The newest complete time: the last one before upper, or the last with data where upper is empty."""
+    if state.upper.time is not None:
+        return state.upper.time - 1 if state.upper.time > 0 else None
+    times = [part.time_upper for batch in state.trace for part in batch.parts]
+    newest = max(times, default=0)
+    return max(newest, state.since.time or 0)

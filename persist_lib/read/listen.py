@@ -1,0 +1,215 @@
+"""Listening: the updates after a time, each once, at its exact time, and never progress before data."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled
+from persist_lib.core.state import Batch, Version
+from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.read.waiting import Patience
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.runs import read_updates
+
+if TYPE_CHECKING:
+    from persist_lib.read.handle import ReadHandle
+
+BACK_OFF = 2
+"""How many times `poll_s` the pauses become, when nothing comes: little, as news should be heard at once."""
+
+
+class Updates(NamedTuple):
+    """Updates as an Arrow table: the schema's columns, `_time` and `_diff`."""
+
+    table: pa.Table
+
+
+class Progress(NamedTuple):
+    """All updates before `frontier` were delivered."""
+
+    frontier: Antichain
+
+
+Event = Updates | Progress
+
+
+class Listen:
+    """An iterator of events from just after `as_of`. Close it, or use it in a `with` block, to end its lease early."""
+
+    def __init__(self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None) -> None:
+        self._handle = handle
+        self._until = until
+        self._timeout_s = timeout_s
+        self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
+        self._events: Generator[None, None, None] = self._listen()
+        self._due: tuple[Event, bool] | None = None  # and whether its batch goes on behind it
+        self._is_midway = False  # what was delivered last
+        self._polled: list[Event] = []  # what was delivered to a `poll` that was interrupted
+        self._polled_from = self.frontier
+        self._failure: PersistError | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._polled:
+            event = self._polled[0]
+            del self._polled[0]
+            return event
+        while not self._has_due():
+            self._wait()
+        (event, is_midway), self._due = self._due, None  # type: ignore[misc] # SUBTLE: no call from here on, see `_has_due`
+        self._is_midway = is_midway
+        return event
+
+    def poll(self) -> list[Event]:
+        """What has come by now, without waiting. When it fails, nothing of it counts as delivered."""
+        self._handle.machine.fetch()
+        if not self._polled:
+            self._polled_from = self.frontier
+        try:
+            while self._has_due(stop=True):
+                self._polled += (self._due[0],)  # type: ignore[index]
+                self._is_midway, self._due = self._due[1], None  # type: ignore[index]
+        except PersistError:
+            self.frontier, self._polled = self._polled_from, []
+            raise
+        events, self._polled = self._polled, []
+        return events
+
+    def _has_due(self, *, stop: bool = False) -> bool:
+        """Whether there is an event to deliver now; at the end without one: StopIteration, or False with `stop`.
+
+        SUBTLE: an interrupt comes after any call, and an event must be delivered once. So it is kept in `_due` until
+        instructions that call nothing take it from there. And a failure is told again at every further call, while
+        another generator goes on after an interrupt: one that has raised would say that all is over.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._due is None:
+            try:
+                next(self._events)
+            except StopIteration:
+                if stop:
+                    return False
+                raise
+            except PersistError as failure:
+                self._failure = failure
+                raise
+            except BaseException:
+                self._resume()
+                raise
+        return self._due is not None
+
+    def _resume(self) -> None:
+        """After an interrupt in the middle of it, go on from the frontier; or say that this is not possible."""
+        if self._due is not None:
+            return
+        if self._is_midway:
+            self._failure = Determinate(
+                f"shard {self._handle.machine.shard}: listening was interrupted after a part of a batch was delivered. "
+                f"Drop its updates at or after {self.frontier}, and listen again from there",
+                frontier=self.frontier, shard=self._handle.machine.shard,
+            )  # fmt: skip
+        self._events = self._listen()
+
+    def close(self) -> None:
+        """End its lease. Idempotent."""
+        self._events.close()
+        if not self._handle.read_only:
+            self._handle.close()
+
+    __reduce__ = not_pickled("A listener", "Listen in the other process")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _listen(self) -> Generator[None, None, None]:
+        """Pauses whenever an event is due, and when there are none by now."""
+        while not self._is_done():
+            before = self.frontier
+            yield from self._news()
+            if self.frontier == before:
+                yield
+            elif not self._is_done():
+                self._handle.machine.fetch()
+        if not self._handle.read_only:
+            self._handle.close()
+
+    def _wait(self) -> None:
+        machine = self._handle.machine
+        deadline = machine.runtime.deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
+        patience = Patience(machine, deadline, machine.config.poll_s, BACK_OFF * machine.config.poll_s)
+        while (version := machine.fetch()).state.upper <= self.frontier:
+            if error := self._handle.expired(version.state):
+                raise error
+            if deadline.has_passed():
+                raise TimedOut(
+                    f"shard {machine.shard}: nothing came after {self.frontier} for {deadline.timeout_s:g} s. "
+                    f"Nothing is lost: "
+                    "iterate on, or listen again from there",
+                    timeout_s=deadline.timeout_s, frontier=self.frontier,
+                )  # fmt: skip
+            patience.pause(version.seqno)
+
+    def _news(self) -> Generator[None, None, None]:
+        """What the newest known state has beyond the frontier, batch by batch."""
+        first = self.frontier.time
+        if first is None:
+            return
+        reading = self._handle.acquire(first - 1)
+        try:
+            for batch in reading.version.state.trace:
+                if self._is_done():
+                    return
+                if self.frontier < batch.upper:
+                    yield from self._batch(batch, reading.version.state.schemas)
+        except Missing as missing:
+            self._look_again(reading.version, missing)
+        finally:
+            reading.release()
+        self._give_up()
+
+    def _batch(self, batch: Batch, schemas: tuple[Schema, ...]) -> Generator[None, None, None]:
+        upper, machine = batch.upper.meet(self._until), self._handle.machine
+        # SUBTLE: compaction may have merged what was delivered with what was not; only times from the frontier on are
+        # news,
+        # and those are exact, as this reader's since is behind the frontier.
+        lower = self.frontier.time or 0
+        tables: Iterable[pa.Table] = read_updates(
+            machine.reads, machine.shard, (batch,), lower, upper.time, schemas, self._handle.schema
+        )
+        if self._handle.read_only:
+            tables = list(tables)  # a blob may vanish half way, and what was delivered must not come again
+        for table in tables:
+            if table.num_rows:
+                self._due = Updates(table), True
+                yield
+        progress = Progress(upper), False
+        self._due, self.frontier = progress, upper  # SUBTLE: both or neither, whenever an interrupt comes
+        yield
+
+    def _look_again(self, version: Version, missing: Missing) -> None:
+        """A vanished blob sends a client that holds nothing back to the newest state; for others it is an error."""
+        if error := self._handle.expired():
+            raise error from missing
+        if not self._handle.read_only or self._handle.machine.fetch().seqno == version.seqno:
+            raise missing
+
+    def _give_up(self) -> None:
+        """Let history go that was delivered, now and then."""
+        if not self._handle.read_only and self.frontier.time is not None:
+            self._handle.let_go(at(max(0, self.frontier.time - 1)))
+
+    def _is_done(self) -> bool:
+        return self.frontier.is_top() or self._until <= self.frontier

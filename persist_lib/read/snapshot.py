@@ -1,0 +1,344 @@
+"""A snapshot: the contents of a shard as of one time, read in bounded memory, whole or in splits.
+
+A snapshot holds the state that it reads from, so that nothing it refers to is collected while it is in use: use it in a
+`with` block, or drop it. Splits are disjoint key ranges whose union is the snapshot; they pickle, and can be read in
+any
+process while the snapshot that made them is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from functools import lru_cache
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
+from persist_lib.config import Config
+from persist_lib.core.cost import Cost
+from persist_lib.core.plan.compaction import TaskInput, cut_evenly
+from persist_lib.errors import InvalidUsage, Missing
+from persist_lib.ids import ShardId
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keys import encode_key
+from persist_lib.kernel.merge import Run, hold_back
+from persist_lib.location import open_location
+from persist_lib.location.api import Blob
+from persist_lib.location.stack import metered, retrying
+from persist_lib.location.wrap.metering import Meter
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.read import contents
+from persist_lib.read.contents import may_be_split
+from persist_lib.redaction import redacted
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.shard.runs import Stored, boundaries, inputs_of, overlapping
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from persist_lib.read.handle import ReadHandle, Reading
+
+
+MOST_SPLITS = 1 << 20
+
+
+class KeyRange(NamedTuple):
+    """Encoded keys in `[lower, upper)`; None is no bound."""
+
+    lower: bytes | None = None
+    upper: bytes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        key: Sequence[object] | None,
+        key_from: Sequence[object] | None,
+        key_to: Sequence[object] | None,
+    ) -> KeyRange:
+        """From values of the leading key columns: `key` for all that start so, or `[key_from, key_to)`."""
+        if key is not None and (key_from is not None or key_to is not None):
+            raise InvalidUsage("pass either key, or key_from and key_to", key=key)
+        if key is not None:
+            start = encode_key(schema, _tuple(key))
+            return cls(start, _after_prefix(start))
+        lower = None if key_from is None else encode_key(schema, _tuple(key_from))
+        upper = None if key_to is None else encode_key(schema, _tuple(key_to))
+        return cls(lower, upper)
+
+    def meet(self, other: KeyRange) -> KeyRange:
+        """What lies in both."""
+        lowers = [bound for bound in (self.lower, other.lower) if bound is not None]
+        uppers = [bound for bound in (self.upper, other.upper) if bound is not None]
+        return KeyRange(max(lowers, default=None), min(uppers, default=None))
+
+
+class Split(msgspec.Struct, frozen=True):
+    """One disjoint key range of a snapshot. Pickles; reads by itself in any process that reaches the location.
+
+    What that takes is told by `Spending`, as the cost of any call is:
+
+        with persist.Spending() as spent:
+            table = split.to_arrow()
+        return table, spent.cost
+    """
+
+    urls: tuple[str, str]
+    shard: str
+    as_of: int
+    schema: Schema
+    schemas: tuple[Schema, ...]
+    inputs: tuple[TaskInput, ...]
+    key_lower: bytes | None
+    key_upper: bytes | None
+    columns: tuple[str, ...] | None
+    merge_bytes: int
+
+    def __repr__(self) -> str:
+        where = redacted(self.urls[0])
+        return f"Split({where!r}, {self.shard!r}, as_of={self.as_of}, size={self.size})"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that it reads from, some of them only in part."""
+        return sum(part.size for run in self.inputs for part in run.parts)
+
+    def batches(self, blob: Blob | None = None) -> Iterator[pa.Table]:
+        """Its contents in key order, as tables of bounded size."""
+        return self._batches(blob if blob is None else check_type(blob, Blob, "blob", "client.blob"))  # type: ignore[type-abstract]
+
+    def _batches(self, blob: Blob | None) -> Iterator[pa.Table]:
+        blob = _blob(self.urls) if blob is None else blob
+        with Runtime(background=False).pool(1, "persist-split") as pool:
+            tables = self.streamed(blob, pool)
+        yield from tables
+
+    def streamed(self, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
+        """The same. What is small is read whole before it returns, in the pool."""
+        stored = self._stored(blob)
+        tables = contents.stream(stored, self.inputs, self.merge_bytes, pool)
+        names = _narrowed(self.schema.contents, self.columns).names
+        return (t.select(names) for t in (tables if stored.schema == self.schema else _older(tables, self.schema)))
+
+    def at_once(self, blob: Blob, pool: Executor) -> pa.Table | None:
+        """Its contents as one table, in parallel; None where they have to be streamed."""
+        stored = self._stored(blob)
+        if stored.schema != self.schema:
+            return None
+        table = contents.at_once(stored, self.inputs, self.columns, self.merge_bytes, pool)
+        return None if table is None else table.select(_narrowed(self.schema.contents, self.columns).names)
+
+    def _stored(self, blob: Blob) -> Stored:
+        shard = ShardId(self.shard)
+        return Stored(blob, shard, self.schemas, self._stored_schema, self.key_lower, self.key_upper)
+
+    @property
+    def _stored_schema(self) -> Schema:
+        """The reader's schema, or the newest of what it reads: what only newer columns tell apart is added up after."""
+        newest = max((part.schema for run in self.inputs for part in run.parts), default=0)
+        return max(self.schema, self.schemas[newest], key=self.schemas.index)
+
+    def is_contents(self) -> bool:
+        """Whether the parts are the contents as they are, unless a sum in them was split."""
+        return contents.is_one_time(self.inputs) and self._stored_schema == self.schema
+
+    def to_arrow(self, blob: Blob | None = None) -> pa.Table:
+        """Its contents as one table."""
+        target = _narrowed(self.schema.contents, self.columns)
+        return pa.concat_tables([target.empty_table(), *self.batches(blob)]).combine_chunks()
+
+
+class Snapshot:
+    """A shard's contents as of `as_of`: the schema's columns, then `_diff`, each distinct data once, in key order."""
+
+    def __init__(
+        self,
+        handle: ReadHandle,
+        reading: Reading,
+        as_of: int,
+        keys: KeyRange,
+        columns: Sequence[str] | None,
+        spent: Spending,
+    ) -> None:
+        self.as_of = as_of
+        self._handle = handle
+        self._reading = reading
+        self._keys = keys
+        self._columns = None if columns is None else tuple(columns)
+        self._spent = spent
+
+    @property
+    def cost(self) -> Cost:
+        """What it took so far to find it and to read it here. What splits take is counted where they are read."""
+        return self._spent.cost
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What its tables look like."""
+        return _narrowed(self._handle.schema.contents, self._columns)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that it reads from."""
+        return self._whole().size
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The contents in key order, as tables of bounded size, however large the shard is."""
+        return self._spent.over(self._resuming(self._keys))
+
+    def to_arrow(self) -> pa.Table:
+        """The contents as one table. Parts are fetched and decoded in parallel."""
+        whole = self._whole()
+        with self._spent.again():
+            table = self._read(whole)
+        if table is None:
+            return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
+        return table
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """The contents as a pandas frame; options go to `pyarrow.Table.to_pandas`."""
+        return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """The contents as a polars frame, where polars is installed."""
+        try:
+            import polars as pl  # noqa: PLC0415 - an optional dependency
+        except ImportError as error:
+            raise InvalidUsage("to_polars() needs polars: install persist-lib[polars], or use to_arrow()") from error
+        return pl.DataFrame(self.to_arrow())
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """The contents as a list of dicts."""
+        return list(self.to_arrow().to_pylist())
+
+    def splits(self, n: int) -> list[Split]:
+        """At most `n` disjoint key ranges of about equal size whose union is the snapshot. Hold it meanwhile."""
+        n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
+        whole = self._whole()
+        machine = self._handle.machine
+        with self._spent.again():
+            found = boundaries(machine.reads, machine.shard, whole.inputs, whole.schemas, whole.size // n)
+        ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
+        return [self._split(self._keys.meet(range_)) for range_ in ranges]
+
+    def release(self) -> None:
+        """Let go of what it holds. Idempotent; dropping the snapshot does the same."""
+        self._reading.release()
+
+    __reduce__ = not_pickled(
+        "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
+    )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _whole(self) -> Split:
+        return self._split(self._keys)
+
+    def _read(self, whole: Split) -> pa.Table | None:
+        """All of it at once; None when it must be streamed, or a blob vanished under a read-only client."""
+        machine = self._handle.machine
+        try:
+            with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
+                return whole.at_once(machine.reads, pool)
+        except Missing as missing:
+            self._look_again(missing)
+            return None
+
+    def _split(self, keys: KeyRange) -> Split:
+        handle, state = self._handle, self._reading.version.state
+        batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(self.as_of))
+        upper = None if self.as_of == 2**64 - 1 else self.as_of + 1
+        inputs = overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper)
+        return Split(
+            handle.urls, handle.shard, self.as_of, handle.schema, state.schemas, tuple(inputs), keys.lower, keys.upper,
+            self._columns, handle.machine.config.merge_bytes,
+        )  # fmt: skip
+
+    def _resuming(self, keys: KeyRange) -> Iterator[pa.Table]:
+        """The contents; where a blob vanished under a read-only client, go on from the newest state.
+
+        SUBTLE: contents are the same in every state, and come in key order, so going on after the last row is exact.
+        """
+        done = 0
+        while True:
+            try:
+                skip = done
+                for table in self._stream(keys):
+                    dropped = min(skip, table.num_rows)
+                    skip -= dropped
+                    fresh = table.slice(dropped)
+                    done += fresh.num_rows
+                    if fresh.num_rows:
+                        yield fresh
+            except Missing as missing:
+                self._look_again(missing)
+            else:
+                return
+
+    def _stream(self, keys: KeyRange) -> Iterator[pa.Table]:
+        machine = self._handle.machine
+        with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
+            return self._split(keys).streamed(machine.reads, pool)
+
+    def _look_again(self, missing: Missing) -> None:
+        """Take the newest state, for a client that holds nothing; otherwise say what a missing blob means."""
+        if error := self._handle.expired():
+            raise error from missing
+        before = self._reading.version.seqno
+        fresh = self._handle.machine.fetch()
+        if not self._handle.read_only or fresh.seqno == before:
+            raise missing
+        self._reading.release()
+        self._reading = self._handle.acquire(self.as_of)
+
+
+def _older(tables: Run, schema: Schema) -> Run:
+    """Contents of a newer schema in an older one. The columns that go are the last ones, so the order stays.
+
+    SUBTLE: what is held back for the next table is a sum of a part of what there is: only a whole one may overflow.
+    """
+    last = schema.contents.empty_table()
+    for table in tables:
+        summed = consolidate(schema, pa.concat_tables([last, table.select(schema.contents.names)]), "split")
+        if summed.num_rows:
+            whole, last = hold_back(summed)
+            if whole.num_rows:
+                yield consolidate(schema, whole) if may_be_split(whole) else whole
+        else:
+            last = summed
+    yield consolidate(schema, last) if may_be_split(last) else last
+
+
+def _narrowed(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    return schema if columns is None else pa.schema([f for f in schema if f.name in columns or f.name == DIFF])
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """The least bytes above everything that starts with `prefix`; None for none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def _tuple(values: object) -> tuple[object, ...]:
+    if not isinstance(values, (tuple, list)):
+        raise InvalidUsage(f"a key is a tuple of values of the leading key columns, got {shown(values)}", key=values)
+    return tuple(values)
+
+
+@lru_cache(maxsize=8)
+def _blob(urls: tuple[str, str]) -> Blob:
+    """The location's Blob in this process; opened once, as many splits are read from it."""
+    return retrying(metered(open_location(*urls, read_only=True), Meter()), Config(), Runtime())[0]

@@ -1,0 +1,1 @@
+"""Everything ambient: clock, sleep, randomness, threads, and what a fork renews."""

@@ -1,0 +1,1 @@
+"""What updates look like: the columns of a shard, their types, and pydantic models of them."""

@@ -1,0 +1,286 @@
+"""What a shard's updates look like: typed key and value columns, and how they may change.
+
+    Schema(key={"order_id": "int64 not null"}, value={"state": "string", "cents": "int64"})
+    Schema(key=OrderKey, value=Order)          # pydantic models: columns from fields, rows as instances
+    Schema.json()   Schema.bytes()             # any JSON value, any bytes
+
+A `Schema` is the user's columns; on the wire they are followed by `_time: uint64` and `_diff: int64`, both not null.
+Columns are nullable unless their type ends in ` not null`; of a model, those that are Optional. Schemas evolve
+additively: new nullable value columns at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import force_setattr
+
+from persist_lib.arguments import parse_flag, shown
+from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
+from persist_lib.schema.models import Model, is_model, model_fields
+from persist_lib.schema.types import check_zone, format_type, parse_type
+
+TIME = "_time"
+DIFF = "_diff"
+RESERVED = (TIME, DIFF)
+TIME_FIELD = pa.field(TIME, pa.uint64(), nullable=False)
+DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+
+Codec = Literal["columns", "json", "bytes"]
+_NOT_NULL = " not null"
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One column: its name, its type in canonical text (an alias becomes canonical), and whether null is allowed."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        force_setattr(self, "nullable", parse_flag(self.nullable, "nullable"))
+        canonical = _canonical(self.type)
+        if canonical != self.type:
+            force_setattr(self, "type", canonical)
+
+    @property
+    def field(self) -> pa.Field:
+        """The column in Arrow."""
+        return pa.field(self.name, parse_type(self.type), nullable=self.nullable)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}{'' if self.nullable else _NOT_NULL}"
+
+
+Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Schema, which has no types of its own
+
+
+class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unknown_fields=True):
+    """Key and value columns: at least one key column, all names different. Only these and the codec are durable.
+
+    Each side is a mapping of names to types, an Arrow schema, columns, or a pydantic model. Models decide how Python
+    rows are read and written, not what the schema is: a shard opened with plain columns like theirs is the same shard.
+    """
+
+    key: tuple[Column, ...]
+    value: tuple[Column, ...] = ()
+    codec: Codec = "columns"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, key: Side, value: Side = (), codec: Codec = "columns") -> None: ...
+
+    def __post_init__(self) -> None:
+        # Also runs when a stored schema is decoded: tuples of columns pass as they are.
+        sides = {"key": self.key, "value": self.value}
+        models = {what: side for what, side in sides.items() if is_model(side)}
+        for what, side in sides.items():
+            force_setattr(self, what, _columns(side, what))
+        if models:
+            self.__dict__["models"] = (models.get("key"), models.get("value"))
+        _check(self)
+
+    @classmethod
+    def json(cls) -> Schema:
+        """Any JSON values, one key and one value column of canonical JSON text: sorted names, no spaces, no NaN.
+
+        Numbers are integers of any size or 64-bit floats; 1 and 1.0 are different values.
+        """
+        return cls(*_FIXED_COLUMNS["json"], codec="json")
+
+    @classmethod
+    def bytes(cls) -> Schema:
+        """Opaque bytes, encoded by the caller. The value may be missing (null), which is not b""."""
+        return cls(*_FIXED_COLUMNS["bytes"], codec="bytes")
+
+    @cached_property
+    def models(self) -> tuple[Model | None, Model | None]:
+        """The pydantic models of key and value, where the schema was made from some."""
+        return None, None
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """Key columns, then value columns."""
+        return self.key + self.value
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of `columns`."""
+        return [column.name for column in self.columns]
+
+    @cached_property
+    def key_names(self) -> list[str]:
+        """The names of the key columns."""
+        return [column.name for column in self.key]
+
+    @cached_property
+    def data(self) -> pa.Schema:
+        """The user's columns in Arrow."""
+        return pa.schema([column.field for column in self.columns])
+
+    @cached_property
+    def updates(self) -> pa.Schema:
+        """The user's columns, then `_time` and `_diff`: what is stored and what `listen` yields."""
+        return pa.schema([*self.data, TIME_FIELD, DIFF_FIELD])
+
+    @cached_property
+    def contents(self) -> pa.Schema:
+        """The user's columns, then `_diff`: what a snapshot yields."""
+        return pa.schema([*self.data, DIFF_FIELD])
+
+    def check_additive(self, newer: Schema) -> None:
+        """Raise SchemaMismatch unless `newer` only adds nullable value columns at the end."""
+        check_schema(newer)
+        if newer.codec != self.codec:
+            raise _not_additive(self, newer, f"the codec is {self.codec}, and cannot become {newer.codec}")
+        if newer.key != self.key:
+            raise _not_additive(self, newer, f"the key changes: {_difference(self.key, newer.key)}")
+        if newer.value[: len(self.value)] != self.value:
+            raise _not_additive(self, newer, f"the value changes: {_difference(self.value, newer.value)}")
+        for column in newer.value[len(self.value) :]:
+            if not column.nullable:
+                reason = f"the new column ({column}) must be nullable, as older updates have no value for it"
+                raise _not_additive(self, newer, reason)
+
+    def __str__(self) -> str:
+        text = f"({_join(self.key)}) -> ({_join(self.value)})"
+        return text if self.codec == "columns" else f"{self.codec}: {text}"
+
+    def __copy__(self) -> Schema:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # SUBTLE: the models are no field, and still have to come along, as splits are read in other processes.
+        key, value = self.models
+        return Schema, (key or self.key, value or self.value, self.codec)
+
+
+def check_schema(schema: object) -> Schema:
+    """The schema, which must be one."""
+    if isinstance(schema, Schema):
+        return schema
+    example = shown(schema) if isinstance(schema, Mapping) and schema else '{"id": "int64"}'
+    raise InvalidUsage(
+        f"schema must be a persist.Schema: got {shown(schema)}. Write "
+        f'persist.Schema(key={example}, value={{"name": "string"}}), with the columns that tell rows apart as the key',
+        schema=schema,
+    )
+
+
+def _check(schema: Schema) -> None:
+    """Refuse what is wrong with the schema as a whole."""
+    codec, codecs = schema.codec, get_args(Codec)
+    if not isinstance(codec, str) or codec not in codecs:
+        raise InvalidUsage(f"a codec is one of {codecs}, got {shown(codec)}", problem="codec", codec=codec)
+    if not schema.key:
+        raise InvalidUsage("a schema needs at least one key column", problem="no key")
+    names = [column.name for column in schema.key + schema.value]
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidName(
+            f"column names must differ, also between key and value; {twice} occur more than once in {names}",
+            problem="duplicate column", name=twice[0], names=names,
+        )  # fmt: skip
+    if codec in _FIXED_COLUMNS and (schema.key, schema.value) != _FIXED_COLUMNS[codec]:
+        raise InvalidUsage(
+            f"the columns of codec {codec!r} are fixed; use Schema.{codec}(), got {schema}",
+            problem="codec", codec=codec,
+        )  # fmt: skip
+
+
+def _check_name(name: object) -> None:
+    problem = None
+    if not isinstance(name, str):
+        problem = "must be a string"
+    elif not name:
+        problem = "must not be empty"
+    elif name in RESERVED:
+        problem = f"must not be {' or '.join(RESERVED)}, which every shard has anyway"
+    elif "\0" in name or not name.isprintable():
+        problem = "must consist of printable characters"
+    if problem:
+        raise InvalidName(f"a column's name {problem}; got {shown(name)}", problem="column name", name=name)
+
+
+def _columns(side: object, what: str) -> tuple[Column, ...]:
+    if isinstance(side, tuple) and all(type(column) is Column for column in side):
+        return side
+    if isinstance(side, pa.Schema):
+        return tuple(_column(field.name, field.type, field.nullable) for field in side)
+    if is_model(side):
+        return tuple(_column(*field) for field in model_fields(side))
+    if isinstance(side, Mapping):
+        return tuple(_column(name, type_) for name, type_ in side.items())
+    if isinstance(side, Iterable) and not isinstance(side, (str, bytes)):
+        columns = tuple(side)
+        if all(isinstance(column, Column) for column in columns):
+            return columns
+    raise InvalidUsage(
+        f"the {what} must map column names to types, or be an Arrow schema or a pydantic model; got {shown(side)}",
+        problem="columns", side=what,
+    )  # fmt: skip
+
+
+def _column(name: object, type_: object, nullable: bool = True) -> Column:
+    _check_name(name)
+    try:
+        text, nullable = _parse(type_, nullable)
+        check_zone(parse_type(text))
+    except InvalidUsage as error:
+        raise InvalidUsage(f"column {shown(name)}: {error.message}", **{**error.fields, "column": name}) from error
+    return Column(str(name), text, nullable)
+
+
+def _canonical(type_: object) -> str:
+    if not isinstance(type_, str):
+        raise _no_type(type_)
+    return format_type(parse_type(type_))
+
+
+def _parse(type_: object, nullable: bool) -> tuple[str, bool]:
+    """The canonical text of a column's type, and whether it is nullable."""
+    if isinstance(type_, pa.DataType):
+        return format_type(type_), nullable
+    if not isinstance(type_, str):
+        raise _no_type(type_)
+    text = type_.strip()
+    if text.endswith(_NOT_NULL):
+        text, nullable = text.removesuffix(_NOT_NULL).rstrip(), False
+    return format_type(parse_type(text)), nullable
+
+
+def _no_type(type_: object) -> InvalidUsage:
+    return InvalidUsage(
+        f"a column's type must be text or an Arrow type, got {shown(type_)}", problem="type", type=type_
+    )
+
+
+def _join(columns: tuple[Column, ...]) -> str:
+    return ", ".join(map(str, columns))
+
+
+def _difference(older: tuple[Column, ...], newer: tuple[Column, ...]) -> str:
+    """The first column that is not what it was."""
+    for index, column in enumerate(older):
+        found = newer[index] if index < len(newer) else None
+        if found != column:
+            return f"column {index} is ({column}), asked is {f'({found})' if found else 'to drop it'}"
+    return f"({_join(newer[len(older) :])}) would be new"
+
+
+def _not_additive(older: Schema, newer: Schema, reason: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{reason}. A schema may only gain nullable value columns at its end. The shard has {older}; asked was {newer}",
+        problem="not additive", actual=older, expected=newer,
+    )  # fmt: skip
+
+
+_FIXED_COLUMNS = {
+    "json": ((Column("key", "string", False),), (Column("value", "string", False),)),
+    "bytes": ((Column("key", "binary", False),), (Column("value", "binary", True),)),
+}

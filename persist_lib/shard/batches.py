@@ -1,0 +1,343 @@
+"""Building a batch: the user's updates become sorted, consolidated, fingerprinted parts, inline or in Blob.
+
+Memory is bounded by about two parts, however long the input: each part's worth of updates is one sorted run, unless the
+input comes in order. Objects are uploaded while the next one is built, until the caller's deadline; of a batch that
+fails before it is whole they are deleted again.
+
+Sums are exact. SUBTLE: what one part's worth adds up to is no total, as another may hold the same data. So a sum beyond
+64 bits stays several updates of its part; and where several parts could add up to one, they are read once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.config import Config
+from persist_lib.core.diff import MODULUS
+from persist_lib.core.state import Batch, Part
+from persist_lib.errors import DiffOverflow, PersistError
+from persist_lib.format.parts import EncodedPart, encode_inline, encode_part
+from persist_lib.format.paths import blob_key, part_key
+from persist_lib.frontier import MINIMUM, Antichain
+from persist_lib.ids import PartKey, ShardId, WriterId
+from persist_lib.kernel.columns import integers
+from persist_lib.kernel.consolidate import I64_MAX, consolidate
+from persist_lib.kernel.fingerprint import diffs_of, hash_rows
+from persist_lib.kernel.merge import merge_runs
+from persist_lib.location.api import Blob
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.shard.runs import inputs_of, open_runs
+
+A = TypeVar("A")
+B = TypeVar("B")
+log = logging.getLogger("persist.write")
+FEW = 16
+"""Rows that are encoded without asking first how many bytes they are."""
+UPLOADS = 2
+"""Objects under way at once: one uploads while the next is encoded."""
+DELETE_S = 0.5
+"""How long deleting what failed may take beyond the deadline; the audit finds what is left."""
+
+
+class Stored(NamedTuple):
+    """A part that is stored, and the sums over its updates."""
+
+    part: Part
+    diff_sum: int
+    fingerprint: int
+
+
+class ByTime(msgspec.Struct, frozen=True):
+    """Per distinct time, ascending: how many updates, their diff sum and fingerprint; sums over suffixes."""
+
+    times: np.ndarray
+    counts: np.ndarray
+    diff_sums: np.ndarray
+    fingerprints: np.ndarray
+
+    @classmethod
+    def of(cls, pieces: Sequence[ByTime]) -> ByTime:
+        """All of them together."""
+        times, order = np.unique(np.concatenate([piece.times for piece in pieces]), return_inverse=True)
+        sums = []
+        for name in ("counts", "diff_sums", "fingerprints"):
+            values = np.concatenate([getattr(piece, name) for piece in pieces])
+            total = np.zeros(len(times), values.dtype)
+            np.add.at(total, order, values)
+            sums.append(total)
+        return cls(times, *sums)
+
+    def from_(self, lower: int) -> tuple[int, int, int]:
+        """Count, diff sum and fingerprint of the updates at `lower` or later."""
+        start = int(np.searchsorted(self.times, lower))
+        return (
+            int(self.counts[start:].sum()),
+            int(self.diff_sums[start:].sum()),
+            int(self.fingerprints[start:].sum()),
+        )
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A batch that is ready to be committed. `table` is there while it is inline, `by_time` if it was asked for."""
+
+    batch: Batch
+    by_time: ByTime | None = None
+    table: pa.Table | None = None
+
+    def trimmed(self, lower: Antichain) -> Batch:
+        """The batch registered from `lower` on: its statistics are those of the tighter bounds."""
+        if lower <= self.batch.lower or self.by_time is None or lower.time is None:
+            return self.batch
+        count, diff_sum, print_ = self.by_time.from_(lower.time)
+        kept = msgspec.structs.replace(
+            self.batch, lower=lower, count=count, diff_sum=diff_sum, fingerprint=print_, exact=False
+        )
+        return kept if count else Batch(0, 0, lower, self.batch.upper, MINIMUM, 0, 0, 0)
+
+
+class Builder:
+    """Builds batches for one uploader until a deadline. Bounds and schema are checked by whoever makes the tables.
+
+    The uploader is asked for only when there is something to upload: updates that are refused register nobody.
+    """
+
+    def __init__(
+        self, shard: ShardId, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, blob: Blob,
+        config: Config, runtime: Runtime, deadline: Deadline,
+    ) -> None:  # fmt: skip
+        self._shard = shard
+        self._uploader = uploader
+        self._schema = schema
+        self._schema_id = schema_id
+        self._blob = blob
+        self._config = config
+        self._runtime = runtime
+        self._deadline = deadline
+        self._keys: list[PartKey] = []
+
+    def build(
+        self,
+        tables: Iterator[pa.Table],
+        lower: Antichain,
+        upper: Antichain,
+        *,
+        inline_bytes: int,
+        by_time: bool = False,
+    ) -> Built:
+        """The batch of all updates of `tables`; inline if its bytes are at most `inline_bytes`."""
+        chunks = _chunks(tables, self._config.part_bytes)
+        first = next(chunks, None)
+        if first is None:
+            return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
+        try:
+            if first.num_rows > 1:
+                first = consolidate(self._schema, first)
+        except DiffOverflow:
+            if (second := next(chunks, None)) is None:
+                raise
+            first = consolidate(self._schema, first, "split")
+        else:
+            second = next(chunks, None)
+        if second is None and not first.num_rows:
+            return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
+        if second is None and (first.num_rows <= FEW or first.nbytes <= inline_bytes):
+            inline = encode_inline(self._schema, self._schema_id, first)
+            if inline.size <= inline_bytes:
+                stored = Stored(as_part(inline, None, self._schema_id), inline.said.diff_sum, inline.said.fingerprint)
+                return self._built([stored], lower, upper, [_by_time(self._schema, first)] if by_time else [], first)
+        return self._upload(first, second, chunks, lower, upper, by_time)
+
+    def externalised(self, built: Built) -> Built:
+        """The same batch with its inline part as an object."""
+        if built.table is None or not built.batch.parts:
+            return built
+        encoded = encode_part(self._schema, self._schema_id, built.table)
+        try:
+            part = self._put(self._fresh_key(), encoded).part
+        except Exception:
+            self.discard()
+            raise
+        return msgspec.structs.replace(built, batch=msgspec.structs.replace(built.batch, parts=(part,)), table=None)
+
+    @property
+    def has_uploaded(self) -> bool:
+        """Whether it has uploaded anything."""
+        return bool(self._keys)
+
+    def discard(self) -> None:
+        """Delete what was uploaded, as far as that goes. Only for what no commit was ever asked to refer to.
+
+        SUBTLE: an upload that got no answer may still arrive after this. Then it is an orphan for the audit, like what
+        cannot be deleted now.
+        """
+        keys, self._keys = [blob_key(self._shard, key) for key in self._keys], []
+        if not keys:
+            return
+        try:
+            deadline = self._runtime.deadline(max(DELETE_S, min(self._deadline.remaining_s(), 10 * DELETE_S)))
+            failed: object = within(deadline, lambda: self._blob.delete_many(keys))
+        except PersistError as error:
+            failed = error
+        if failed:
+            log.info("shard %s: of %d unused objects some are left to the audit: %s", self._shard, len(keys), failed)
+
+    def _upload(
+        self, first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], lower: Antichain, upper: Antichain,
+        by_time: bool,
+    ) -> Built:  # fmt: skip
+        uploads: list[Future[Stored]] = []
+        times: list[ByTime] = []
+        most = 0
+        try:
+            with self._runtime.pool(UPLOADS, "persist-upload") as pool:
+                for table in _all(first, second, rest, self._schema):
+                    if not table.num_rows:
+                        continue
+                    most += _largest(table)
+                    if by_time:
+                        times.append(_by_time(self._schema, table))
+                    encoded = encode_part(self._schema, self._schema_id, table, partial(_map, pool))
+                    if len(uploads) >= UPLOADS:
+                        uploads[-UPLOADS].result()
+                    uploads.append(_submit(pool, partial(self._put, self._fresh_key(), encoded)))
+            built = self._built([upload.result() for upload in uploads], lower, upper, times, None)
+            return self._totalled(built) if second is not None and most >= I64_MAX else built
+        except Exception:
+            self.discard()  # the pool's end has waited for what was under way
+            raise
+
+    def _totalled(self, built: Built) -> Built:
+        """The same, or DiffOverflow when several parts add up to what does not fit. Reads them, in bounded memory."""
+        schemas = [self._schema] * (self._schema_id + 1)
+
+        def read() -> None:
+            runs = open_runs(self._blob, self._shard, inputs_of((built.batch,)), schemas, self._schema)
+            for _ in merge_runs(runs, self._schema, merge_bytes=self._config.merge_bytes):
+                pass
+
+        within(self._deadline, read)
+        return built
+
+    def _built(
+        self,
+        stored: Sequence[Stored],
+        lower: Antichain,
+        upper: Antichain,
+        times: Sequence[ByTime],
+        table: pa.Table | None,
+    ) -> Built:
+        parts = [piece.part for piece in stored]
+        batch = Batch(
+            0, 0, lower, upper, MINIMUM,
+            count=sum([part.rows for part in parts]),
+            diff_sum=(sum([piece.diff_sum for piece in stored]) + 2**63) % MODULUS - 2**63,
+            fingerprint=sum([piece.fingerprint for piece in stored]) % MODULUS,
+            parts=tuple(parts), runs=_runs(parts),
+        )  # fmt: skip
+        return Built(batch, ByTime.of(times) if times else None, table)
+
+    def _fresh_key(self) -> PartKey:
+        key = part_key(self._uploader(), self._runtime.entropy())
+        self._keys.append(key)
+        return key
+
+    def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
+        """Upload it; answers all that is to be remembered, so that its bytes are not."""
+        within(self._deadline, lambda: self._blob.set(blob_key(self._shard, key), encoded.data))
+        return Stored(as_part(encoded, key, self._schema_id), encoded.said.diff_sum, encoded.said.fingerprint)
+
+
+def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
+    """How the state refers to an encoded part that was stored under `key`, or holds it itself (None)."""
+    said = encoded.said
+    return Part(
+        key or PartKey(""), encoded.size, said.rows, encoded.digests, said.key_lower, said.key_upper, said.time_lower,
+        said.time_upper, schema_id, None if key else bytes(encoded.data), said.earliest,
+    )  # fmt: skip
+
+
+def _chunks(tables: Iterator[pa.Table], chunk_bytes: int) -> Iterator[pa.Table]:
+    """The same updates in tables of about `chunk_bytes` in memory."""
+    first, second = next(tables, None), next(tables, None)
+    if second is None and first is not None and first.num_rows <= FEW:
+        yield first  # a small append: nothing to measure
+        return
+    tables = chain([table for table in (first, second) if table is not None], tables)
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        row_bytes, rest = max(1, table.nbytes // max(1, table.num_rows)), table
+        while rest.num_rows:
+            room = max(1, (chunk_bytes - size) // row_bytes)
+            piece = rest if rest.num_rows <= room else rest.slice(0, room)
+            held.append(piece)
+            size += piece.num_rows * row_bytes
+            if size >= chunk_bytes:
+                yield pa.concat_tables(held)
+                held, size = [], 0
+            if piece is rest:
+                break
+            rest = rest.slice(room)
+    if held:
+        yield pa.concat_tables(held) if len(held) > 1 else held[0]
+
+
+def _all(first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], schema: Schema) -> Iterator[pa.Table]:
+    yield first
+    if second is not None:
+        yield consolidate(schema, second, "split")
+    for table in rest:
+        yield consolidate(schema, table, "split")
+
+
+def _largest(table: pa.Table) -> int:
+    """The largest diff, by size. One that can be is also what a sum beyond 64 bits shows as."""
+    diffs = integers(table.column(DIFF))
+    return max(abs(int(diffs.min())), abs(int(diffs.max())))
+
+
+def _runs(parts: list[Part]) -> tuple[int, ...]:
+    """Parts that follow one another in key order are one run. Bounds that touch might overlap: a new run then."""
+    return tuple(i for i, part in enumerate(parts) if i == 0 or not parts[i - 1].key_upper < part.key_lower)
+
+
+def _by_time(schema: Schema, table: pa.Table) -> ByTime:
+    times, diffs = table.column(TIME).to_numpy(), diffs_of(table)
+    order = np.argsort(times, kind="stable")
+    distinct, starts, counts = np.unique(times[order], return_index=True, return_counts=True)
+    with np.errstate(over="ignore"):
+        products = (diffs * hash_rows(schema, table))[order]
+        sums = np.add.reduceat(diffs[order], starts).astype(np.int64)
+        return ByTime(distinct, counts, sums, np.add.reduceat(products, starts))
+
+
+# SUBTLE: at the end of the interpreter threads that are at work are waited for, but no others begin: what an outbox
+# still has to write is then encoded and uploaded by the thread that does it.
+
+
+def _submit(pool: Executor, work: Callable[[], A]) -> Future[A]:
+    try:
+        return pool.submit(work)
+    except RuntimeError:
+        done: Future[A] = Future()
+        done.set_result(work())
+        return done
+
+
+def _map(pool: Executor, work: Callable[[B], A], values: Iterable[B]) -> Iterator[A]:
+    values = list(values)
+    try:
+        return pool.map(work, values)
+    except RuntimeError:
+        return map(work, values)

@@ -1,0 +1,181 @@
+"""The log of one shard: rows in Consensus, rollups in Blob. Fetching a version, and preparing the next.
+
+Opening costs one head, one rollup GET and one scan, however long the history. Each row names the row before it by
+digest, and a rollup names the row that led to it, so a history that was cut, mixed or restored does not load.
+"""
+
+from __future__ import annotations
+
+from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.state import Rollup, State, Version
+from persist_lib.core.validate import check_change, check_references, check_state
+from persist_lib.errors import Corrupt, HistoryRegressed, InvariantViolated, Missing
+from persist_lib.format.digest import digest, verify
+from persist_lib.format.log import (
+    GENESIS,
+    LogRow,
+    StoredState,
+    decode_row,
+    decode_state,
+    encode_state,
+    row_digest,
+    row_format,
+    row_start,
+)
+from persist_lib.format.paths import blob_key
+from persist_lib.ids import PartKey, SeqNo, ShardId
+from persist_lib.location.api import Blob, Consensus, Newest, Row
+from persist_lib.location.wrap.caching import fetch
+
+SCAN_ROWS = 1024
+"""Rows of one scan. More than a rollup lags behind by, so that one scan is enough."""
+
+
+def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | None:
+    """The newest version of a shard, read from scratch and checked whole; None when there is no such shard."""
+    missing: PartKey | None = None
+    head = consensus.head(shard) or _newest_row(consensus, shard, SeqNo(0))
+    while head is not None:
+        rollup = decode_row(head.data, row_name(shard, head.seqno)).rollup
+        start = fetch_rollup(blob, shard, rollup) if rollup else Version(SeqNo(0), State(), GENESIS)
+        if start is not None:
+            version = _replay(consensus, shard, start)
+            if version is not None and version.seqno >= head.seqno:
+                check_state(version.state, version.seqno)
+                return version
+        # A rollup that is gone, or rows truncated under our eyes, mean that the head we saw was stale: look again, this
+        # time at what a scan says. What that still names, and is not there, was not collected but lost.
+        key = rollup[1].key if rollup else PartKey("")
+        if missing == key:
+            raise Missing(
+                f"shard {shard}: the newest state needs {key!r} and the rows after it, and they are not there. Restore "
+                "them from a copy; nothing was changed",
+                key=key, shard=shard,
+            )  # fmt: skip
+        missing = key
+        seen, head = head.seqno, _newest_row(consensus, shard, head.seqno)
+        if head is None:
+            raise HistoryRegressed(
+                f"shard {shard}: the log had a row v{seen} a moment ago, and now it ends before. Consensus was "
+                f"restored "
+                "from an older copy. Stop all writers before going on",
+                shard=shard, seen=seen, head=None,
+            )  # fmt: skip
+    return None
+
+
+def _newest_row(consensus: Consensus, shard: ShardId, known: SeqNo) -> Row | None:
+    """The newest row by linearizable reads, given that there was one at `known`; None when there is none."""
+    newest: Row | None = None
+    while rows := consensus.scan(shard, known, SCAN_ROWS):
+        newest, known = rows[-1], SeqNo(rows[-1].seqno + 1)
+        if len(rows) < SCAN_ROWS:
+            break
+    return newest
+
+
+def fetch_newer(blob: Blob, consensus: Consensus, shard: ShardId, known: Version) -> Version:
+    """The newest version, given one that was seen before. One scan when little has happened.
+
+    Raises HistoryRegressed when the log no longer contains what was seen: a restored backup, or a fork.
+    """
+    rows = consensus.scan(shard, known.seqno, SCAN_ROWS)
+    if not rows:
+        raise _regressed(shard, known, consensus.head(shard))
+    if rows[0].seqno == known.seqno:
+        if row_digest(rows[0].data) != known.digest:
+            raise _regressed(shard, known, rows[0])
+        if len(rows) < SCAN_ROWS:
+            return _apply_rows(shard, known, rows[1:])
+    newest = fetch_newest(blob, consensus, shard)
+    if newest is None or newest.seqno < known.seqno:
+        raise _regressed(shard, known, None)
+    return newest
+
+
+def next_row(version: Version, diff: StateDiff, state: State, token: bytes, command: str, now: int) -> LogRow:
+    """The row that takes `version` to `state`."""
+    newest = state.newest_rollup
+    rollup = (newest, state.rollups[newest]) if newest else None
+    return LogRow(SeqNo(version.seqno + 1), token, command, now, version.digest, rollup, diff)
+
+
+def row_to_follow(version: Version) -> Newest | None:
+    """How a compare-and-set names the row that led to `version`, so that it follows that one and no other."""
+    return Newest(version.seqno, row_start(version.digest, version.row_format)) if version.seqno else None
+
+
+def after(row: LogRow, data: bytes, state: State) -> Version:
+    """The version that `row`, stored as `data`, leads to."""
+    return Version(row.seqno, state, row_digest(data), row.rollup, row_format(data))
+
+
+def encode_rollup(version: Version, key: PartKey) -> tuple[bytes, Rollup]:
+    """A copy of the state at this version, and how the state will refer to it."""
+    data = encode_state(StoredState(version.seqno, version.digest, version.state))
+    return data, Rollup(key, len(data), digest(data))
+
+
+def row_name(shard: ShardId, seqno: SeqNo) -> str:
+    """How messages name a row."""
+    return f"{shard} v{seqno}"
+
+
+def fetch_rollup(blob: Blob, shard: ShardId, rollup: tuple[SeqNo, Rollup]) -> Version | None:
+    """The version that a rollup holds; None when it is not there (any more)."""
+    seqno, entry = rollup
+    key = blob_key(shard, entry.key)
+    data = fetch(blob, key, 0, entry.size, entry.size, entry.digests)
+    if data is None:
+        return None
+    verify(key, data, entry.digests)
+    stored = decode_state(data, key)
+    if stored.seqno != seqno:
+        raise Corrupt(f"{key} holds the state at v{stored.seqno}, not v{seqno}", key=key)
+    return Version(seqno, stored.state, stored.digest)
+
+
+def _replay(consensus: Consensus, shard: ShardId, start: Version) -> Version | None:
+    """All rows after `start` applied to it; None when rows in between were truncated."""
+    version = start
+    while True:
+        rows = consensus.scan(shard, SeqNo(version.seqno + 1), SCAN_ROWS)
+        if rows and rows[0].seqno != version.seqno + 1:
+            return None
+        version = _apply_rows(shard, version, rows)
+        if len(rows) < SCAN_ROWS:
+            return version if version.seqno > 0 else None
+
+
+def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
+    state = version.state
+    diffs: list[StateDiff] = []
+    seqno, previous, rollup, format_ = version.seqno, version.digest, version.rollup, version.row_format
+    for seqno_found, data in rows:
+        name = row_name(shard, seqno_found)
+        row = decode_row(data, name)
+        if seqno_found != seqno + 1 or row.seqno != seqno_found or row.previous != previous:
+            raise Corrupt(
+                f"{name} does not follow v{seqno}: the log was cut, mixed or restored from different copies. Nothing "
+                "was changed; restore one whole copy",
+                key=name, expected=previous, actual=row.previous,
+            )  # fmt: skip
+        try:
+            before, state = state, apply_diff(state, row.diff)
+        except InvariantViolated as error:
+            raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
+        # Who follows refuses what who loads afresh refuses.
+        check_change(before, row.diff, state, seqno_found)
+        diffs.append(row.diff)
+        seqno, previous, rollup, format_ = row.seqno, row_digest(data), row.rollup, row_format(data)
+    check_references(state, diffs, seqno)
+    return Version(seqno, state, previous, rollup, format_)
+
+
+def _regressed(shard: ShardId, known: Version, found: Row | None) -> HistoryRegressed:
+    there = "nothing" if found is None else f"v{found.seqno} with digest {row_digest(found.data).hex()}"
+    return HistoryRegressed(
+        f"shard {shard}: this client has seen v{known.seqno} with digest {known.digest.hex()}, and the log now has "
+        f"{there}. Consensus was restored from an older copy, or is another one. Stop all writers before going on",
+        shard=shard, seen=known.seqno, head=found and found.seqno,
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""What became of an append, asked by its token and times: from any process, however late, and only what is certain.
+
+The newest state remembers its last appends. What it does not remember may still be excluded by the times that its
+appends and batches have, or stand in the rows of the log that were not truncated yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from persist_lib.core.outcomes import find_outcome, is_excluded
+from persist_lib.core.state import Batch, State
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, ShardFinished, UpperMismatch
+from persist_lib.format.log import LogRow, decode_row
+from persist_lib.frontier import Antichain
+from persist_lib.ids import SeqNo
+from persist_lib.shard.commit import Machine, named
+from persist_lib.shard.log import SCAN_ROWS, fetch_rollup, row_name
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What is known of an append.
+
+    `committed`: it is in the shard, since the version `seqno`. `never`: it is not, and never will be, whatever is still
+    on its way. `open`: it is not by now, as upper has not passed its lower; sent again, or still on its way, it may
+    come. `unknown`: these times are complete, and who completed them is forgotten. `why` says it in a sentence.
+    """
+
+    answer: Literal["committed", "never", "open", "unknown"]
+    seqno: SeqNo | None
+    why: str
+
+
+REFUSED = (UpperMismatch, LeaseExpired, ShardFinished)
+"""The refusals that an append gets although it was committed before."""
+
+
+def committed_before(
+    machine: Machine, token: bytes, lower: Antichain, upper: Antichain, refusal: PersistError
+) -> SeqNo:
+    """At which seqno the append with this token was committed, before it was repeated and refused.
+
+    Raises `refusal` when it was not: then nothing of it is in the shard. Raises Indeterminate when that is not known.
+    """
+    verdict = judge(machine, token, lower, upper)
+    if verdict.seqno is not None:
+        return verdict.seqno
+    if verdict.answer == "unknown":
+        raise forgotten(named([machine.shard]), token, verdict) from refusal
+    raise refusal
+
+
+def forgotten(where: str, token: bytes, verdict: Verdict) -> Indeterminate:
+    """The error for an append that was repeated so late that nothing tells whether it was committed before."""
+    return Indeterminate(
+        f"{where}: whether the append with token {token.hex()} was committed before is not known any more: "
+        f"{verdict.why}. This call wrote nothing. Read the shard to see what is there",
+        token=token,
+    )
+
+
+def judge(machine: Machine, token: bytes, lower: Antichain, upper: Antichain) -> Verdict:
+    """What became of the append of `[lower, upper)` with this token. Reads the shard afresh, and changes nothing."""
+    version = machine.fetch()
+    if (verdict := _by_state(version.state, token, lower, upper)) is not None:
+        return verdict
+    if version.state.upper <= lower:
+        return Verdict("open", None, f"upper is {version.state.upper}, and has not passed {lower}")
+    first: LogRow | None = None
+    for row in _rows(machine):
+        first = first or row
+        if (added := _added(row, token)) is None or not upper <= added.upper:
+            continue
+        # SUBTLE: an empty batch is fused with empty ones before it, and then begins earlier than the append did.
+        if upper != added.upper and row.diff.trace is not None and row.diff.trace.removed:
+            return _unknown(version.state, lower, upper)
+        if upper == added.upper or added.lower <= lower:
+            return Verdict("committed", row.seqno, f"it was committed as v{row.seqno}")
+    if first is None or first.seqno > version.seqno:
+        return _unknown(version.state, lower, upper)
+    if first.seqno == 1:
+        return Verdict("never", None, "the log goes back to the first version, and it is not in there")
+    return _before(machine, first.seqno, token, lower, upper) or _unknown(version.state, lower, upper)
+
+
+def _by_state(state: State, token: bytes, lower: Antichain, upper: Antichain) -> Verdict | None:
+    if (outcome := find_outcome(state, token, lower, upper)) is not None:
+        return Verdict("committed", outcome.seqno, f"it was committed as v{outcome.seqno}")
+    if is_excluded(state, lower, upper):
+        return Verdict("never", None, f"upper is {state.upper}, and other appends brought it there")
+    return None
+
+
+def _before(machine: Machine, first: SeqNo, token: bytes, lower: Antichain, upper: Antichain) -> Verdict | None:
+    """What a copy of the state tells from which on the log is whole, and has no such append."""
+    rollup = machine.state.rollups.get(first)
+    base = None if rollup is None else fetch_rollup(machine.reads, machine.shard, (first, rollup))
+    if base is None:
+        return None
+    if base.state.upper <= lower:
+        return Verdict("never", None, f"upper passed {lower} after v{first}, and it is not in the log since then")
+    return _by_state(base.state, token, lower, upper)
+
+
+def _unknown(state: State, lower: Antichain, upper: Antichain) -> Verdict:
+    oldest = f"the {len(state.outcomes)} newest" if state.outcomes else "those of the last few of each live writer"
+    return Verdict(
+        "unknown", None,
+        f"upper is {state.upper}, so all of [{lower}, {upper}) is complete, and the shard no longer remembers by which "
+        f"appends: it remembers {oldest}, and its log is truncated",
+    )  # fmt: skip
+
+
+def _added(row: LogRow, token: bytes) -> Batch | None:
+    """What an append with this token added; None for any other row."""
+    is_append = row.token == token and row.command in {"CompareAndAppend", "Append"}
+    return row.diff.trace.added[-1] if is_append and row.diff.trace is not None else None
+
+
+def _rows(machine: Machine) -> Iterator[LogRow]:
+    """Every row of the log that is there, oldest first."""
+    at = SeqNo(0)
+    while rows := machine.consensus.scan(machine.shard, at, SCAN_ROWS):
+        for seqno, data in rows:
+            yield decode_row(data, row_name(machine.shard, seqno))
+        at = SeqNo(rows[-1].seqno + 1)
+        if len(rows) < SCAN_ROWS:
+            return

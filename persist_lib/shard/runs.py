@@ -1,0 +1,224 @@
+"""Runs of a trace as streams of updates: opened from Blob, cut to a key range, filtered to their registered bounds.
+
+What a snapshot, a listener, a split in another process and a merge task all read through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.state import Batch, Part
+from persist_lib.errors import Missing
+from persist_lib.format.digest import CHUNK
+from persist_lib.format.parquet import PartFile
+from persist_lib.format.parts import PartSource, decode_inline, decode_part, open_run, within
+from persist_lib.format.paths import blob_key
+from persist_lib.format.ranged import ChunkedReader, Map
+from persist_lib.ids import ShardId
+from persist_lib.location.api import Blob
+from persist_lib.location.wrap import caching
+from persist_lib.schema.schema import TIME, Schema
+
+Parallel = Callable[..., Iterable[Any]]
+"""Like `map`, or a pool's own."""
+
+
+def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
+    """The runs of these batches, with times in `[lower, upper)` only (None: no bound)."""
+    found = []
+    for batch in batches:
+        first = max(lower, batch.lower.time or 0)
+        ends = [end for end in (upper, batch.upper.time) if end is not None]
+        end = min(ends) if ends else None
+        found += [TaskInput(run, first, end) for run in batch.run_parts()]
+    return tuple(found)
+
+
+def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper: bytes | None) -> list[TaskInput]:
+    """The same runs without the parts that can hold nothing in the key range or in their times."""
+    kept = []
+    for run in inputs:
+        parts = tuple(part for part in run.parts if _may_hold(part, run, key_lower, key_upper))
+        if parts:
+            kept.append(TaskInput(parts, run.lower, run.upper))
+    return kept
+
+
+def open_runs(
+    blob: Blob,
+    shard: ShardId,
+    inputs: Sequence[TaskInput],
+    schemas: Sequence[Schema],
+    schema: Schema,
+    key_lower: bytes | None = None,
+    key_upper: bytes | None = None,
+) -> list[Iterator[pa.Table]]:
+    """One stream of sorted updates a run. Nothing is fetched before it is asked for."""
+    return [
+        open_run(
+            [source_of(blob, shard, part, run, schemas) for part in run.parts],
+            schema, key_lower=key_lower, key_upper=key_upper,
+        )
+        for run in overlapping(inputs, key_lower, key_upper)
+    ]  # fmt: skip
+
+
+class Stored(NamedTuple):
+    """Where runs are stored, what their parts were written with, how they are to look, and which keys are wanted."""
+
+    blob: Blob
+    shard: ShardId
+    schemas: Sequence[Schema]
+    schema: Schema
+    key_lower: bytes | None = None
+    key_upper: bytes | None = None
+
+    def is_unbounded(self) -> bool:
+        """Whether all keys are wanted."""
+        return self.key_lower is None and self.key_upper is None
+
+    def streams(self, inputs: Sequence[TaskInput]) -> list[Iterator[pa.Table]]:
+        """See `open_runs`."""
+        return open_runs(self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper)
+
+
+def read_whole(
+    stored: Stored,
+    inputs: Sequence[TaskInput],
+    columns: Sequence[str] | None,
+    settle: Callable[[pa.Table, Parallel], pa.Table],
+    pool: Executor,
+    *,
+    times: bool,
+) -> list[pa.Table]:
+    """All parts of the runs, one after the other, each as `settle` makes it; fetched and decoded in the pool.
+
+    `settle` is given a map that may use the pool, or must not.
+    """
+    parts = [(run, part) for run in inputs for part in run.parts]
+    if len(parts) == 1:
+        return [settle(read_part(stored, *parts[0], columns, pool.map, times=times), pool.map)]
+
+    def read(pair: tuple[TaskInput, Part]) -> pa.Table:
+        # SUBTLE: not `pool.map`: the threads that this runs in would wait for each other.
+        return settle(read_part(stored, *pair, columns, times=times), map)
+
+    return list(pool.map(read, parts))
+
+
+def read_part(
+    stored: Stored,
+    run: TaskInput,
+    part: Part,
+    columns: Sequence[str] | None = None,
+    parallel: Map = map,
+    *,
+    times: bool,
+    use_threads: bool = True,
+) -> pa.Table:
+    """A part's wanted updates, verified, as a table. `_diff` comes along whatever the columns, `_time` for `times`.
+
+    Of a large part that is not wanted whole, only the chunks around the wanted row groups and columns are fetched.
+    """
+    source, lo, hi = source_of(stored.blob, stored.shard, part, run, stored.schemas), stored.key_lower, stored.key_upper
+    needed = times or source.time_lower is not None or source.time_upper is not None
+    if part.inline is not None:
+        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, lo=lo, hi=hi)
+    elif part.size > CHUNK and not (stored.is_unbounded() and columns is None):
+        table = _some_of(source, stored.schema, columns, lo, hi, parallel, times=needed)
+    else:
+        table = decode_part(
+            source.key, source.fetch(0, part.size), part.digests, stored.schema,
+            columns=columns, lo=lo, hi=hi, times=needed, use_threads=use_threads,
+        )  # fmt: skip
+    table = within(table, source.time_lower, source.time_upper)
+    return table if times or TIME not in table.schema.names else table.drop_columns([TIME])
+
+
+def _some_of(
+    source: PartSource,
+    schema: Schema,
+    columns: Sequence[str] | None,
+    lo: bytes | None,
+    hi: bytes | None,
+    parallel: Map,
+    *,
+    times: bool,
+) -> pa.Table:
+    """SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other."""
+    reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
+    file = PartFile(source.key, reader, schema, columns, times=times)
+    reader.prefetch(file.wanted_ranges(lo, hi))
+    return file.read(lo, hi)
+
+
+def boundaries(
+    blob: Blob, shard: ShardId, inputs: Sequence[TaskInput], schemas: Sequence[Schema], wanted_bytes: int
+) -> list[tuple[bytes, int]]:
+    """Keys where the runs may be cut, each with the bytes that start there.
+
+    Parts larger than `wanted_bytes` are cut at their row groups, which costs a read of their last chunk.
+    """
+    found: list[tuple[bytes, int]] = []
+    for run in inputs:
+        for part in run.parts:
+            if part.inline is not None or part.size <= wanted_bytes:
+                found.append((part.key_lower, part.size))
+            else:
+                found += _row_groups(source_of(blob, shard, part, run, schemas))
+    return found
+
+
+def _row_groups(source: PartSource) -> list[tuple[bytes, int]]:
+    reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
+    return PartFile(source.key, reader, source.schema).boundaries()
+
+
+def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:
+    if part.time_upper < run.lower or (run.upper is not None and part.time_lower >= run.upper):
+        return False
+    # SUBTLE: a bound that was cut short may be below a longer key that starts like it; `key_upper` of a part is
+    # inclusive.
+    return (key_lower is None or part.key_upper >= key_lower) and (key_upper is None or part.key_lower < key_upper)
+
+
+def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: Sequence[Schema]) -> PartSource:
+    """How to fetch a part, and which of its updates count."""
+    key = blob_key(shard, part.key)
+
+    def fetch(start: int, end: int) -> bytes:
+        if part.inline is not None:
+            return part.inline[start:end]
+        data = caching.fetch(blob, key, start, end, part.size, part.digests)
+        if data is None:
+            raise Missing(
+                f"{key} is not there, though a state refers to it. If a reader's lease ended, history was given up: "
+                f"open a new "
+                "handle. Otherwise restore the object from a copy",
+                key=key, shard=shard,
+            )  # fmt: skip
+        return data
+
+    lower = run.lower if part.time_lower < run.lower else None
+    upper = run.upper if run.upper is not None and part.time_upper >= run.upper else None
+    return PartSource(key, part.size, part.digests, schemas[part.schema], lower, upper, fetch, part.inline is not None)
+
+
+def read_updates(
+    blob: Blob,
+    shard: ShardId,
+    batches: Iterable[Batch],
+    lower: int,
+    upper: int | None,
+    schemas: Sequence[Schema],
+    schema: Schema,
+) -> Iterator[pa.Table]:
+    """The updates of these batches with times in `[lower, upper)`, as they are: run after run."""
+    inputs = inputs_of(batches, lower, upper)
+    for run in open_runs(blob, shard, inputs, schemas, schema):
+        yield from run

@@ -1,0 +1,1 @@
+"""The write handle: appends, queued appends, appends to many shards."""

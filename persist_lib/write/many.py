@@ -1,0 +1,150 @@
+"""Appends to several shards that are committed together: all of them or none.
+
+Each is what `WriteHandle.compare_and_append` does: its updates are built and uploaded first, then one compare-and-set
+over the rows of all shards decides. Needs a Consensus with transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from persist_lib.arguments import shown
+from persist_lib.core import commands as c
+from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.frontier import Antichain
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Consensus
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.threads import Lock, giving_back
+from persist_lib.shard.atomic import Undone, Wanted, try_commit_all
+from persist_lib.shard.commit import Machine, named
+from persist_lib.shard.outcomes import REFUSED, forgotten, judge
+from persist_lib.write.appending import Share, parse_bounds
+from persist_lib.write.handle import WriteHandle
+from persist_lib.write.pending import Appended
+
+
+class Append(msgspec.Struct, frozen=True):
+    """One of several appends to be committed together. As the arguments of `write.compare_and_append`."""
+
+    write: WriteHandle
+    updates: object
+    expected_upper: object
+    new_upper: object
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.write, WriteHandle):
+            raise _no_append(self)
+        parse_bounds(self.expected_upper, self.new_upper)
+
+
+class _Checked(NamedTuple):
+    write: WriteHandle
+    updates: object
+    lower: Antichain
+    upper: Antichain
+
+
+def append_together(
+    appends: Sequence[Append],
+    consensus: Consensus,
+    machine_of: Callable[[str], Machine],
+    deadline: Deadline,
+    token: bytes | None,
+) -> list[Appended]:
+    """Commit them all, or raise why none was. `machine_of` is that of the client, whose handles alone may be used."""
+    consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
+    checked = [_check(append, machine_of) for append in appends]
+    _check_distinct([one.write.shard for one in checked])
+    if not checked:
+        return []
+    with Spending() as spent:
+        try:
+            done = _append(checked, deadline, token or deadline.runtime.token())
+        except REFUSED as refusal:
+            if token is None:
+                raise
+            done = _committed_before(checked, token, refusal)
+        return [msgspec.structs.replace(one, cost=spent.cost) for one in done]
+
+
+def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes) -> list[Appended]:
+    shares: dict[str, Share] = {}
+    held: list[Lock] = []
+    give_back = giving_back(held)
+    try:
+        # In the order of names, as every such call takes its turns.
+        for one in sorted(checked, key=lambda one: one.write.shard):
+            shares[one.write.shard] = one.write.share(one.updates, one.lower, one.upper, deadline, token, held)
+        return _commit([shares[one.write.shard] for one in checked], deadline, token)
+    except Exception:
+        for share in shares.values():
+            share.give_up()
+        raise
+    finally:
+        give_back()
+
+
+def _committed_before(checked: Sequence[_Checked], token: bytes, refusal: PersistError) -> list[Appended]:
+    """What the call with this token did before it was repeated and refused; raises why not, or that it is not known.
+
+    SUBTLE: as it was all or nothing, one shard that knows speaks for all; another may have forgotten.
+    """
+    verdicts = [judge(one.write.machine, token, one.lower, one.upper) for one in checked]
+    if any(verdict.answer == "committed" for verdict in verdicts):
+        return [
+            Appended(verdict.seqno or SeqNo(0), one.upper, 0, token, 0)
+            for one, verdict in zip(checked, verdicts, strict=True)
+        ]
+    if all(verdict.answer == "unknown" for verdict in verdicts):
+        raise forgotten(named([one.write.machine.shard for one in checked]), token, verdicts[0]) from refusal
+    raise refusal
+
+
+def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> list[Appended]:
+    while True:
+        answers = try_commit_all([Wanted(share.machine, share.build) for share in shares], deadline, token)
+        if not isinstance(answers, Undone):
+            return [share.done(answer) for share, answer in zip(shares, answers, strict=True)]
+        errors = [
+            shares[at].refused(refusal)
+            for at, refusal in answers.refusals.items()
+            if not isinstance(refusal, c.InlineFull)
+        ]
+        if errors:
+            raise errors[0]
+        for at in answers.refusals:
+            shares[at].make_room()
+
+
+def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
+    if not isinstance(append, Append):
+        raise _no_append(append)
+    write = append.write
+    if machine_of(write.shard) is not write.machine:
+        raise InvalidUsage(
+            f"shard {write.shard}: this writer was opened by another client. All shards that are appended to together "
+            "must be written by handles of the client that is asked. Nothing was written",
+            shard=write.shard,
+        )
+    return _Checked(write, append.updates, *parse_bounds(append.expected_upper, append.new_upper))
+
+
+def _no_append(found: object) -> InvalidUsage:
+    return InvalidUsage(
+        "compare_and_append_many takes persist.Append(write, updates, expected_upper, new_upper), where `write` is a "
+        f"handle that client.open_writer answered: got {shown(found)}"
+    )
+
+
+def _check_distinct(shards: Sequence[str]) -> None:
+    twice = sorted({shard for shard in shards if shards.count(shard) > 1})
+    if twice:
+        raise InvalidUsage(
+            f"shard {', '.join(twice)} is appended to twice in one call: make one append of both. Nothing was written",
+            shard=twice[0],
+        )
