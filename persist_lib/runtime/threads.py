@@ -228,6 +228,17 @@ class Future(futures.Future[T]):
         self._condition = Condition()
 
 
+_ends = SimpleQueue[None]()
+# SUBTLE: pools wait for their threads by such hooks as well, while the main thread still counts as alive. Hooks run
+# last in, first out, and theirs came in when `concurrent.futures.thread` was imported, above. There is no public name.
+threading._register_atexit(_ends.put, None)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def is_ending() -> bool:
+    """Whether the interpreter is about to end: the main program is over, and threads are waited for."""
+    return not _ends.empty() or not threading.main_thread().is_alive()
+
+
 class Threads(ThreadPoolExecutor):
     """A pool whose threads work in the context of whoever submits: its deadline, and what counts its spending."""
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from persist_lib.errors import BufferFull, Indeterminate, LeaseExpired, NotSent, TimedOut
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.runtime.threads import SLICE_S, Bell, aside
+from persist_lib.runtime.threads import SLICE_S, Bell, aside, is_ending
 from persist_lib.write.pending import ROOM_BYTES, Appended, AppendFuture, Batching, Pending, copied
 
 LINGER_S = 1.0
@@ -269,8 +269,8 @@ class Outbox:
     def _work(self) -> None:
         """What the thread does, until nothing has come for a while.
 
-        SUBTLE: the end of the interpreter waits for it, and is noticed by the end of the main thread: then nothing is
-        held back any more.
+        The end of the interpreter waits for it. It looks for that end after each slice of time; then nothing is held
+        back any more.
         """
         with self._mutex:
             if self._worker is not None:
@@ -280,7 +280,7 @@ class Outbox:
             until = self._runtime.monotonic() + LINGER_S
             while True:
                 self._drain()
-                self._is_ending |= not threading.main_thread().is_alive()
+                self._is_ending |= is_ending()
                 with self._mutex:
                     now, pause_s = self._runtime.monotonic(), SLICE_S
                     if self._queue:

@@ -852,7 +852,7 @@ SCRIPT = """
 import sys
 import persist_lib as persist
 schema = persist.Schema(key={{"id": "int64"}}, value={{"word": "string"}})
-config = persist.Config(inline_bytes={inline}, part_bytes=64 * 1024)
+config = persist.Config(inline_bytes={inline}, part_bytes=64 * 1024, timeout_s=3600)
 client = persist.open("file:{path}", config=config)
 write = client.open_writer("s", schema, batching={batching})
 for n in range(50):
@@ -864,11 +864,10 @@ for n in range(50):
 @pytest.mark.parametrize("batching", ["None", "persist.Batching(bytes=10**9, age_s=3600)"])
 @pytest.mark.parametrize("inline", [0, 16 * 1024])
 def test_a_program_that_just_ends_has_written_what_it_accepted(tmp_path: Path, batching: str, inline: int) -> None:
+    """At once: what is held back waits for nothing more."""
     script = SCRIPT.format(path=tmp_path / "data", batching=batching, inline=inline)
-    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - started < 60
     with persist.open(f"file:{tmp_path}/data") as client:
         assert client.inspect("s").state.upper == persist.at(50)
         check_world(client, "s")
