@@ -160,8 +160,8 @@ def test_an_inline_append_is_one_round_trip_on_the_wire_and_a_larger_one_is_one_
         log = log.replace(f":{port}/", f":{sql.port}/")
         with persist.open(blobs, log, runtime=QUIET) as client:
             write = client.open_writer("s", SCHEMA)
-            for upper in range(PREPARED_AFTER + 2):  # what is used that often is prepared, by a round trip of its own
-                write.compare_and_append(rows(1), upper, upper + 1)
+            for n in range(PREPARED_AFTER + 2):  # what is used that often is prepared, by a round trip of its own
+                write.compare_and_append(rows(1), n, n + 1)
             for appended, requests in ((rows(2), (0, 1)), (large(5000), (1, 1))):
                 upper = client.inspect("s").state.upper.time
                 s3.at(0, None)
