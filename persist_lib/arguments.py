@@ -57,7 +57,7 @@ def shown(value: object) -> str:
 
 
 def native(value: object) -> object:
-    """The number or bool that a numpy scalar is; anything else as it is. Who has one has imported numpy."""
+    """The number or bool that a numpy scalar is; anything else as it is. A caller that has one has imported numpy."""
     numpy = sys.modules.get("numpy")
     is_number = numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf"
     return value.item() if is_number else value  # type: ignore[attr-defined]

@@ -96,7 +96,7 @@ class HoldConflict(Refused):
 
 
 class CompactionRefused(Refused):
-    """A compaction's output does not stand for its inputs, or they were replaced meanwhile."""
+    """A compaction's output does not stand for its inputs, or the inputs were replaced in the meantime."""
 
 
 class ShardFinished(Refused):

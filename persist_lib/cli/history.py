@@ -36,7 +36,7 @@ def set_hold(
     expected: Expected = None,
     new: Annotated[bool, typer.Option("--new", help="Only if there is no such hold yet.")] = False,
 ) -> None:
-    """Create or move a hold: history from its since on is kept, durably, whoever comes and goes.
+    """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
 
     A hold has no lease: it stays until it is moved or released. The fencing value lets owners notice each other.
 
@@ -127,7 +127,7 @@ def finish(
     end writing only, and keep the contents: `persist append SHARD --lower T --upper '[]'`.
 
     \b
-    persist finish orders --dry-run     what would become garbage, and who is in the way
+    persist finish orders --dry-run     what would become garbage, and which readers prevent it
     persist finish orders               asks for the name
     """
     with session.open() as client:
@@ -153,7 +153,7 @@ def _fence(expected: str | None) -> bytes | Literal["any"]:
 
 
 def _at_stake(state: State) -> dict[str, Any]:
-    """What finishing a shard makes garbage, and who is in the way."""
+    """What finishing a shard makes garbage, and which readers prevent it."""
     garbage = sum(len(batch.keys) for batch in state.trace) + len(state.garbage)
     size = state.size - state.inline_size + sum(entry.size for entry in state.garbage.values())
     blocking = [f"reader {id_}" for id_ in sorted(state.readers)] + [f"hold {name}" for name in sorted(state.holds)]

@@ -89,7 +89,7 @@ def rolled_up(before: Version, done: RolledUp, every: int, force: bool, dry_run:
         return Outcome(f"no rollup is due: the newest lags {number(done.behind)} behind, due at {number(every)}", value)
     if dry_run:
         return Outcome(f"would roll up v{done.seqno}; the newest lags {number(done.behind)} behind", value)
-    return Outcome("somebody else rolled up meanwhile", value)
+    return Outcome("another process rolled up at the same time", value)
 
 
 def upgraded(done: Upgraded, dry_run: bool) -> Outcome:
@@ -101,9 +101,9 @@ def upgraded(done: Upgraded, dry_run: bool) -> Outcome:
 
 
 def expired(done: Expired, dry_run: bool) -> Outcome:
-    """Who was retired, and what that held back."""
+    """Which ids were retired, and what they held back."""
     if not done.overdue:
-        return Outcome(f"nobody is overdue, {number(done.live)} live", jsonable(done))
+        return Outcome(f"no lease is overdue, {number(done.live)} live", jsonable(done))
     lines = []
     for overdue in done.overdue:
         held = "" if overdue.since is None else f", held since {overdue.since} and states from v{overdue.seqno}"
@@ -119,7 +119,7 @@ def _why_over(overdue_ms: int) -> str:
 
 
 def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
-    """How since moved, and who keeps it from moving further."""
+    """How since moved, and what keeps it from moving further."""
     state = after.state
     keepers = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
     keepers += [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]

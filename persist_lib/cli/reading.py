@@ -88,7 +88,7 @@ def snapshot(
     """Print the contents of a shard as of a time.
 
     Each distinct key and value comes once, with its multiplicity as `_diff`. What is printed for a time is the same
-    for everybody, for ever, as long as since has not passed it. Memory stays small however large the shard is. In
+    for every reader, for ever, as long as since has not passed it. Memory stays small however large the shard is. In
     JSON, bytes are base64, moments ISO 8601, durations counts of their unit, and floats that are no finite number
     null; Parquet keeps everything exactly.
 

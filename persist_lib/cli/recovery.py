@@ -47,7 +47,7 @@ def repair(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Take back the newest versions of a shard that nobody can read, so that it opens again.
+    """Take back the newest versions of a shard that no release can read, so that it opens again.
 
     What was appended in these versions is lost. This cannot be undone.
 

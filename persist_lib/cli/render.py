@@ -1,4 +1,4 @@
-"""Tables of shards and plans: one look for the `persist` command, the demo and whoever else prints some.
+"""Tables of shards and plans: one look for the `persist` command, the demo and other programs.
 
 Nothing here opens anything; everything takes the values that the library answers.
 """

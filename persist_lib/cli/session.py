@@ -91,7 +91,7 @@ class Session:
             self.err.print(text, style="red", soft_wrap=True, markup=False, highlight=False)
 
     def at_a_shell(self, error: PersistError) -> PersistError:
-        """The same error, as somebody at a shell needs it: of a shard that is not there, which names are near."""
+        """The same error, as a user at a shell needs it: of a shard that is not there, which names are near."""
         if not isinstance(error, NotFound) or not isinstance(shard := error.fields.get("shard"), str):
             return error
         try:
@@ -99,7 +99,7 @@ class Session:
                 names = client.shards()
         except PersistError:
             return error
-        if shard in names:  # created meanwhile
+        if shard in names:  # created since
             return error
         near = near_names(shard, names)
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
@@ -109,7 +109,7 @@ class Session:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Advance]:
-        """A bar on standard error while something takes long; none with --json, nor where nobody looks."""
+        """A bar on standard error while something takes long; none with --json or without a terminal."""
         if self.as_json or not self.err.is_terminal:
             yield lambda _done, _total: None
             return
@@ -121,7 +121,7 @@ class Session:
 
 
 class _Console(Console):
-    """Rich would end the process itself, and with a failure, when whoever reads has seen enough."""
+    """Rich would end the process itself, and with a failure, when the reader of a pipe has seen enough."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -142,7 +142,7 @@ def failures(session: Session) -> Iterator[None]:
         session.complain(session.at_a_shell(error))
         raise typer.Exit(values.exit_code(error)) from error
     except BrokenPipeError as error:
-        # Whoever read our output has seen enough. Standard output is replaced, so that closing it does not fail again.
+        # The reader of our output closed the pipe. Standard output is replaced, so that closing it does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from error
     except OSError as error:

@@ -123,7 +123,7 @@ def batches_table(trace: tuple[Batch, ...]) -> Table:
 
 
 def holders(version: Version, now: int) -> list[dict[str, Any]]:
-    """Everybody with a lease or a hold, and what each keeps: the shard's since, and how much garbage.
+    """All readers, writers and holds, and what each keeps: the shard's since, and how much garbage.
 
     Keys: name, kind, purpose, lease_ms (left; negative: overdue; None: no lease), since, seqno, holds_since, garbage,
     garbage_size.
@@ -156,7 +156,7 @@ def _kept(sizes: list[int]) -> dict[str, Any]:
 
 
 def holders_table(people: list[dict[str, Any]]) -> Table:
-    """Who has a lease or a hold, and what that keeps."""
+    """What has a lease or a hold, and what that keeps."""
     table = render.plain_table("who", "what", "lease", "since", "reads from", "holds back")
     for who in people:
         left = who["lease_ms"]

@@ -1,6 +1,6 @@
 """What users pass as updates, taken apart into lists of rows, Arrow tables and pandas frames; in bounded memory.
 
-Neither pandas nor polars is imported: who has a pandas frame has imported pandas, and polars (like anything else that
+Neither pandas nor polars is imported: a caller with a frame has imported pandas, and polars (like anything else that
 speaks Arrow's C stream) is read as a stream.
 """
 
@@ -107,7 +107,7 @@ def _no_structs(data: object, error: Exception) -> InvalidUsage:
 
 
 def _is_pandas(data: object) -> bool:
-    pandas = sys.modules.get("pandas")  # who has a frame has imported it
+    pandas = sys.modules.get("pandas")  # a caller with a frame has imported it
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 

@@ -163,7 +163,7 @@ def _from_columns(
 
 
 def _checked(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa.ChunkedArray:
-    """The column as the schema has it, and sound: text that is no UTF-8 would fail whoever reads the shard later."""
+    """The column as the schema has it, and valid: text that is no UTF-8 would fail later readers of the shard."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -262,7 +262,7 @@ class WrongSchema(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Somebody still reads."""
+    """Readers or holds are still there."""
 
     by: tuple[str, ...]
 

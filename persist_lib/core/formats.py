@@ -8,7 +8,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
-new programs create meanwhile have to be open to its old ones.
+new programs create during the upgrade must be readable for its old ones.
 """
 
 from __future__ import annotations

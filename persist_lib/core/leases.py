@@ -32,7 +32,7 @@ class Overdue(NamedTuple):
 
 
 def plan_expiry(state: State, now: int) -> list[Overdue]:
-    """Who would be retired by `Expire(now)`, by id: a mapping's order is its history's, which nobody else shares."""
+    """The leases that `Expire(now)` would retire, sorted by id: the order of a mapping differs between processes."""
     writers = [
         Overdue(id_, now - w.lease_until, None, None)
         for id_, w in state.writers.items()
@@ -47,7 +47,7 @@ def plan_expiry(state: State, now: int) -> list[Overdue]:
 
 
 def has_ended(lease_until: int, now: int) -> bool:
-    """Whether a lease is over, or can never have been meant. Retiring who is alive all the same costs it a retry."""
+    """Whether a lease is over, or can never have been meant. Retiring a live id costs its owner a retry."""
     return not now <= lease_until <= now + LONGEST_LEASE_MS
 
 

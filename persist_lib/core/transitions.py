@@ -119,7 +119,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return c.InvalidBounds("; ".join(problems))
     if isinstance(command, c.Append) and batch.upper <= state.upper:
-        # SUBTLE: upper is past everything also where somebody closed the shard early, without what others still had.
+        # SUBTLE: upper is also past everything when another writer closed the shard before all data was in.
         return c.WrongUpper(batch.lower, TOP) if state.upper.is_top() and batch.count else c.AlreadyDone()
     if isinstance(command, c.Append) and batch.lower < state.upper and _lies_beyond(batch, state.upper):
         batch = msgspec.structs.replace(batch, lower=state.upper)
@@ -170,7 +170,7 @@ def _with_format(state: State, seqno: SeqNo, format_: int, diff: StateDiff) -> S
 def _lies_beyond(batch: Batch, upper: Antichain) -> bool:
     """Whether all it holds is at or beyond `upper`, so that registering it from there on changes no sum of it.
 
-    Otherwise only who has the data can tell what remains: WrongUpper says where to cut.
+    Otherwise only the caller, which has the data, can tell what remains: WrongUpper says where to cut.
     """
     return all(upper.is_before(part.time_lower) for part in batch.parts)
 

@@ -1,8 +1,8 @@
 """What always holds of a state, as code: whole after each load, for what changed before each compare-and-set.
 
 `check_state(state, seqno)` and `check_change(old, diff, new, seqno)` raise InvariantViolated with one sentence for each
-broken invariant. Neither is ever compiled out; a client never commits on top of a state that fails. Whoever follows a
-log that somebody else wrote calls `check_references` as well, and then refuses whatever `check_state` refuses.
+broken invariant. Neither is ever compiled out; a client never commits on top of a state that fails. A client that
+follows a log written by others calls `check_references` as well, and then refuses whatever `check_state` refuses.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def merge_to_parts(
 ) -> Iterator[EncodedPart]:
     """One run of parts of about `part_bytes` that stands for all the runs: what a compaction writes.
 
-    A sum beyond 64 bits stays several updates, so that it wedges nobody who does not ask for it.
+    A sum beyond 64 bits stays several updates, so that it only fails the reader that asks for it.
     """
     windows = merge_windows(
         runs, schema, advance_to=advance_to, merge_bytes=merge_bytes, window_rows=window_rows, on_overflow="split"

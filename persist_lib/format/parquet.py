@@ -66,7 +66,7 @@ class PartEncoder:
         return sum(group.rows for group in self._groups)
 
     def write(self, table: pa.Table, parallel: Describing = map) -> None:
-        """Append rows, a row group for every GROUP_ROWS or GROUP_BYTES of them. `parallel` describes them meanwhile."""
+        """Append rows, a row group for every GROUP_ROWS or GROUP_BYTES of them. `parallel` describes them beside."""
         if table.num_rows == 0:
             return
         if self._writer is None:

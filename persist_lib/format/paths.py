@@ -1,6 +1,6 @@
 """Where things are in Blob.
 
-    <shard>/<writer id>/<part id>.parquet       parts, below the id of whoever uploads them
+    <shard>/<writer id>/<part id>.parquet       parts, below the id of their uploader
     <shard>/rollup/v<seqno>-<random>            copies of the state
 
 A `PartKey` is what follows `<shard>/`. Uploader and seqno are in the path so that an orphan can be told from a key that

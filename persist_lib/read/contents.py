@@ -127,7 +127,7 @@ def _joined(schema: Schema, tables: Sequence[pa.Table]) -> list[pa.Table]:
     """Contents that follow one another, where the last data of one may be the first of the next, each data once.
 
     SUBTLE: two rows at a seam are two data, or one whose sum did not fit and was split. Its shares are kept then, as
-    large as they are, so that whoever looks sees that it was.
+    large as they are, so that a reader can see that it was.
     """
     found: list[pa.Table] = []
     for table in tables:

@@ -178,7 +178,7 @@ class ReadHandle(Leased):
             self._leases.every_tick(self, None)
             self._leases.retire(self.machine, self.id)
             self._dropped.detach()
-            self.id = None  # last: who was interrupted closes once more
+            self.id = None  # last: after an interrupt, closing again does the rest
 
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
 

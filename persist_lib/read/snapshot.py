@@ -219,7 +219,10 @@ class Snapshot:
         return list(self.to_arrow().to_pylist())
 
     def splits(self, n: int) -> list[Split]:
-        """At most `n` disjoint key ranges of about equal size whose union is the snapshot. Hold it meanwhile."""
+        """At most `n` disjoint key ranges of about equal size whose union is the snapshot.
+
+        Keep the reader or a hold until they are read.
+        """
         n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
         whole = self._whole()
         machine = self._handle.machine

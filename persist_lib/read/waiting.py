@@ -26,7 +26,7 @@ class Patience:
         """Until there may be something beyond `seqno`, the version that was looked at last.
 
         SUBTLE: after having been told, and there was nothing new, one pause is an ordinary one: whatever a store tells,
-        nobody looks more often than without it.
+        no caller looks more often than without it.
         """
         told_at, self._told_at = self._told_at, None
         if told_at != seqno and self._was_told(seqno):

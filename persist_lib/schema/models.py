@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Model = type[BaseModel]
 else:
-    Model = type  # pydantic is loaded by those who use it, not by everyone who imports us
+    Model = type  # pydantic is loaded by programs that use it, not by every import of Persist
 
 _TYPES: dict[object, pa.DataType] = {
     bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary(),

@@ -1,7 +1,7 @@
 """What must always hold of a shard, as a check of the real thing: log, state, blobs and history together.
 
 Each check reads everything, changes nothing, and raises AssertionError with the first sentence that does not hold. They
-judge a shard at rest: one that nobody writes to while they look.
+judge a shard at rest: no process may write to it while they look.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple
 
 
 def _all_rows(client: Client, shard: str) -> list[Row]:
-    """However many there are: where collectors are killed all the time, nobody truncates."""
+    """However many there are: where collectors are killed all the time, no truncation happens."""
     rows: list[Row] = []
     while page := client.consensus.scan(shard, SeqNo(rows[-1].seqno + 1) if rows else SeqNo(0), ROWS):
         rows += page

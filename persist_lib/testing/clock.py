@@ -1,4 +1,4 @@
-"""A clock that moves when the test says so, or when somebody sleeps on it."""
+"""A clock that moves when the test says so, or when code sleeps on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a server when whoever started it is gone, however that came about: `python guard.py PID SIGNAL [FOLDER]`.
+"""Ends a server when the process that started it is gone, however it ended: `python guard.py PID SIGNAL [FOLDER]`.
 
 Started by `servers`, which holds the other end of standard input, and kills the guard once it has ended the server.
 """

