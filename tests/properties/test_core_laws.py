@@ -13,91 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from persist_lib.core import commands as c
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.formats import FIRST, REMEMBERS_OUTCOMES
+from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.plan.garbage import plan_collection, plan_orphans
-from persist_lib.core.state import Batch, State, Version
-from persist_lib.core.transitions import apply, change
+from persist_lib.core.state import State
+from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_state
-from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_row, encode_state
-from persist_lib.frontier import TOP, Antichain
+from persist_lib.format.log import GENESIS, StoredState, decode_row, decode_state, encode_state
+from persist_lib.frontier import TOP
 from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key, uploader_of
 from tests.properties.core_commands import Commands
-from tests.scripts.language import commit_and_check, rollup_bytes
-
-CREATED = c.Create(Commands(Random(0)).schema(0))
-CREATED_1 = c.Create(Commands(Random(0)).schema(0), FIRST)
-
-
-class Shard:
-    """A shard in memory, its log, and what a plain list of what happened says about it."""
-
-    def __init__(self) -> None:
-        self.version = Version(SeqNo(0), State(), GENESIS)
-        self.states = [State()]
-        self.rows: list[bytes] = []
-        self.copies = [rollup_bytes(self.version)]
-        self.appended: list[Batch] = []
-        self.committed: dict[tuple[bytes, Antichain, Antichain], SeqNo] = {}
-        self.excluded: list[tuple[bytes, Antichain, Antichain]] = []
-        self.refused: set[str] = set()
-        self.accepted: set[str] = set()
-
-    @property
-    def state(self) -> State:
-        return self.version.state
-
-    @property
-    def next_seqno(self) -> SeqNo:
-        return SeqNo(self.version.seqno + 1)
-
-    def run(self, command: c.Command) -> StateDiff | c.Refusal:
-        before = rollup_bytes(self.version)
-        answer = change(self.state, self.next_seqno, command)
-        assert answer == change(decode_state(before, "copy").state, self.next_seqno, command)
-        assert rollup_bytes(self.version) == before, "change() altered its argument"
-        if not isinstance(answer, StateDiff):
-            self.refused.add(type(answer).__name__)
-            assert apply(self.state, self.next_seqno, command) == answer
-            return answer
-        self.accepted.add(type(command).__name__)
-        self.commit(command, answer)
-        return answer
-
-    def commit(self, command: c.Command, diff: StateDiff) -> None:
-        old = self.version
-        row = LogRow(self.next_seqno, b"t", type(command).__name__, 0, old.digest, None, diff)
-        self.version = commit_and_check(old, diff, command)
-        self.rows.append(encode_row(row, self.version.state.format))
-        self.states.append(self.state)
-        self.copies.append(encode_state(StoredState(self.version.seqno, GENESIS, self.state)))
-        if isinstance(command, (c.CompareAndAppend, c.Append)):
-            self.appended.append(command.batch)
-            self.committed[command.token, old.state.upper, command.batch.upper] = self.version.seqno
-        self.check_step(old.state, self.state, diff)
-
-    def check_step(self, old: State, new: State, diff: StateDiff) -> None:
-        assert old.since <= new.since
-        assert old.upper <= new.upper
-        assert old.seqno_since(self.version.seqno) <= new.seqno_since(self.version.seqno)
-        for id_ in old.readers.keys() & new.readers.keys():
-            assert old.readers[id_].since <= new.readers[id_].since
-            assert old.readers[id_].seqno <= new.readers[id_].seqno
-            assert old.readers[id_].lease_until <= new.readers[id_].lease_until
-        for writer in old.writers.keys() & new.writers.keys():
-            assert old.writers[writer].lease_until <= new.writers[writer].lease_until
-        linked = {key for batch in (diff.trace.added if diff.trace else ()) for key in batch.keys}
-        assert not linked & old.garbage.keys()
-        fresh = linked - {key for batch in old.trace for key in batch.keys}
-        assert {uploader_of(key) for key in fresh} <= old.writers.keys(), (
-            "only what a live writer has uploaded is linked"
-        )
-        assert len(old.trace) < 1 or new.trace[-1].hi >= old.trace[-1].hi
-        referred = {key for batch in old.trace for key in batch.keys} | {r.key for r in old.rollups.values()}
-        still = {key for batch in new.trace for key in batch.keys} | {r.key for r in new.rollups.values()}
-        assert referred - still == new.garbage.keys() - old.garbage.keys(), "exactly what is no longer referred to"
-        gone = (old.writers.keys() | old.readers.keys()) - (new.writers.keys() | new.readers.keys())
-        assert gone == new.retired.keys() - old.retired.keys()
+from tests.properties.histories import CREATED, CREATED_1, Shard, history
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -176,14 +102,6 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(max_examples=25, stateful_step_count=25)
-
-
-def history(seed: int, steps: int, sane: float = 0.85) -> Shard:
-    shard, commands = Shard(), Commands(Random(seed), sane)
-    shard.run(CREATED if seed % 2 else CREATED_1)
-    for _ in range(steps):
-        shard.run(commands.any(shard.state, shard.next_seqno))
-    return shard
 
 
 def test_the_random_commands_get_nearly_all_commands_done_and_nearly_all_refusals():

@@ -18,7 +18,7 @@ from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.transitions import apply
 from persist_lib.frontier import MAX_TIME, TOP, at
 from persist_lib.ids import PartKey
-from tests.properties.test_core_laws import history
+from tests.properties.histories import history
 
 SIZES = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 100_000), st.just(0)), min_size=1, max_size=60)
 

@@ -19,7 +19,7 @@ from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Row
 from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.shard.log import fetch_newer, fetch_newest
-from tests.properties.test_core_laws import Shard, history
+from tests.properties.histories import Shard, history
 
 SHARD = ShardId("s")
 

@@ -30,7 +30,7 @@ from persist_lib.shard.batches import as_part
 from persist_lib.shard.gathering import gather
 from persist_lib.shard.runs import Stored
 from tests.properties.kernel_updates import TYPES, Update, build, in_order, read, schemas, totals, updates_of
-from tests.properties.test_merge_laws import HUGE, dealt
+from tests.properties.runs import HUGE, dealt
 
 SHARD = ShardId("s")
 LIMITS = st.sampled_from([0, 40, 400, 1 << 28])

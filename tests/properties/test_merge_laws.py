@@ -12,22 +12,12 @@ from hypothesis import strategies as st
 from persist_lib.errors import DiffOverflow
 from persist_lib.format.merged import merge_to_parts
 from persist_lib.format.parts import PartSource, decode_part, encode_inline, encode_part, open_run
-from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.schema.schema import Schema
-from tests.properties.kernel_updates import TYPES, Update, build, in_order, read, schemas, totals, updates_of
-
-HUGE = st.sampled_from([1, -1, 2**63 - 1, -(2**63), 2**62])
-
-
-def dealt(data: st.DataObject, schema: Schema, updates: list[Update]) -> list[pa.Table]:
-    """The updates dealt to runs, each consolidated."""
-    count = data.draw(st.integers(0, 4)) if not updates else data.draw(st.integers(1, 4))
-    owners = [data.draw(st.integers(0, count - 1)) for _ in updates]
-    mine = [[update for update, owner in zip(updates, owners, strict=True) if owner == run] for run in range(count)]
-    return [consolidate(schema, build(schema, some), "split") for some in mine]
+from tests.properties.kernel_updates import TYPES, build, in_order, read, schemas, totals, updates_of
+from tests.properties.runs import HUGE, dealt
 
 
 def streamed(data: st.DataObject, run: pa.Table) -> Iterator[pa.Table]:

@@ -22,7 +22,7 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.testing import Model, Rival, check_swept, check_world, contents_of
-from tests.unit.test_read import TINY
+from tests.shards import TINY
 from tests.worlds import SCHEMA, WIDER, World, row, updates
 
 CONFIG = TINY.model_copy(update={"lease_ms": 60_000})

@@ -18,8 +18,8 @@ import pytest
 
 import persist_lib as persist
 from tests import servers
+from tests.torture.processes import ROLES, ROOT, Processes, attempts, failures, judge
 from tests.torture.roles import SCHEMA, SHARD
-from tests.torture.test_kills import ROLES, ROOT, Processes, attempts, failures, judge
 
 SECONDS = float(os.environ.get("PERSIST_CLOCKS_SECONDS", "3"))
 CLOCKS = Path(__file__).parent / "clocks"

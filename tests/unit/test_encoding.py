@@ -15,7 +15,6 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
-from xxhash import xxh3_128_digest
 
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
 from persist_lib.core.formats import DIFF_FIELDS, NEWEST, STATE_FIELDS
@@ -37,6 +36,7 @@ from persist_lib.format.log import (
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
+from tests.framing import framed
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -289,10 +289,6 @@ def test_a_row_is_not_taken_for_a_rollup_nor_the_other_way_round():
         decode_state(encode_row(ROW), "key")
     with pytest.raises(Corrupt):
         decode_row(encode_state(STORED), "key")
-
-
-def framed(magic: bytes, version: int, body: bytes) -> bytes:
-    return magic + bytes([version]) + xxh3_128_digest(bytes([version]) + body) + body
 
 
 @pytest.mark.parametrize(("magic", "decode"), [(ROW_MAGIC, decode_row), (ROLLUP_MAGIC, decode_state)])

@@ -296,7 +296,7 @@ def test_a_newer_format_is_refused_and_nothing_is_written():
     store = Store()
     machine = store.created()
     rows = store.consensus.scan(SHARD, SeqNo(1), 100)
-    from tests.unit.test_encoding import framed  # noqa: PLC0415 - only here
+    from tests.framing import framed  # noqa: PLC0415 - only here
 
     consensus = copied([*rows, Row(SeqNo(3), framed(b"PSTr", NEWEST + 1, b"whatever"))])
     for attempt in (

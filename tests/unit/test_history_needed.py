@@ -20,7 +20,7 @@ from persist_lib.frontier import at
 from persist_lib.maintain import local_engine
 from persist_lib.maintain.compaction import carry_out
 from persist_lib.testing import Model, check_world, contents_of, updates_of
-from tests.unit.test_maintain import EAGER
+from tests.shards import EAGER
 from tests.worlds import SCHEMA, SMALL, World, row, updates
 
 TIMES = 10

@@ -14,7 +14,7 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, LeaseExpired, ShardFinished, SinceViolation, TimedOut
 from persist_lib.testing import Model, Outcome, check_world, contents_of, updates_of
 from persist_lib.testing.model import summed
-from tests.unit.test_read import TINY, filled
+from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, Storm, World, row, updates
 
 

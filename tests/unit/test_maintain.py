@@ -18,7 +18,7 @@ from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
 from persist_lib.maintain import duties, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
-from tests.unit.test_read import TINY, filled
+from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, Storm, World, row
 
 
@@ -27,9 +27,6 @@ def world() -> Iterator[World]:
     world = World()
     yield world
     world.close()
-
-
-EAGER = persist.Policy(weight=1e9, advance=0.01)
 
 
 def settle(client: persist.Client, shard: str = "s", most: int = 6) -> int:

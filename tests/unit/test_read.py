@@ -30,9 +30,8 @@ from persist_lib.errors import (
     TimedOut,
 )
 from persist_lib.testing import Model, check_world, contents_of
+from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, World, row, updates
-
-TINY = persist.Config(part_bytes=64 * 1024, inline_bytes=0, task_bytes=64 * 1024, merge_bytes=1024 * 1024)
 
 
 @pytest.fixture
@@ -40,19 +39,6 @@ def world() -> Iterator[World]:
     world = World()
     yield world
     world.close()
-
-
-def filled(client: persist.Client, times: int = 40, seed: int = 0, shard: str = "s") -> Model:
-    """A shard with updates and retractions at every time, and its model."""
-    rng, model = random.Random(seed), Model()
-    with client.open_writer(shard, SCHEMA) as write:
-        for time in range(times):
-            rows = [
-                row(rng.randrange(30), rng.choice(["a", "b", None]), time, rng.choice([1, 1, 2, -1])) for _ in range(6)
-            ]
-            write.compare_and_append(rows, time, time + 1)
-            model.append(updates(rows), persist.at(time), persist.at(time + 1))
-    return model
 
 
 def large(client: persist.Client, rows: int = 60_000, shard: str = "s") -> pa.Table:

@@ -20,7 +20,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.testing import check_world, contents_of
 from tests.conformance.stores import CONSENSUSES
-from tests.unit.test_encoding import framed
+from tests.framing import framed
 from tests.worlds import SCHEMA, World, row
 
 KINDS = ["memory", "sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", "s3"))]
