@@ -33,7 +33,7 @@ from persist_lib.schema.schema import Schema
 SCHEMA = Schema({"key": "string"}, {"state": "string", "amount": "int64"})
 RUNS = 12
 FULL, QUICK = 16_000_000, 400_000
-LARGE, LARGE_QUICK = 100_000_000, 2_000_000
+LARGE, LARGE_QUICK = 100_000_000, 800_000
 SLICE = 2_000_000  # rows of a run that are made at a time, so that making runs takes bounded memory
 PAIRS = 3
 LIMIT_MIB = 1024
