@@ -14,14 +14,13 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from persist_lib.errors import DiskFull
 from persist_lib.location.in_place import moved_away
-from persist_lib.runtime.ambient import Runtime
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"
@@ -202,8 +201,9 @@ class Staging:
     somebody who lives after all does no harm: what is stored is linked from it, and who finds it gone starts anew.
     """
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, entropy: Callable[[], int]) -> None:
         self._parent = parent
+        self._entropy = entropy
         self._guard = threading.Lock()
         self._names = itertools.count()
         self._pid = 0
@@ -224,7 +224,7 @@ class Staging:
             if self._path is not None and self._pid == os.getpid():
                 return self._path
             self._drop_lock()
-            path = self._parent / f"{os.getpid()}-{Runtime().entropy():016x}"
+            path = self._parent / f"{os.getpid()}-{self._entropy():016x}"
             ensure_directory(path)
             lock_fd = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             if not _try_flock(lock_fd):

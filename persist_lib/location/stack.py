@@ -52,7 +52,8 @@ def open_stack(
     if not scheme.tells_requests and consensus is not None:
         scheme = scheme_of(consensus, "consensus")
     location = meter.measure(
-        Operation("open", url), lambda: open_location(url, consensus, create=create, read_only=read_only),
+        Operation("open", url),
+        lambda: open_location(url, consensus, create=create, read_only=read_only, runtime=runtime),
         prices or scheme.prices, by_request=scheme.tells_requests,
     )  # fmt: skip
     return wrap(location, config, runtime, meter=meter, prices=prices)
