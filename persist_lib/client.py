@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -143,7 +142,6 @@ class Client:
         self._meter, self._cache = stack.meter, stack.cache
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
-        self._lock = threading.Lock()
         self._machines: dict[ShardId, Machine] = {}
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
@@ -163,10 +161,12 @@ class Client:
         """The shard's machine: one per shard and client, shared by all handles."""
         self._check_open()
         shard = parse_shard_id(name)
-        with self._lock:
-            if shard not in self._machines:
-                self._machines[shard] = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads)
-            return self._machines[shard]
+        if (found := self._machines.get(shard)) is None:
+            # SUBTLE: no lock, which a fork could find held. Of two machines made at once both threads get the first.
+            machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads)
+            found = self._machines.setdefault(shard, machine)
+            self._check_open()  # who closes after this finds the machine
+        return found
 
     def metrics(self) -> Metrics:
         """What this client asked of its location so far, by kind of operation; each attempt counts."""
@@ -447,10 +447,9 @@ class Client:
             self._handles.pop(number, None)  # after an interrupt it is still there, to be closed by the next call
 
     def _end(self) -> None:
-        with self._lock:
-            self._closed = True
-            for machine in self._machines.values():
-                machine.close(self._was_closed())
+        self._closed = True
+        for machine in list(self._machines.values()):
+            machine.close(self._was_closed())
 
     def _was_closed(self) -> str:
         return f"this client of {self.url} was closed; open a new one with persist.open"

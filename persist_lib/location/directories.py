@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 
 from persist_lib.errors import DiskFull
 from persist_lib.location.in_place import moved_away
+from persist_lib.runtime.forks import Stage, enrol
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"
@@ -115,6 +116,11 @@ class DurableDirectories:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenDirectory] = OrderedDict()
         self._first_found: OpenDirectory | None = None
+        enrol(self, Stage.STORES)
+
+    def after_fork_in_child(self) -> None:
+        """The thread that may hold the lock is the parent's. Open directories serve both."""
+        self._lock = threading.Lock()
 
     def check_in_place(self) -> None:
         """Raise HistoryRegressed unless the root is the directory that was there when it was first looked for.
@@ -209,6 +215,11 @@ class Staging:
         self._pid = 0
         self._path: Path | None = None
         self._lock_fd = -1
+        enrol(self, Stage.STORES)
+
+    def after_fork_in_child(self) -> None:
+        """The thread that may hold the guard is the parent's. Its directory stays its own (see `fresh_path`)."""
+        self._guard = threading.Lock()
 
     def fresh_path(self, key: str = "") -> Path:
         """A path that nobody else uses, for a file that is to be stored under `key`."""

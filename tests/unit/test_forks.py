@@ -6,11 +6,17 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import persist_lib as persist
+from persist_lib.location.wrap.spending import Tally
 from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.threads import aside
+from tests.worlds import SCHEMA, row
 
 WITHIN_S = 20
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -111,3 +117,55 @@ def test_what_another_thread_makes_during_a_fork_enrols_after_it() -> None:
     assert said == ["before slow", "parent slow"]
     assert [one.name for one in made] == ["late"]
     del slow
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    config = persist.Config(inline_bytes=0, cache=persist.CacheConfig())
+    with persist.open(f"file:{tmp_path}/data", config=config) as client:
+        write, read = client.open_shard("s", SCHEMA)
+        write.compare_and_append([row(1)], 0, 1)
+        yield {"client": client, "write": write, "read": read, "blob": client.location.blob}
+
+
+LOCKS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "counts": lambda _: Tally.lock,
+    "cache": lambda o: o["client"]._cache._memory.lock,
+    "directories": lambda o: o["blob"]._directories._lock,
+    "staging": lambda o: o["blob"]._staging._guard,
+    "machine": lambda o: o["write"].machine.turn,
+    "leases": lambda o: o["client"].leases._lock,
+    "write handle": lambda o: o["write"]._lock,
+    "write handle's queue": lambda o: o["write"]._beginning,
+    "read handle": lambda o: o["read"]._lock,
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_child_works_whatever_lock_another_thread_held_during_the_fork(name: str, opened: dict[str, Any]) -> None:
+    client, write, read = opened["client"], opened["write"], opened["read"]
+    lock, is_held, is_over = LOCKS[name](opened), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            is_over.wait()
+
+    def work() -> int:
+        write.compare_and_append([row(2, time=1)], 1, 2)
+        write.append_async([row(3, time=2)], 2, 3).result()
+        with read.snapshot(2) as snapshot:
+            rows: int = snapshot.to_arrow().num_rows
+        client.metrics()
+        client.open_reader("s")
+        assert aside(lambda: 1) == 1
+        return rows
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    try:
+        assert forked(work) == "3"
+    finally:
+        is_over.set()
+        thread.join()
