@@ -22,7 +22,7 @@ from typing import Self
 
 from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import HIDDEN, InvalidUsage, redacted
 from persist_lib.location import embedded
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.clock import Clock, machine_clock
@@ -30,7 +30,6 @@ from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.memory import location as memory_location
 from persist_lib.location.scheme import Opening, Scheme
 from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
-from persist_lib.redaction import HIDDEN, redacted
 from persist_lib.runtime.ambient import Runtime
 
 ENTRY_POINTS = "persist.locations"

@@ -22,7 +22,7 @@ from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput, cut_evenly
-from persist_lib.errors import InvalidUsage, Missing
+from persist_lib.errors import InvalidUsage, Missing, redacted
 from persist_lib.ids import ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_key
@@ -32,7 +32,6 @@ from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read import contents
 from persist_lib.read.contents import may_be_split
-from persist_lib.redaction import redacted
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.runs import Stored, boundaries, inputs_of, overlapping
