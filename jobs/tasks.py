@@ -24,10 +24,8 @@ from persist_lib.core.plan.compaction import MergeTask, TaskInput, TaskResult
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
 from persist_lib.ids import ShardId
 from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
-from persist_lib.location import open_location
 from persist_lib.location.api import Blob
-from persist_lib.location.stack import metered, retrying
-from persist_lib.location.wrap.metering import Meter
+from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.task import run_task
 from persist_lib.runtime.ambient import Runtime
@@ -159,8 +157,7 @@ def blob_at(url: str, consensus_url: str) -> Blob:
     """The location's Blob, opened once in each worker process, which Spark reuses for many tasks."""
     with _opening:
         if (url, consensus_url) not in _blobs:
-            location = open_location(url, consensus_url)
-            _blobs[url, consensus_url] = retrying(metered(location, Meter()), Config(), Runtime())[0]
+            _blobs[url, consensus_url] = open_stack(url, consensus_url, Config(), Runtime()).blob
         return _blobs[url, consensus_url]
 
 

@@ -9,103 +9,31 @@ write.compare_and_append([{"order_id": 1, "state": "placed", "cents": 999}], exp
 read.snapshot(as_of=0).to_arrow()
 """
 
-from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
-from persist_lib.config import CacheConfig, Config
-from persist_lib.convert.updates import Update, decode_rows
-from persist_lib.core.cost import Cost, Prices
-from persist_lib.core.plan.compaction import Policy
-from persist_lib.errors import (
-    BufferFull,
-    CompactionRefused,
-    Corrupt,
-    Damage,
-    Determinate,
-    DiffOverflow,
-    DiskFull,
-    HistoryRegressed,
-    HoldConflict,
-    Indeterminate,
-    InvalidName,
-    InvalidUsage,
-    InvariantViolated,
-    LeaseExpired,
-    Missing,
-    NewerFormat,
-    NotFound,
-    NotSent,
-    PersistError,
-    Refused,
-    SchemaMismatch,
-    ShardFinished,
-    SinceViolation,
-    StillRead,
-    TimedOut,
-    UpperMismatch,
-)
-from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.location.wrap.metering import Metrics
-from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.listen import Listen, Progress, Updates
-from persist_lib.read.snapshot import Snapshot, Split
-from persist_lib.runtime.ambient import Runtime
-from persist_lib.schema.schema import Schema
-from persist_lib.shard.outcomes import Verdict
-from persist_lib.write.handle import Appended, Batching, WriteHandle
-from persist_lib.write.many import Append
+from __future__ import annotations
 
-__all__ = [
-    "TOP",
-    "Antichain",
-    "Append",
-    "Appended",
-    "Batching",
-    "BufferFull",
-    "CacheConfig",
-    "Client",
-    "CompactionRefused",
-    "Config",
-    "Corrupt",
-    "Cost",
-    "Damage",
-    "Determinate",
-    "DiffOverflow",
-    "DiskFull",
-    "HistoryRegressed",
-    "HoldConflict",
-    "Indeterminate",
-    "InvalidName",
-    "InvalidUsage",
-    "InvariantViolated",
-    "LeaseExpired",
-    "Listen",
-    "Metrics",
-    "Missing",
-    "NewerFormat",
-    "NotFound",
-    "NotSent",
-    "PersistError",
-    "Policy",
-    "Prices",
-    "Progress",
-    "ReadHandle",
-    "Refused",
-    "Runtime",
-    "Schema",
-    "SchemaMismatch",
-    "ShardFinished",
-    "SinceViolation",
-    "Snapshot",
-    "Spending",
-    "Split",
-    "StillRead",
-    "TimedOut",
-    "Update",
-    "Updates",
-    "UpperMismatch",
-    "Verdict",
-    "WriteHandle",
-    "at",
-    "decode_rows",
-    "open",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from persist_lib import public
+    from persist_lib.public import *  # noqa: F403 - what `__getattr__` finds
+
+    __all__ = []
+    __all__ += public.__all__
+
+
+def __getattr__(name: str) -> object:
+    """A name of `persist_lib.public`, which is loaded when the first of them is asked for.
+
+    Arrow takes a second to load. `persist --help`, and completion in a shell, import this package and need none of it.
+    """
+    names = vars(import_module("persist_lib.public"))
+    if name == "__all__" or name in names.get("__all__", ()):
+        globals()[name] = names[name]
+    if name in globals():  # or it is a module of the library, which is loaded by now
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *vars(import_module("persist_lib.public"))["__all__"]})

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from reprlib import Repr
 from typing import Any, TypeVar
 
-from persist_lib.errors import InvalidUsage
-from persist_lib.redaction import redacted
+from persist_lib.errors import InvalidUsage, redacted
 
 T = TypeVar("T")
 

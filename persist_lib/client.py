@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -35,9 +34,8 @@ from persist_lib.frontier import MAX_TIME, parse_frontier
 from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id, parse_token
 from persist_lib.location import Location
 from persist_lib.location.open import scheme_of
-from persist_lib.location.stack import metered, open_metered, retrying
-from persist_lib.location.wrap.caching import Cache, CachingBlob
-from persist_lib.location.wrap.metering import Meter, Metrics
+from persist_lib.location.stack import open_stack, wrap
+from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import (
     Audited,
@@ -128,24 +126,22 @@ class Client:
         read_only: bool,
         create: bool,
     ) -> None:
-        location, self._meter = url, Meter(runtime.monotonic)
-        if isinstance(location, Location) and consensus is not None:
+        if not isinstance(url, Location):
+            create = create and not read_only
+            stack = open_stack(url, consensus, config, runtime, prices=prices, create=create, read_only=read_only)
+        elif consensus is not None:
             raise InvalidUsage("a location that is open has its consensus already; leave out consensus=")
-        if not isinstance(location, Location):
-            location = open_metered(
-                location, consensus, self._meter, prices, create=create and not read_only, read_only=read_only
-            )
-        self.location = location
+        else:
+            stack = wrap(url, config, runtime, prices=prices)
+        self.location = location = stack.location
         self.prices = prices or scheme_of(location.url).prices
         self.config = config
         self.runtime = runtime
         self.read_only = read_only or location.read_only
-        self.blob, self.consensus = retrying(metered(location, self._meter, prices), config, runtime)
-        self._cache = None if config.cache is None else Cache(config.cache, location.url, runtime)
-        self.reads = self.blob if self._cache is None else CachingBlob(self.blob, self._cache)
+        self.blob, self.consensus, self.reads = stack.blob, stack.consensus, stack.reads
+        self._meter, self._cache = stack.meter, stack.cache
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
-        self._lock = threading.Lock()
         self._machines: dict[ShardId, Machine] = {}
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
@@ -165,10 +161,12 @@ class Client:
         """The shard's machine: one per shard and client, shared by all handles."""
         self._check_open()
         shard = parse_shard_id(name)
-        with self._lock:
-            if shard not in self._machines:
-                self._machines[shard] = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads)
-            return self._machines[shard]
+        if (found := self._machines.get(shard)) is None:
+            # SUBTLE: no lock, which a fork could find held. Of two machines made at once both threads get the first.
+            machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads)
+            found = self._machines.setdefault(shard, machine)
+            self._check_open()  # who closes after this finds the machine
+        return found
 
     def metrics(self) -> Metrics:
         """What this client asked of its location so far, by kind of operation; each attempt counts."""
@@ -449,10 +447,9 @@ class Client:
             self._handles.pop(number, None)  # after an interrupt it is still there, to be closed by the next call
 
     def _end(self) -> None:
-        with self._lock:
-            self._closed = True
-            for machine in self._machines.values():
-                machine.close(self._was_closed())
+        self._closed = True
+        for machine in list(self._machines.values()):
+            machine.close(self._was_closed())
 
     def _was_closed(self) -> str:
         return f"this client of {self.url} was closed; open a new one with persist.open"

@@ -17,7 +17,7 @@ app = typer.Typer(
 
 def _version(is_asked: bool) -> None:
     if is_asked:
-        from importlib.metadata import version  # noqa: PLC0415 - slow, and hardly ever asked for
+        from importlib.metadata import version
 
         typer.echo(f"persist {version('persist-lib')}")
         raise typer.Exit

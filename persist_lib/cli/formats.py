@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import msgspec
 from rich.text import Text
 
 from persist_lib.cli.render import plain_table
@@ -48,7 +49,7 @@ class Counted:
 
 def rows_of(table: Any) -> Iterator[Any]:
     """Record batches of few rows, whose values Python can hold: it has no nanoseconds."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
+    import pyarrow as pa
 
     def presentable(kind: Any) -> Any:
         if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -78,8 +79,6 @@ def target(path: Path | None) -> Iterator[BinaryIO]:
 
 def encode(value: object) -> bytes:
     """JSON: bytes as base64, moments as ISO 8601, decimals as text; a float that is no finite number is null."""
-    import msgspec  # noqa: PLC0415
-
     return msgspec.json.encode(value)
 
 
@@ -101,8 +100,8 @@ def write_jsonl(stream: BinaryIO, _schema: Any, tables: Counted, _head: Mapping[
 
 def write_csv(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
     """Comma-separated with a header. Bytes that are no text are refused: they could not be told from others."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.csv as pc  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.csv as pc
 
     text = pa.schema([field.with_type(pa.string()) if pa.types.is_binary(field.type) else field for field in schema])
     with pc.CSVWriter(stream, text) as writer:
@@ -115,7 +114,7 @@ def write_csv(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str
 
 def write_parquet(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
     """Parquet, exact to the bit."""
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow.parquet as pq
 
     with pq.ParquetWriter(stream, schema) as writer:
         for table in tables:
@@ -129,7 +128,7 @@ WRITERS: Mapping[str, Callable[[BinaryIO, Any, Counted, Mapping[str, object]], N
 
 def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: Counted) -> None:
     """A table for people, in memory."""
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
     table = plain_table(*schema.names, right=numbers)

@@ -10,6 +10,7 @@ import typer
 from persist_lib.cli import render, units
 from persist_lib.cli.arguments import Shard
 from persist_lib.cli.session import Session
+from persist_lib.errors import NotFound
 from persist_lib.ids import SeqNo, parse_shard_id
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -56,9 +57,8 @@ def log(
 
 def fetch_rows(client: Client, shard: str, start: int | None, limit: int) -> list[dict[str, Any]]:
     """At most `limit` rows from `start` on, or the newest; NotFound when there is no such shard."""
-    from persist_lib.errors import NotFound  # noqa: PLC0415
-    from persist_lib.format.log import decode_row  # noqa: PLC0415 - loads Arrow
-    from persist_lib.shard.log import row_name  # noqa: PLC0415
+    from persist_lib.format.log import decode_row
+    from persist_lib.shard.log import row_name
 
     id_ = parse_shard_id(shard)
     head = client.consensus.head(id_)

@@ -70,7 +70,7 @@ def plan(session: Session, shard: Shard) -> None:
     persist plan orders
     persist compact orders            carry it out
     """
-    from persist_lib.core.plan.compaction import plan_compaction  # noqa: PLC0415 - loads Arrow
+    from persist_lib.core.plan.compaction import plan_compaction
 
     with session.open() as client:
         version = client.inspect(shard)

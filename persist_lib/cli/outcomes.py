@@ -77,7 +77,7 @@ def _applied_table(done: Compacted) -> Table:
 
 def rolled_up(before: Version, done: RolledUp, every: int, force: bool, dry_run: bool) -> Outcome:
     """The rollup that was written, or why none was."""
-    from persist_lib.maintain.rollups import is_due  # noqa: PLC0415 - loads Arrow
+    from persist_lib.maintain.rollups import is_due
 
     due = force or is_due(before.state, before.seqno, every)
     value = {**jsonable(done), "due": due}
@@ -137,7 +137,7 @@ def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
 
 def collected(before: Version, done: Collected, dry_run: bool) -> Outcome:
     """What was deleted, and what waits for whom."""
-    from persist_lib.core.plan.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
+    from persist_lib.core.plan.garbage import plan_collection
 
     below = plan_collection(before.state, before.seqno).truncate_below
     value = {**jsonable(done), "truncate_below": below}

@@ -129,7 +129,7 @@ def _print(session: Session, shard: str, found: Snapshot, kind: str, output: Pat
 
 def _key_values(schema: Schema, given: Sequence[str] | None) -> list[object] | None:
     """What was typed, as values of the leading key columns."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
+    import pyarrow as pa
 
     if not given:
         return None
@@ -182,7 +182,7 @@ def listen(
 
 
 def _tell(session: Session, event: Event) -> None:
-    from persist_lib.read.listen import Progress  # noqa: PLC0415 - loads Arrow
+    from persist_lib.read.listen import Progress
 
     if isinstance(event, Progress):
         session.answer({"progress": values.jsonable(event.frontier)}, f"progress {event.frontier}")

@@ -46,8 +46,8 @@ class Session:
 
     def open(self, *, read_only: bool = True, create: bool = False) -> Client:
         """A client for this location. NotFound where there is none, unless `create`."""
-        from persist_lib.client import open as open_client  # noqa: PLC0415 - loads Arrow
-        from persist_lib.core.cost import parse_prices  # noqa: PLC0415 - the same
+        from persist_lib.client import open as open_client
+        from persist_lib.core.cost import parse_prices
 
         prices = parse_prices(self.prices) if self.prices else None
 
@@ -113,7 +113,7 @@ class Session:
         if self.as_json or not self.err.is_terminal:
             yield lambda _done, _total: None
             return
-        from rich.progress import Progress  # noqa: PLC0415 - only those who wait for it pay for it
+        from rich.progress import Progress  # only those who wait for it pay for it
 
         with Progress(console=self.err, transient=True) as bar:
             task = bar.add_task(what, total=None)

@@ -41,8 +41,8 @@ def show(
     persist show orders --batches
     persist show orders --json | jq '.state.readers'
     """
-    from persist_lib.core.plan.garbage import plan_collection  # noqa: PLC0415 - loads Arrow
-    from persist_lib.maintain import census_of  # noqa: PLC0415
+    from persist_lib.core.plan.garbage import plan_collection
+    from persist_lib.maintain import census_of
 
     with session.open() as client:
         version, now = client.inspect(shard), client.consensus.now()
@@ -93,7 +93,7 @@ def readable(state: State) -> str:
 
 def levels_table(trace: tuple[Batch, ...]) -> Table:
     """The trace by size class, with the times that the batches of each cover."""
-    from persist_lib.core.trace import level_of, levels  # noqa: PLC0415 - loads Arrow
+    from persist_lib.core.trace import level_of, levels
 
     numbers = ("batches", "updates", "bytes", "inline")
     table = render.plain_table("level", "batches", "updates", "bytes", "inline", "parts", "from", "to", right=numbers)

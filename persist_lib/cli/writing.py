@@ -90,7 +90,7 @@ def append(
 
 def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> Schema:
     """The shard's newest schema; that of the file where the shard is to be made."""
-    from persist_lib.cli.sources import infer_schema  # noqa: PLC0415 - loads Arrow
+    from persist_lib.cli.sources import infer_schema
 
     try:
         return client.inspect(shard).state.schemas[-1]
@@ -103,6 +103,6 @@ def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> S
 
 
 def _read(file: Path, schema: Schema) -> object:
-    from persist_lib.cli.sources import read_file  # noqa: PLC0415 - loads Arrow
+    from persist_lib.cli.sources import read_file
 
     return read_file(file, schema)

@@ -14,14 +14,14 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from persist_lib.errors import DiskFull
 from persist_lib.location.in_place import moved_away
-from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
 
 OPEN_DIRECTORIES = 128
 LOCK = "lock"
@@ -116,6 +116,11 @@ class DurableDirectories:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenDirectory] = OrderedDict()
         self._first_found: OpenDirectory | None = None
+        enrol(self, Stage.STORES)
+
+    def after_fork_in_child(self) -> None:
+        """The thread that may hold the lock is the parent's. Open directories serve both."""
+        self._lock = threading.Lock()
 
     def check_in_place(self) -> None:
         """Raise HistoryRegressed unless the root is the directory that was there when it was first looked for.
@@ -202,13 +207,19 @@ class Staging:
     somebody who lives after all does no harm: what is stored is linked from it, and who finds it gone starts anew.
     """
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, entropy: Callable[[], int]) -> None:
         self._parent = parent
+        self._entropy = entropy
         self._guard = threading.Lock()
         self._names = itertools.count()
         self._pid = 0
         self._path: Path | None = None
         self._lock_fd = -1
+        enrol(self, Stage.STORES)
+
+    def after_fork_in_child(self) -> None:
+        """The thread that may hold the guard is the parent's. Its directory stays its own (see `fresh_path`)."""
+        self._guard = threading.Lock()
 
     def fresh_path(self, key: str = "") -> Path:
         """A path that nobody else uses, for a file that is to be stored under `key`."""
@@ -224,7 +235,7 @@ class Staging:
             if self._path is not None and self._pid == os.getpid():
                 return self._path
             self._drop_lock()
-            path = self._parent / f"{os.getpid()}-{Runtime().entropy():016x}"
+            path = self._parent / f"{os.getpid()}-{self._entropy():016x}"
             ensure_directory(path)
             lock_fd = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             if not _try_flock(lock_fd):

@@ -13,7 +13,6 @@ from persist_lib.location.file.blob import FileBlob
 from persist_lib.location.scheme import Opening, Scheme
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.location.sqlite.read_only import ReadOnlySqliteConsensus
-from persist_lib.runtime.ambient import Runtime
 
 FORMAT = 1
 MARKER = "persist.json"
@@ -37,7 +36,7 @@ def _canonical(url: str) -> str:
 
 
 def _open_blob(url: str, opening: Opening) -> Blob:
-    return FileBlob(_enter(url, opening) / BLOBS)
+    return FileBlob(_enter(url, opening) / BLOBS, opening.runtime)
 
 
 def _open_consensus(url: str, opening: Opening) -> Consensus:
@@ -47,7 +46,7 @@ def _open_consensus(url: str, opening: Opening) -> Consensus:
         _check_never_had_one(url, path, opening)
     if opening.read_only:
         return ReadOnlySqliteConsensus(database, clock=opening.clock)
-    return SqliteConsensus(database, create=opening.create, clock=opening.clock)
+    return SqliteConsensus(database, create=opening.create, clock=opening.clock, runtime=opening.runtime)
 
 
 def _enter(url: str, opening: Opening) -> Path:
@@ -60,7 +59,7 @@ def _enter(url: str, opening: Opening) -> Path:
             if not opening.read_only:
                 fsync_directory(path)  # who made the marker may not have come to this, and may never
         elif opening.create:
-            _create(url, path)
+            _create(url, path, opening)
         else:
             raise NotFound(
                 f"there is no location at {url}: {marker} is missing. Check the path, or open it with create=True",
@@ -87,7 +86,7 @@ def _check_format(marker: Path) -> None:
         )  # fmt: skip
 
 
-def _create(url: str, path: Path) -> None:
+def _create(url: str, path: Path, opening: Opening) -> None:
     foreign = [n for n in _names(path) if not n.startswith((BLOBS, CONSENSUS, "." + MARKER, "." + CONSENSUS))]
     # The marker may have been made since we looked: then somebody else was first.
     if foreign and MARKER not in foreign:
@@ -97,7 +96,7 @@ def _create(url: str, path: Path) -> None:
             url=url,
         )
     make_directories(path)
-    temporary = path / f".{MARKER}.{Runtime().entropy():016x}"
+    temporary = path / f".{MARKER}.{opening.runtime.entropy():016x}"
     with temporary.open("xb") as file:
         file.write(json.dumps({"format": FORMAT}).encode() + b"\n")
         file.flush()

@@ -22,7 +22,7 @@ from typing import Self
 
 from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import HIDDEN, InvalidUsage, redacted
 from persist_lib.location import embedded
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.clock import Clock, machine_clock
@@ -30,7 +30,7 @@ from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.memory import location as memory_location
 from persist_lib.location.scheme import Opening, Scheme
 from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
-from persist_lib.redaction import HIDDEN, redacted
+from persist_lib.runtime.ambient import Runtime
 
 ENTRY_POINTS = "persist.locations"
 _POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
@@ -88,18 +88,21 @@ def open_location(
     create: bool = False,
     read_only: bool = False,
     clock: Clock = machine_clock,
+    runtime: Runtime | None = None,
 ) -> Location:
     """Open the Blob at `url` and the Consensus at `consensus` (None: the same place).
 
     NotFound where there is none, unless `create`. `read_only` never writes anything anywhere, so it also creates
     nothing; what would write raises InvalidUsage. `clock` (ns since the epoch) is what an embedded Consensus tells the
-    time by.
+    time by. Everything else that is ambient comes from `runtime`, a real one by default.
     """
-    opening = Opening(create and not read_only, read_only, clock)
+    opening = Opening(create and not read_only, read_only, clock, runtime or Runtime())
     scheme = scheme_of(url)
-    url = scheme.canonical(url)
-    consensus_scheme = scheme if consensus is None else scheme_of(consensus, "consensus")
-    consensus_url = url if consensus is None else consensus_scheme.canonical(consensus)
+    url = scheme.named(scheme.canonical(url), opening)
+    consensus_scheme, consensus_url = scheme, url
+    if consensus is not None:
+        consensus_scheme = scheme_of(consensus, "consensus")
+        consensus_url = consensus_scheme.named(consensus_scheme.canonical(consensus), opening)
     # Both before either is asked for anything: what is wrong with the URLs is told first.
     blob_of, consensus_of = _blob_opener(scheme, url), _consensus_opener(consensus_scheme, consensus_url)
     blob = _open_blob(blob_of, url, opening)

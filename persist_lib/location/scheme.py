@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
 from persist_lib.core.cost import FREE, Prices
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.clock import Clock, machine_clock
+from persist_lib.runtime.ambient import Runtime
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a location is to be opened. Never both `create` and `read_only`."""
+    """How a location is to be opened. Never both `create` and `read_only`.
+
+    A store takes time, sleep, random numbers and threads from `runtime` alone, so that a simulation decides them.
+    """
 
     create: bool = False
     read_only: bool = False
     clock: Clock = machine_clock
+    runtime: Runtime = field(default_factory=Runtime)
 
 
 def unchanged(url: str) -> str:
     """A URL that already means the same everywhere."""
+    return url
+
+
+def named_already(url: str, _opening: Opening) -> str:
+    """A URL that says which place it means."""
     return url
 
 
@@ -40,7 +50,8 @@ class Scheme:
 
     `canonical` makes a URL mean the same in any process (say, an absolute path). `prices` are what its operations cost
     unless the user says otherwise. `tells_requests`: an operation may take several requests or none, and the store
-    calls `metering.requested` for each of them.
+    calls `metering.requested` for each of them. `named` gives a name to a canonical URL that has none, and so means a
+    new place each time.
     """
 
     blob: Callable[[str, Opening], Blob] | None = None
@@ -48,3 +59,4 @@ class Scheme:
     canonical: Callable[[str], str] = unchanged
     prices: Prices = FREE
     tells_requests: bool = False
+    named: Callable[[str, Opening], str] = named_already

@@ -1,20 +1,81 @@
-"""The one builder of what every store is wrapped in: it is counted, then what is safe to try again is tried again."""
+"""The one builder of what every location is wrapped in: counted, then tried again where that is safe, then cached.
+
+The client, the workers that read splits or run tasks in other processes, and the process that keeps leases up all use
+it. So an operation is counted and tried again in the same way whichever of them asks for it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from persist_lib.config import Config
 from persist_lib.core.cost import Prices
+from persist_lib.location.api import Blob
 from persist_lib.location.open import Location, open_location, scheme_of
 from persist_lib.location.wrap.around import Operation
+from persist_lib.location.wrap.caching import Cache, CachingBlob
 from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus
 from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An open location and its wrappers.
+
+    `blob` and `consensus` count each attempt in `meter` and try again until the caller's deadline, or for
+    `config.timeout_s` where there is none. `reads` is `blob`, behind `cache` if the config asks for one: only for what
+    may be answered by digest.
+    """
+
+    location: Location
+    meter: Meter
+    blob: RetryingBlob
+    consensus: RetryingConsensus
+    reads: Blob
+    cache: Cache | None
+
+
+def open_stack(
+    url: str,
+    consensus: str | None,
+    config: Config,
+    runtime: Runtime,
+    *,
+    prices: Prices | None = None,
+    create: bool = False,
+    read_only: bool = False,
+) -> Stack:
+    """Open a location and wrap it. The requests that opening takes are counted as `open`; it is not tried again."""
+    meter = Meter(runtime.monotonic)
+    scheme = scheme_of(url)
+    if not scheme.tells_requests and consensus is not None:
+        scheme = scheme_of(consensus, "consensus")
+    location = meter.measure(
+        Operation("open", url),
+        lambda: open_location(url, consensus, create=create, read_only=read_only, runtime=runtime),
+        prices or scheme.prices, by_request=scheme.tells_requests,
+    )  # fmt: skip
+    return wrap(location, config, runtime, meter=meter, prices=prices)
+
+
+def wrap(
+    location: Location, config: Config, runtime: Runtime, *, meter: Meter | None = None, prices: Prices | None = None
+) -> Stack:
+    """Wrap a location that is open. `meter` counts, a new one by default.
+
+    `prices` replace those that the schemes of its URLs have.
+    """
+    meter = meter or Meter(runtime.monotonic)
+    counted = metered(location, meter, prices)
+    blob = RetryingBlob(counted.blob, runtime, config.timeout_s)
+    consensus = RetryingConsensus(counted.consensus, runtime, config.timeout_s)
+    cache = None if config.cache is None else Cache(config.cache, location.url, runtime)
+    return Stack(location, meter, blob, consensus, blob if cache is None else CachingBlob(blob, cache), cache)
+
+
 def metered(location: Location, meter: Meter, prices: Prices | None = None) -> Location:
-    """The same location, counted by `meter`; `prices` where they are not those that the schemes of its URLs have."""
+    """The same location, counted by `meter`; `prices` replace those that the schemes of its URLs have."""
     blob, consensus = scheme_of(location.url), scheme_of(location.consensus_url)
     return replace(
         location,
@@ -22,25 +83,4 @@ def metered(location: Location, meter: Meter, prices: Prices | None = None) -> L
         consensus=MeteredConsensus(
             location.consensus, meter, prices or consensus.prices, by_request=consensus.tells_requests
         ),
-    )
-
-
-def open_metered(
-    url: str, consensus: str | None, meter: Meter, prices: Prices | None = None, *, create: bool, read_only: bool
-) -> Location:
-    """Open a location, with the requests that this takes counted as `open`. The location is not metered yet."""
-    scheme = scheme_of(url)
-    if not scheme.tells_requests and consensus is not None:
-        scheme = scheme_of(consensus, "consensus")
-    return meter.measure(
-        Operation("open", url), lambda: open_location(url, consensus, create=create, read_only=read_only),
-        prices or scheme.prices, by_request=scheme.tells_requests,
-    )  # fmt: skip
-
-
-def retrying(location: Location, config: Config, runtime: Runtime) -> tuple[RetryingBlob, RetryingConsensus]:
-    """Both halves of `location`, trying again for `config.timeout_s` or until the deadline (see `deadline.within`)."""
-    return (
-        RetryingBlob(location.blob, runtime, config.timeout_s),
-        RetryingConsensus(location.consensus, runtime, config.timeout_s),
     )

@@ -23,6 +23,7 @@ from persist_lib.read.listen import Listen
 from persist_lib.read.snapshot import KeyRange, Snapshot
 from persist_lib.read.waiting import Patience
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
@@ -64,8 +65,13 @@ class ReadHandle(Leased):
         self.id: ReaderId | None = None
         self._closed = False
         self._listeners: weakref.WeakValueDictionary[str, ReadHandle] = weakref.WeakValueDictionary()
+        enrol(self, Stage.HANDLES)
         if not read_only:
             self._register(purpose)
+
+    def after_fork_in_child(self) -> None:
+        """The thread that may hold the lock is the parent's."""
+        self._lock = threading.RLock()
 
     @property
     def shard(self) -> str:

@@ -22,19 +22,16 @@ from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput, cut_evenly
-from persist_lib.errors import InvalidUsage, Missing
+from persist_lib.errors import InvalidUsage, Missing, redacted
 from persist_lib.ids import ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_key
 from persist_lib.kernel.merge import Run, hold_back
-from persist_lib.location import open_location
 from persist_lib.location.api import Blob
-from persist_lib.location.stack import metered, retrying
-from persist_lib.location.wrap.metering import Meter
+from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read import contents
 from persist_lib.read.contents import may_be_split
-from persist_lib.redaction import redacted
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.runs import Stored, boundaries, inputs_of, overlapping
@@ -344,4 +341,4 @@ def _tuple(values: object) -> tuple[object, ...]:
 @lru_cache(maxsize=8)
 def _blob(urls: tuple[str, str]) -> Blob:
     """The location's Blob in this process; opened once, as many splits are read from it."""
-    return retrying(metered(open_location(*urls, read_only=True), Meter()), Config(), Runtime())[0]
+    return open_stack(*urls, Config(), Runtime(), read_only=True).blob

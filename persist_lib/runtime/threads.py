@@ -16,7 +16,6 @@ locks are used:
 from __future__ import annotations
 
 import _thread
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,8 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar, cast
+
+from persist_lib.runtime.forks import Stage, enrol
 
 T = TypeVar("T")
 SLICE_S = 0.1
@@ -76,9 +77,9 @@ def aside(call: Callable[[], T]) -> T:
     if threading.get_ident() != threading.main_thread().ident:
         return call()
     task = _Task(partial(copy_context().run, call))
-    _tasks.put(task)
+    _aside.tasks.put(task)
     while True:
-        if not (_idle or task.has_begun):
+        if not (_aside.idle or task.has_begun):
             _thread.start_new_thread(_start_thread, ())
         try:
             results, error = task.answers.get(timeout=SLICE_S)
@@ -106,9 +107,23 @@ class _Task:
         self.answers.put(answer)
 
 
-_tasks: SimpleQueue[_Task] = SimpleQueue()
-_idle: deque[None] = deque()
-"""One for each thread that waits for tasks. A second thread is only needed when an interrupt left one at work."""
+class _Aside:
+    """What waits to be done aside, and one entry of `idle` for each thread that waits for tasks.
+
+    A second thread is only needed when an interrupt left one at work.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+
+    def after_fork_in_child(self) -> None:
+        """None of the threads is here."""
+        self.tasks: SimpleQueue[_Task] = SimpleQueue()
+        self.idle: deque[None] = deque()
+
+
+_aside = _Aside()
+enrol(_aside, Stage.THREADS)
 
 
 def _start_thread() -> None:
@@ -117,30 +132,20 @@ def _start_thread() -> None:
         threading.Thread(target=_serve, name=ASIDE, daemon=True).start()
     except (RuntimeError, MemoryError):  # no room for one more thread: then this one does it, which is there already
         with suppress(Empty):
-            _tasks.get_nowait().carry_out()
+            _aside.tasks.get_nowait().carry_out()
 
 
 def _serve() -> None:
     while True:
-        _idle.append(None)
+        _aside.idle.append(None)
         try:
-            task = _tasks.get(timeout=LINGER_S)
+            task = _aside.tasks.get(timeout=LINGER_S)
         except Empty:
             return
         finally:
-            _idle.pop()
+            _aside.idle.pop()
         task.carry_out()
         del task
-
-
-def _in_child() -> None:
-    """None of the threads is here."""
-    global _tasks  # noqa: PLW0603
-    _tasks = SimpleQueue()
-    _idle.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 class Bell:

@@ -8,9 +8,7 @@ resolved from the log, never guessed.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -41,6 +39,7 @@ from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.shard.contention import Pace, give_way, wait_after_loss
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import after_expiry, hold_conflict, rarely_told
@@ -108,7 +107,7 @@ class Machine:
         self._version: Version | None = None
         self._closed: str | None = None
         self.pace = Pace()
-        _everywhere.add(self)
+        enrol(self, Stage.SHARDS)
 
     def after_fork_in_child(self) -> None:
         """Whoever held the lock is not here. The version is whole: it is only ever replaced."""
@@ -411,14 +410,3 @@ def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
             return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
         case _:
             return rarely_told(shard, refusal)
-
-
-_everywhere: weakref.WeakSet[Machine] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for machine in list(_everywhere):
-        machine.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

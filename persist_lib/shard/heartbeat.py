@@ -17,25 +17,31 @@ import sys
 
 from persist_lib.config import Config
 from persist_lib.ids import ShardId
-from persist_lib.location import open_location
+from persist_lib.location.stack import open_stack
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import RESCUE_BELOW, renew
 
+LONGEST_TRY_S = 20.0
+"""How long one operation is tried again at most. Meanwhile nobody reads the input, nor looks for the parent."""
 
-def main(parent: int) -> None:
-    """Serve until standard input ends, or the parent does. Its id is told: it may be gone before we could look."""
-    first, _, pending = _read_line()
+
+def main(parent: int, source: int = 0) -> None:
+    """Serve until the descriptor `source` ends, or the parent does.
+
+    The caller passes the parent's id, as the parent may be gone before this process could ask for it.
+    """
+    first, _, pending = _read_line(source)
     if not first:
         return
     url, consensus_url, lease_ms = json.loads(first)
-    location = open_location(url, consensus_url)
-    config, runtime = Config(lease_ms=lease_ms), Runtime()
+    config, runtime = Config(lease_ms=lease_ms, timeout_s=min(lease_ms / 2000, LONGEST_TRY_S)), Runtime()
+    stack = open_stack(url, consensus_url, config, runtime)
     machines: dict[str, Machine] = {}
     kept: dict[str, set[str]] = {}
     while os.getppid() == parent:
-        if select.select([0], [], [], min(lease_ms / 8000, 5.0))[0]:
-            if not (data := os.read(0, 65536)):
+        if select.select([source], [], [], min(lease_ms / 8000, 5.0))[0]:
+            if not (data := os.read(source, 65536)):
                 return
             pending += data
         *lines, pending = pending.split(b"\n")  # some may have come with the first
@@ -45,15 +51,15 @@ def main(parent: int) -> None:
         for shard, ids in kept.items():
             if ids:
                 if shard not in machines:
-                    machines[shard] = Machine(ShardId(shard), location.blob, location.consensus, config, runtime)
+                    machines[shard] = Machine(ShardId(shard), stack.blob, stack.consensus, config, runtime)
                 renew(machines[shard], tuple(sorted(ids)), lease_ms, RESCUE_BELOW)
 
 
-def _read_line() -> tuple[bytes, bytes, bytes]:
-    """The first line of standard input, and what was read of the next; nothing when it ended before."""
+def _read_line(source: int) -> tuple[bytes, bytes, bytes]:
+    """The first line of the input, and what was read of the next; nothing when it ended before."""
     data = b""
     while b"\n" not in data:
-        if not (more := os.read(0, 65536)):
+        if not (more := os.read(source, 65536)):
             return b"", b"", b""
         data += more
     return data.partition(b"\n")

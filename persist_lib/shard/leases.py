@@ -25,6 +25,7 @@ from persist_lib.core.state import State
 from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, NewerFormat, PersistError, Refused
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Flag, aside
 from persist_lib.shard.commit import Machine
 
@@ -58,6 +59,11 @@ class Leases:
         self._process: subprocess.Popen[bytes] | None = None
         self.failures = 0
         """How often a lease could not be renewed, or what renews them not started. Each was logged and tried again."""
+        enrol(self, Stage.SHARDS)
+
+    def after_fork_in_child(self) -> None:
+        """The thread that may hold the lock is the parent's, as are thread, process and ids (see `is_inherited`)."""
+        self._lock = threading.Lock()
 
     def prepare(self) -> None:
         """Have the thread that renews, before anything is registered that needs it.

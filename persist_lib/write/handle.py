@@ -8,7 +8,6 @@ inline bytes as it may, it merges them into a part; when a rollup is due, one of
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import weakref
@@ -32,6 +31,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import is_duty, write_rollup
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Lock, taking
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
@@ -60,13 +60,14 @@ class WriteHandle(Leased):
         self.schema = schema
         self._schema_id = schema_id
         self._leases = leases
-        self._lock = threading.RLock()
+        self._lock, self._beginning = threading.RLock(), threading.Lock()
         self._id: WriterId | None = None
         self._closed = False
         self._batching = batching
         self._outbox: Outbox | None = None
         self._doubts = Doubts()
         self._dropped: weakref.finalize[..., WriteHandle] | None = None
+        enrol(self, Stage.HANDLES)
 
     @property
     def shard(self) -> str:
@@ -288,8 +289,8 @@ class WriteHandle(Leased):
             self._outbox.mute()
 
     def after_fork_in_child(self) -> None:
-        """What is on its way is the parent's, and so is whoever holds the lock."""
-        self._lock = threading.RLock()
+        """What is on its way is the parent's, and so is the thread that may hold a lock."""
+        self._lock, self._beginning = threading.RLock(), threading.Lock()
         if self._outbox is not None:
             self._outbox.after_fork_in_child()
 
@@ -352,11 +353,10 @@ class WriteHandle(Leased):
 
     def _begin_outbox(self) -> Outbox:
         # SUBTLE: not under the handle's own lock, which whoever sends holds for as long as a commit takes.
-        with _beginning:
+        with self._beginning:
             if self._outbox is None:
                 config = self.machine.config
                 self._outbox = Outbox(self.shard, self.machine.runtime, config.buffer_bytes, self._batching)
-                _with_outbox.add(self)
             return self._outbox
 
     def _timed_out(self, deadline: Deadline, why: str) -> TimedOut:
@@ -514,17 +514,3 @@ class WriteHandle(Leased):
             within(rolling, lambda: write_rollup(self.machine, self.id))
         except PersistError as error:
             log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
-
-
-_with_outbox: weakref.WeakSet[WriteHandle] = weakref.WeakSet()
-_beginning = threading.Lock()
-
-
-def _in_child() -> None:
-    global _beginning  # noqa: PLW0603 - a thread that is not here may hold the old one
-    _beginning = threading.Lock()
-    for handle in list(_with_outbox):
-        handle.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -33,10 +33,10 @@ def _consensus(url: str, read_only: bool = False) -> Consensus:
     return open_location(blobs, url, create=not read_only, read_only=read_only).consensus
 
 
-def _s3_blob(url: str, read_only: bool = False, **page: int) -> Blob:
+def _s3_blob(url: str, read_only: bool = False, page: int = 1000) -> Blob:
     from persist_lib.location.s3.blob import S3Blob, enter  # noqa: PLC0415 - not in every process that races
 
-    blob = S3Blob(enter(url, Opening(create=not read_only, read_only=read_only)), **page)
+    blob = S3Blob(enter(url, Opening(create=not read_only, read_only=read_only)), page=page)
     return ReadOnlyBlob(blob) if read_only else blob
 
 

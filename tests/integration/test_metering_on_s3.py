@@ -17,7 +17,7 @@ from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.location import open_location
 from persist_lib.location.s3.blob import PIECE
-from persist_lib.location.stack import metered, retrying
+from persist_lib.location.stack import metered, wrap
 from persist_lib.location.wrap.metering import Meter
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Runtime
@@ -117,9 +117,8 @@ def test_what_is_in_the_cache_is_not_asked_of_the_server(log: Log, tmp_path: Pat
 
 def test_each_piece_of_a_large_object_is_a_request_of_the_call_that_stored_it(log: Log) -> None:
     url = servers.s3_server().location(log.prefix)
-    meter = Meter()
     with open_location(url, "memory:pieces", create=True) as location:
-        blob, _ = retrying(metered(location, meter), persist.Config(), QUIET)
+        blob = wrap(location, persist.Config(), QUIET).blob
         before = log.requests()
         with Spending() as spent:
             blob.set("s/w/large", os.urandom(3 * PIECE + 1))
@@ -138,7 +137,7 @@ def test_an_attempt_whose_answer_was_lost_is_counted_as_the_server_counts_it(log
     with Proxy(servers.s3_server().port) as proxy:
         url = servers.s3_server().location(log.prefix).replace(str(servers.s3_server().port), str(proxy.port))
         with open_location(url, "memory:lost", create=True) as location:
-            blob, _ = retrying(metered(location, meter), persist.Config(), Runtime())
+            blob = wrap(location, persist.Config(), Runtime(), meter=meter).blob
             proxy.at(1, Fault.DROP_REPLY)
             before = log.requests()
             with Spending() as spent:

@@ -81,7 +81,7 @@ class Actor:
         """A client all of whose operations the scheduler decides."""
         clock = self.world.clock
         runtime = Runtime(monotonic=clock.monotonic, sleep=self.sleep, random=self.random, background=False)
-        location = open_location(self.world.url, clock=clock)
+        location = open_location(self.world.url, clock=clock, runtime=runtime)
         blob, consensus = SimulatedBlob(location.blob, self), SimulatedConsensus(location.consensus, self)
         return persist.open(replace(location, blob=blob, consensus=consensus), config=config, runtime=runtime)
 
@@ -93,7 +93,7 @@ class Simulation:
         self.seed, self.chaos = seed, chaos
         self.random = random.Random(f"{seed} scheduler")
         self.clock = ManualClock()
-        self.location = open_location("memory:", create=True, clock=self.clock)
+        self.location = open_location("memory:", create=True, clock=self.clock, runtime=self.clock.runtime(seed))
         self.url = self.location.url
         self.returned = threading.Semaphore(0)
         self.actors: list[Actor] = []

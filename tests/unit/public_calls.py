@@ -365,7 +365,8 @@ ROWS = {"Update"}
 """What is checked where it is appended, as any row."""
 INNER = {
     "Split.at_once", "Split.streamed",
-    "ReadHandle.acquire", "ReadHandle.expired", "ReadHandle.let_go", "ReadHandle.move_hold", "ReadHandle.release",
+    "ReadHandle.acquire", "ReadHandle.after_fork_in_child", "ReadHandle.expired", "ReadHandle.let_go",
+    "ReadHandle.move_hold", "ReadHandle.release",
     "Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token",
     "WriteHandle.after_fork_in_child", "WriteHandle.mute", "WriteHandle.share",
 }  # fmt: skip

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
@@ -189,18 +188,29 @@ def test_a_transition_is_told_in_sentences():
     assert told[1:] == ["since [0] → [4]", "retention none → 5", f"retired {WRITER}"]
 
 
-def test_help_is_quick_because_the_command_itself_loads_neither_arrow_nor_pandas():
-    root = Path(render.__file__).parents[2]
-    # The package's own face imports everything; stand in for it to see what the command adds.
-    program = f"""
-import sys, types
-face = types.ModuleType("persist_lib")
-face.__path__ = [{str(root / "persist_lib")!r}]
-sys.modules["persist_lib"] = face
+def test_help_is_quick_because_it_loads_neither_arrow_nor_pandas():
+    program = """
+import sys
 from persist_lib.cli.app import app
 app(["--help"], standalone_mode=False)
-print(sorted({{"pyarrow", "numpy", "pandas", "pydantic", "apsw"}} & sys.modules.keys()))
+print(sorted({"pyarrow", "numpy", "pandas", "pydantic", "apsw", "persist_lib.client"} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "maintain" in done.stdout
+
+
+def test_the_face_of_the_library_has_its_names_and_modules_however_they_are_asked_for():
+    program = """
+import sys
+import persist_lib as persist
+assert "pyarrow" not in sys.modules
+assert persist.errors.NotFound is persist.NotFound
+assert not hasattr(persist, "nonsense")
+assert {*persist.__all__} < {*dir(persist)}
+from persist_lib import *
+assert all(eval(name) is getattr(persist, name) for name in persist.__all__)
+print("all are there")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "all are there\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,11 @@ import pytest
 import persist_lib as persist
 from persist_lib.core.leases import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
+from persist_lib.ids import SeqNo
+from persist_lib.location import embedded
+from persist_lib.location.api import Row
+from persist_lib.location.sqlite.consensus import SqliteConsensus
+from persist_lib.shard import heartbeat
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
 
@@ -194,6 +200,45 @@ def children(parent: int) -> list[int]:
         if fields and int(fields[1]) == parent and "persist_lib.shard.heartbeat" not in command:
             found.append(int(entry.name))
     return found
+
+
+class Hiccuping(SqliteConsensus):
+    """Refuses the first scan of each process, as a server does that is busy for a moment."""
+
+    refused = 0
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        if not self.refused:
+            self.refused += 1
+            raise Determinate("busy for a moment")
+        return super().scan(key, from_seqno, limit)
+
+
+def test_the_renewing_process_tries_again_what_the_store_refused_for_a_moment(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with persist.open(url, config=CONFIG, runtime=persist.Runtime(background=False)) as client:
+        write, _ = client.open_shard("s", SCHEMA)
+        write.compare_and_append([row(1)], 0, 1)
+
+        def leased_until() -> list[int]:
+            return [entry.lease_until for entry in client.inspect("s").state.writers.values()]
+
+        before = leased_until()
+        monkeypatch.setattr(heartbeat, "RESCUE_BELOW", 2.0)  # always due
+        monkeypatch.setattr(embedded, "SqliteConsensus", Hiccuping)
+        end, told = os.pipe()
+        serving = threading.Thread(target=heartbeat.main, args=(os.getppid(), end))
+        serving.start()
+        try:
+            lines = [[client.url, client.consensus_url, CONFIG.lease_ms], ["keep", "s", write.id]]
+            os.write(told, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            eventually(lambda: leased_until() > before)
+        finally:
+            os.close(told)
+            serving.join()
+            os.close(end)
+    assert "could not renew" not in caplog.text
 
 
 def test_a_client_that_closes_leaves_no_process_and_no_lease(url: str) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from persist_lib.config import Config
+from persist_lib.config import CacheConfig, Config
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
-from persist_lib.location.stack import retrying
+from persist_lib.location.stack import wrap
+from persist_lib.location.wrap.caching import CachingBlob
 from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.metering import MeteredBlob, MeteredConsensus
 from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.testing import Chances, Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Script
 from tests.logs import after
@@ -171,6 +173,18 @@ def test_slow_operations_use_up_the_deadline() -> None:
 
 def test_a_location_is_wrapped_with_the_timeout_of_the_config() -> None:
     with open_location("memory:") as location:
-        blob, consensus = retrying(location, Config(timeout_s=3.0), ManualClock().runtime())
-        assert (blob.inner, consensus.inner) == (location.blob, location.consensus)
-        assert blob.timeout_s == consensus.timeout_s == 3.0
+        stack = wrap(location, Config(timeout_s=3.0), ManualClock().runtime())
+        counted = stack.blob.inner, stack.consensus.inner
+        assert isinstance(counted[0], MeteredBlob)
+        assert isinstance(counted[1], MeteredConsensus)
+        assert (counted[0].inner, counted[1].inner) == (location.blob, location.consensus)
+        assert stack.blob.timeout_s == stack.consensus.timeout_s == 3.0
+        assert (stack.reads, stack.cache) == (stack.blob, None)
+
+
+def test_reads_are_cached_where_the_config_asks_for_it_and_nothing_else_is() -> None:
+    with open_location("memory:") as location:
+        stack = wrap(location, Config(cache=CacheConfig()), ManualClock().runtime())
+        assert isinstance(stack.reads, CachingBlob)
+        assert (stack.reads.inner, stack.reads.cache) == (stack.blob, stack.cache)
+        assert isinstance(stack.blob, RetryingBlob)

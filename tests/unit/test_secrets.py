@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage, PersistError, redacted
 from persist_lib.location import open_location
-from persist_lib.redaction import redacted
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, row
 

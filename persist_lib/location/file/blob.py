@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
@@ -18,6 +17,7 @@ from persist_lib.location.api import BlobEntry, Upload
 from persist_lib.location.contract import check_key, check_prefix, check_range, written_before
 from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory, no_room
 from persist_lib.location.in_place import moved_away
+from persist_lib.runtime.ambient import Runtime
 
 TEMPORARY = ".tmp"
 DELETE_THREADS = 4
@@ -31,10 +31,11 @@ ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 class FileBlob:
     """Objects as files below `root`, which is made when the first is set. Half-written ones are in `root/.tmp`."""
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, runtime: Runtime | None = None) -> None:
         self._root = Path(root).absolute()
+        self._runtime = runtime or Runtime()
         self._directories = DurableDirectories(self._root)
-        self._staging = Staging(self._root / TEMPORARY)
+        self._staging = Staging(self._root / TEMPORARY, self._runtime.entropy)
 
     def get(self, key: str) -> bytes | None:
         """See `api.Blob`."""
@@ -147,7 +148,7 @@ class FileBlob:
         if len(chunks) <= 1:
             return self._delete_chunk(chunks[0]) if chunks else {}
         failures: dict[str, Exception] = {}
-        with ThreadPoolExecutor(DELETE_THREADS, thread_name_prefix="persist-delete") as pool:
+        with self._runtime.pool(DELETE_THREADS, "persist-delete") as pool:
             for failed in pool.map(self._delete_chunk, chunks):
                 failures.update(failed)
         return failures

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from weakref import WeakValueDictionary
 
 from persist_lib.errors import NotFound
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
-from persist_lib.location.scheme import Opening, Scheme
-from persist_lib.runtime.ambient import Runtime
+from persist_lib.location.scheme import Opening, Scheme, unchanged
 
 UNNAMED = "memory:#"
 """What unnamed ones are called when they are pickled: random, so that another process finds none instead of another."""
@@ -21,11 +21,16 @@ _kept: list[MemoryBlob | MemoryConsensus] = []
 _minted: set[str] = set()
 
 
-def _canonical(url: str) -> str:
+def _named(url: str, opening: Opening) -> str:
     if url != "memory:":
         return url
-    minted = f"{UNNAMED}{Runtime().entropy():016x}"
-    _minted.add(minted)
+    drawn = f"{UNNAMED}{opening.runtime.entropy():016x}"
+    with _lock:
+        # SUBTLE: two runtimes of one seed draw the same. One number is drawn in any case, so that what is open beside
+        # a simulation does not change what it draws next.
+        names = itertools.chain([drawn], (f"{drawn}.{n}" for n in itertools.count(2)))
+        minted = next(name for name in names if name not in _minted and name not in _blobs and name not in _consensuses)
+        _minted.add(minted)
     return minted
 
 
@@ -64,4 +69,4 @@ def _keep_if_named(url: str, store: MemoryBlob | MemoryConsensus) -> None:
         _kept.append(store)
 
 
-SCHEME = Scheme(_open_blob, _open_consensus, _canonical)
+SCHEME = Scheme(_open_blob, _open_consensus, unchanged, named=_named)

@@ -363,4 +363,4 @@ def canonical(url: str) -> str:
 
 def open_consensus(url: str, opening: Opening) -> PostgresConsensus:
     """The opener of the scheme."""
-    return PostgresConsensus(url, create=opening.create)
+    return PostgresConsensus(url, create=opening.create, runtime=opening.runtime)

@@ -12,7 +12,6 @@ import contextlib
 import os
 import select
 import threading
-import weakref
 from collections.abc import Callable
 
 import psycopg
@@ -20,6 +19,7 @@ from psycopg import sql
 
 from persist_lib.errors import PersistError
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
 
 OPTION = "persist_notify"
 RETRY_S = 1.0
@@ -45,7 +45,7 @@ class Notifier:
         self._looked = threading.local()
         self._inherited: list[object] = []
         self._begin()
-        _everywhere.add(self)
+        enrol(self, Stage.STORES)
 
     def _begin(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -222,14 +222,3 @@ def _drain(bell: int) -> None:
     with contextlib.suppress(BlockingIOError):
         while os.read(bell, 4096):
             pass
-
-
-_everywhere: weakref.WeakSet[Notifier] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for notifier in list(_everywhere):
-        notifier.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.forks import Stage, enrol
 
 TEXT, INT8, BYTEA = 25, 20, 17
 """The types of values, by PostgreSQL's object ids. All travel as binary: a NUL would cut a text short."""
@@ -241,7 +241,7 @@ class Sessions:
         self._lent = 0
         self._gate = threading.Condition(threading.Lock())
         self._inherited: list[Session] = []
-        _everywhere.add(self)
+        enrol(self, Stage.STORES)
 
     @contextmanager
     def lend(self, deadline: Deadline) -> Iterator[Session]:
@@ -300,17 +300,6 @@ class Sessions:
         self._inherited += self._idle
         self._idle, self._lent = [], 0
         self._gate = threading.Condition(threading.Lock())
-
-
-_everywhere: weakref.WeakSet[Sessions] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for sessions in list(_everywhere):
-        sessions.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 def _encode(value: Value) -> bytes | None:

@@ -25,7 +25,7 @@ from persist_lib.location.s3.client import (
 )
 from persist_lib.location.scheme import Opening
 from persist_lib.location.wrap.deadline import patience_s
-from persist_lib.runtime.threads import Threads
+from persist_lib.runtime.ambient import Runtime
 
 FORMAT = 1
 MARKER = "persist.json"
@@ -44,10 +44,17 @@ class S3Blob:
     """Objects below `<prefix>/blob/` of a bucket."""
 
     def __init__(
-        self, clients: Clients, *, multipart_above: int = MULTIPART_ABOVE, piece: int = PIECE, page: int = PAGE
+        self,
+        clients: Clients,
+        *,
+        runtime: Runtime | None = None,
+        multipart_above: int = MULTIPART_ABOVE,
+        piece: int = PIECE,
+        page: int = PAGE,
     ) -> None:
         self._target = clients.target
         self._clients = clients
+        self._runtime = runtime or Runtime()
         self._multipart_above = multipart_above
         self._piece = piece
         self._page = page
@@ -134,7 +141,7 @@ class S3Blob:
             return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
 
         try:
-            with Threads(PIECE_THREADS, thread_name_prefix="persist-upload") as pool:
+            with self._runtime.pool(PIECE_THREADS, "persist-upload") as pool:
                 pieces = list(pool.map(put, range(1, -(-len(view) // self._piece) + 1)))
         except BaseException:
             self.abort_uploads([started])
@@ -350,7 +357,7 @@ def _put_marker(clients: Clients, url: str) -> bool:
 
 def open_blob(url: str, opening: Opening) -> S3Blob:
     """The opener of the scheme."""
-    return S3Blob(enter(url, opening))
+    return S3Blob(enter(url, opening), runtime=opening.runtime)
 
 
 __all__ = ["S3Blob", "body_of", "canonical", "delete_objects", "enter", "open_blob"]

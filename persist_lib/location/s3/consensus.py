@@ -393,12 +393,12 @@ def _quoted(key: str) -> str:
 
 def open_blob(url: str, opening: Opening) -> S3Blob:
     """The opener of the scheme's blobs."""
-    return S3Blob(enter(url, opening))
+    return S3Blob(enter(url, opening), runtime=opening.runtime)
 
 
 def open_consensus(url: str, opening: Opening) -> S3Consensus:
     """The opener of the scheme's consensus."""
-    return S3Consensus(enter(url, opening))
+    return S3Consensus(enter(url, opening), runtime=opening.runtime)
 
 
 __all__ = ["S3Consensus", "canonical", "open_blob", "open_consensus"]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
 import apsw
 
 from persist_lib.errors import InvalidUsage
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import SLICE_S, Bell
 
 T = TypeVar("T")
@@ -52,8 +52,7 @@ class Connections:
         self._name = name
         self._reset()
         self._closed = False
-        with _registering:
-            _everywhere.add(self)
+        enrol(self, Stage.STORES)
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
@@ -157,30 +156,3 @@ class Connections:
         else:
             self._mutex, self._forking = threading.Lock(), False
             self._gate, self._bell = threading.Condition(self._mutex), Bell(self._mutex)
-
-
-_everywhere: weakref.WeakSet[Connections] = weakref.WeakSet()
-_forking_now: list[Connections] = []
-_registering = threading.Lock()
-
-
-def _before() -> None:
-    _registering.acquire()
-    _forking_now[:] = list(_everywhere)
-    for connections in _forking_now:
-        connections.before_fork()
-
-
-def _in_parent() -> None:
-    while _forking_now:
-        _forking_now.pop().after_fork_in_parent()
-    _registering.release()
-
-
-def _in_child() -> None:
-    while _forking_now:
-        _forking_now.pop().after_fork_in_child()
-    _registering.release()
-
-
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -90,7 +90,7 @@ class SqliteConsensus:
 
     def _prepare(self, *, create: bool) -> None:
         if create:
-            sqlite_file.create(self.path)
+            sqlite_file.create(self.path, self._runtime.entropy)
         sqlite_file.check_format(self.path)
 
     def _connect(self) -> apsw.Connection:

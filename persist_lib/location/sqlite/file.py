@@ -27,7 +27,6 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.directories import NO_ROOM, fsync_directory, no_room
 from persist_lib.location.in_place import UNTOUCHED, Identity, InPlace, identity_of
-from persist_lib.runtime.ambient import Runtime
 
 APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1
@@ -53,11 +52,11 @@ NEVER_BEGAN = (
 """What SQLite answers when it cannot have a lock, open the file, or write to it. A commit to the log answers none."""
 
 
-def create(path: Path) -> None:
-    """Make the database at `path`, durably, unless there is one."""
+def create(path: Path, entropy: Callable[[], int]) -> None:
+    """Make the database at `path`, durably, unless there is one. `entropy` draws a name that nobody else uses."""
     if path.exists():
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{Runtime().entropy():016x}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{entropy():016x}")
     try:
         connection = apsw.Connection(str(temporary))
         connection.pragma("application_id", APPLICATION_ID)

@@ -12,9 +12,7 @@ the store (writers, maintenance, scrubs, audits) is not given one.
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -29,6 +27,7 @@ from persist_lib.location.api import Blob
 from persist_lib.location.wrap.around import AroundBlob, Operation
 from persist_lib.location.wrap.cache_files import CacheFiles
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
 
 T = TypeVar("T")
 
@@ -110,7 +109,7 @@ class Cache:
             else None
         )
         self._counts = dict.fromkeys(("memory_hits", "disk_hits", "misses", "hit_bytes", "missed_bytes", "damaged"), 0)
-        _caches.add(self)
+        enrol(self, Stage.STORES)
 
     def get(self, name: bytes, size: int) -> bytes | None:
         """The chunk with this digest; None when it is not here, or not what it should be."""
@@ -154,20 +153,9 @@ class Cache:
             for name, count in more.items():
                 self._counts[name] += count
 
-    def after_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
         """SUBTLE: a lock that another thread held during the fork would stay held for ever."""
         self._memory.lock = threading.Lock()
-
-
-_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for cache in _caches:
-        cache.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class CachingBlob(AroundBlob):

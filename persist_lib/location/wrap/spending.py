@@ -9,7 +9,6 @@ Counts are exact, also among threads: those of `Runtime.pool` count for whoever 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
@@ -21,6 +20,7 @@ import msgspec
 
 from persist_lib.arguments import check_type
 from persist_lib.core.cost import GIB, Cost, Prices
+from persist_lib.runtime.forks import Stage, enrol
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -121,6 +121,18 @@ class Tally(list[Event]):
             return self.add_up().cost()
 
 
+class _Lock:
+    """Renews the lock of all tallies."""
+
+    def after_fork_in_child(self) -> None:
+        """SUBTLE: in a forked child, a lock that another thread held during the fork would stay held for ever."""
+        Tally.lock = threading.Lock()
+
+
+_lock = _Lock()
+enrol(_lock, Stage.COUNTS)
+
+
 def note(own: Tally, event: Event) -> None:
     """Count it for `own`, and for all in whose block it happened."""
     own.append(event)
@@ -133,13 +145,6 @@ def note(own: Tally, event: Event) -> None:
         with Tally.lock:
             own.add_up()
 
-
-def _fresh_lock() -> None:
-    """SUBTLE: in a forked child, a lock that another thread held during the fork would stay held for ever."""
-    Tally.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_fresh_lock)
 
 _open: ContextVar[tuple[Tally, ...]] = ContextVar("persist_spending", default=())
 tallies = _open.get

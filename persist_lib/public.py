@@ -1,0 +1,104 @@
+"""The public face of the library: every name that `import persist_lib` offers, and no other is promised to stay."""
+
+from __future__ import annotations
+
+from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
+from persist_lib.config import CacheConfig, Config
+from persist_lib.convert.updates import Update, decode_rows
+from persist_lib.core.cost import Cost, Prices
+from persist_lib.core.plan.compaction import Policy
+from persist_lib.errors import (
+    BufferFull,
+    CompactionRefused,
+    Corrupt,
+    Damage,
+    Determinate,
+    DiffOverflow,
+    DiskFull,
+    HistoryRegressed,
+    HoldConflict,
+    Indeterminate,
+    InvalidName,
+    InvalidUsage,
+    InvariantViolated,
+    LeaseExpired,
+    Missing,
+    NewerFormat,
+    NotFound,
+    NotSent,
+    PersistError,
+    Refused,
+    SchemaMismatch,
+    ShardFinished,
+    SinceViolation,
+    StillRead,
+    TimedOut,
+    UpperMismatch,
+)
+from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.location.wrap.metering import Metrics
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.handle import ReadHandle
+from persist_lib.read.listen import Listen, Progress, Updates
+from persist_lib.read.snapshot import Snapshot, Split
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.outcomes import Verdict
+from persist_lib.write.handle import Appended, Batching, WriteHandle
+from persist_lib.write.many import Append
+
+__all__ = [
+    "TOP",
+    "Antichain",
+    "Append",
+    "Appended",
+    "Batching",
+    "BufferFull",
+    "CacheConfig",
+    "Client",
+    "CompactionRefused",
+    "Config",
+    "Corrupt",
+    "Cost",
+    "Damage",
+    "Determinate",
+    "DiffOverflow",
+    "DiskFull",
+    "HistoryRegressed",
+    "HoldConflict",
+    "Indeterminate",
+    "InvalidName",
+    "InvalidUsage",
+    "InvariantViolated",
+    "LeaseExpired",
+    "Listen",
+    "Metrics",
+    "Missing",
+    "NewerFormat",
+    "NotFound",
+    "NotSent",
+    "PersistError",
+    "Policy",
+    "Prices",
+    "Progress",
+    "ReadHandle",
+    "Refused",
+    "Runtime",
+    "Schema",
+    "SchemaMismatch",
+    "ShardFinished",
+    "SinceViolation",
+    "Snapshot",
+    "Spending",
+    "Split",
+    "StillRead",
+    "TimedOut",
+    "Update",
+    "Updates",
+    "UpperMismatch",
+    "Verdict",
+    "WriteHandle",
+    "at",
+    "decode_rows",
+    "open",
+]
