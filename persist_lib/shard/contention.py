@@ -186,4 +186,8 @@ def _let_others_go_first(machines: Sequence[Paced], deadline: Deadline, pause_s:
 
 
 def _longest(machines: Sequence[Paced], pause_s: Callable[[Pace, Version], float]) -> float:
-    return max(pause_s(machine.pace, known) if (known := machine.known) is not None else 0.0 for machine in machines)
+    longest_s = 0.0
+    for machine in machines:  # a loop, as each append comes here, and a generator costs more
+        if (known := machine.known) is not None and (own_s := pause_s(machine.pace, known)) > longest_s:
+            longest_s = own_s
+    return longest_s

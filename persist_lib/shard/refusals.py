@@ -13,6 +13,11 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.ids import ShardId
 
 
+def named(shards: Sequence[ShardId]) -> str:
+    """How messages name one shard or several."""
+    return f"shard {shards[0]}" if len(shards) == 1 else f"shards {', '.join(shards)}"
+
+
 def after_expiry(ids: Sequence[str]) -> str:
     """What to do, which differs: a writer registers anew by itself, a reader would not know what is gone."""
     if any(id_.startswith("r") for id_ in ids):

@@ -20,9 +20,9 @@ from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock, giving_back
-from persist_lib.shard.atomic import Undone, Wanted, try_commit_all
-from persist_lib.shard.commit import Machine, named
+from persist_lib.shard.commit import Machine, Undone, Wanted, try_commit_all
 from persist_lib.shard.outcomes import REFUSED, forgotten, judge
+from persist_lib.shard.refusals import named
 from persist_lib.write.appending import Share, parse_bounds
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
