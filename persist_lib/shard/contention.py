@@ -163,7 +163,8 @@ class Paced(Protocol):
 
 def give_way(machines: Sequence[Paced], deadline: Deadline) -> bool:
     """Let others go first where a machine has had its turn; whether it paused, and read all of them afresh then."""
-    return _let_others_go_first(machines, deadline, _longest(machines, Pace.gives_way))
+    pause_s = _longest(machines, Pace.gives_way)
+    return pause_s > 0.0 and _let_others_go_first(machines, deadline, pause_s)
 
 
 def wait_after_loss(machines: Sequence[Paced], deadline: Deadline, took_s: float) -> None:
