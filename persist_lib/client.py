@@ -26,6 +26,7 @@ from persist_lib.arguments import (
 )
 from persist_lib.config import CacheConfig, Config
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.formats import CREATED, FIRST, NEWEST
 from persist_lib.core.plan.compaction import Policy
@@ -68,9 +69,10 @@ from persist_lib.maintain import (
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.shard.commit import Committed, Machine, refused
+from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
+from persist_lib.shard.refusals import refused
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
 from persist_lib.write.many import Append, append_together
@@ -209,7 +211,7 @@ class Client:
         machine = self.machine(name)
         if machine.try_fetch() is None:
             answer = machine.try_commit(lambda _state, _now: c.Create(schema, self.config.format or CREATED))
-            if isinstance(answer, c.Exists):
+            if isinstance(answer, r.Exists):
                 machine.fetch()  # somebody else created it at the same moment
             elif not isinstance(answer, Committed):
                 raise refused(machine.shard, answer)

@@ -21,24 +21,12 @@ from typing import NamedTuple
 
 from persist_lib.config import Config
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import State, Version
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change
-from persist_lib.errors import (
-    CompactionRefused,
-    HoldConflict,
-    InvalidUsage,
-    LeaseExpired,
-    NotFound,
-    PersistError,
-    SchemaMismatch,
-    ShardFinished,
-    SinceViolation,
-    StillRead,
-    TimedOut,
-    UpperMismatch,
-)
+from persist_lib.errors import InvalidUsage, NotFound, TimedOut
 from persist_lib.format.log import LogRow, encode_row
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
@@ -48,7 +36,7 @@ from persist_lib.runtime.threads import Lock, giving_back, taking
 from persist_lib.shard.contention import Pace, give_way, wait_after_loss
 from persist_lib.shard.doubt import until_decided
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
-from persist_lib.shard.refusals import after_expiry, hold_conflict, named, rarely_told
+from persist_lib.shard.refusals import named, refused
 
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
@@ -116,14 +104,14 @@ class Wanted(NamedTuple):
     build: Build
 
 
-Done = Committed | c.AlreadyDone
+Done = Committed | r.AlreadyDone
 """A success: a transition, or nothing to change."""
 
 
 class Undone(NamedTuple):
     """Nothing was changed: which of the transitions were refused, by their place, and why. Never empty."""
 
-    refusals: dict[int, c.Refusal]
+    refusals: dict[int, r.Refusal]
 
 
 class Machine:
@@ -217,7 +205,7 @@ class Machine:
         answer = self.try_commit(build, timeout_s, token)
         if isinstance(answer, Committed):
             return answer
-        if isinstance(answer, c.AlreadyDone):
+        if isinstance(answer, r.AlreadyDone):
             version = self.version
             seqno = answer.outcome.seqno if answer.outcome else version.seqno
             return Committed(seqno, token or b"", version.state, version.state, 0)
@@ -225,18 +213,18 @@ class Machine:
 
     def try_commit(
         self, build: Build, timeout_s: float | None = None, token: bytes | None = None
-    ) -> Committed | c.Refusal:
+    ) -> Committed | r.Refusal:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         answers = try_commit_all((Wanted(self, build),), deadline, token or self.runtime.token())
         return answers.refusals[0] if isinstance(answers, Undone) else answers[0]
 
-    def others_made_room(self, refusal: c.Refusal, deadline: Deadline) -> bool:
+    def others_made_room(self, refusal: r.Refusal, deadline: Deadline) -> bool:
         """Whether it was refused for want of room, and others have made some meanwhile.
 
         Whoever is told that a state is full makes room, which is much work. Told all at once, all would do the same.
         """
-        if not isinstance(refusal, c.InlineFull) or not self.pace.is_others_duty(self.version):
+        if not isinstance(refusal, r.InlineFull) or not self.pace.is_others_duty(self.version):
             return False
         full = self.state.inline_size
         patience = self.runtime.deadline(min(deadline.remaining_s(), ROOM_S * self.runtime.random.uniform(0.5, 1.5)))
@@ -246,7 +234,7 @@ class Machine:
                 return True
         return False
 
-    def prepare(self, build: Build, token: bytes) -> Prepared | c.Refusal:
+    def prepare(self, build: Build, token: bytes) -> Prepared | r.Refusal:
         """What `build` makes of the newest version this process knows, or why that says no."""
         version = self._version if self._version is not None else self._create_or_fetch()
         seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
@@ -325,10 +313,10 @@ def _commit(
         is_fresh = True
 
 
-def _prepare(wanted: Sequence[Wanted], token: bytes) -> tuple[list[Prepared], dict[int, c.Refusal]]:
+def _prepare(wanted: Sequence[Wanted], token: bytes) -> tuple[list[Prepared], dict[int, r.Refusal]]:
     """The transitions, and why others of them are refused, by their place."""
     prepared: list[Prepared] = []
-    refusals: dict[int, c.Refusal] = {}
+    refusals: dict[int, r.Refusal] = {}
     for at, (machine, build) in enumerate(wanted):
         answer = machine.prepare(build, token)
         if isinstance(answer, Prepared):
@@ -351,17 +339,17 @@ def _fetch(machines: Sequence[Machine]) -> None:
         machine.try_fetch()
 
 
-def _others_made_room(machines: Sequence[Machine], refusals: Mapping[int, c.Refusal], deadline: Deadline) -> bool:
+def _others_made_room(machines: Sequence[Machine], refusals: Mapping[int, r.Refusal], deadline: Deadline) -> bool:
     """Whether want of room is all that is in the way, and others have made some meanwhile."""
     return all(machines[at].others_made_room(refusal, deadline) for at, refusal in refusals.items())
 
 
-def _refused(wanted: Sequence[Wanted], refusals: dict[int, c.Refusal]) -> Sequence[Done] | Undone:
-    done = [refusal for refusal in refusals.values() if isinstance(refusal, c.AlreadyDone)]
+def _refused(wanted: Sequence[Wanted], refusals: dict[int, r.Refusal]) -> Sequence[Done] | Undone:
+    done = [refusal for refusal in refusals.values() if isinstance(refusal, r.AlreadyDone)]
     return done if len(done) == len(wanted) else Undone(refusals)
 
 
-def _done_before(wanted: Sequence[Wanted], refusals: Mapping[int, c.Refusal], token: bytes) -> Sequence[Done]:
+def _done_before(wanted: Sequence[Wanted], refusals: Mapping[int, r.Refusal], token: bytes) -> Sequence[Done]:
     """What a call with this token did before, for each shard.
 
     SUBTLE: as it was all or nothing, one shard that remembers speaks for all. Another may be known here in a version
@@ -370,17 +358,17 @@ def _done_before(wanted: Sequence[Wanted], refusals: Mapping[int, c.Refusal], to
     """
     done: list[Done] = []
     for at, (machine, build) in enumerate(wanted):
-        answer: Prepared | c.Refusal | None = refusals.get(at)
+        answer: Prepared | r.Refusal | None = refusals.get(at)
         if answer is None or not _is_repeated(answer):
             machine.try_fetch()
             answer = machine.prepare(build, token)
-        done.append(answer if isinstance(answer, c.AlreadyDone) else c.AlreadyDone())
+        done.append(answer if isinstance(answer, r.AlreadyDone) else r.AlreadyDone())
     return done
 
 
-def _is_repeated(refusal: c.Refusal | Prepared) -> bool:
+def _is_repeated(refusal: r.Refusal | Prepared) -> bool:
     """Whether it says that the token was seen: the one refusal that is true of a stale state, for it stays true."""
-    return isinstance(refusal, c.AlreadyDone) and refusal.outcome is not None
+    return isinstance(refusal, r.AlreadyDone) and refusal.outcome is not None
 
 
 def _timed_out(prepared: Sequence[Prepared], deadline: Deadline, attempts: int) -> TimedOut:
@@ -390,65 +378,6 @@ def _timed_out(prepared: Sequence[Prepared], deadline: Deadline, attempts: int) 
         "changed nothing. Try again, or with a longer timeout",
         shard=shards[0], timeout_s=deadline.timeout_s,
     )  # fmt: skip
-
-
-def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
-    """The exception that tells a caller of a refusal: what was asked, what is so, what to do."""
-    match refusal:
-        case c.Finished():
-            return ShardFinished(f"shard {shard} is finished for good: it can neither be read nor written", shard=shard)
-        case c.NotLive(ids):
-            return LeaseExpired(
-                f"shard {shard}: {', '.join(ids)} is not live: its lease ended without a heartbeat, or it was closed. "
-                f"This change was not made. {after_expiry(ids)}",
-                shard=shard, id=ids[0] if ids else "",
-            )  # fmt: skip
-        case c.WrongUpper(expected, actual) if actual.is_top():
-            return UpperMismatch(
-                f"shard {shard}: the batch starts at {expected}, but the shard is closed for writing: its upper is "
-                f"{actual}, for ever. This append wrote nothing. Whether it holds this data, only reading tells",
-                shard=shard, expected=expected, actual=actual,
-            )  # fmt: skip
-        case c.WrongUpper(expected, actual):
-            return UpperMismatch(
-                f"shard {shard}: the batch starts at {expected}, but upper is {actual}: another writer was first, or "
-                f"there "
-                f"is a gap. Nothing was written; decide from {actual} on",
-                shard=shard, expected=expected, actual=actual,
-            )  # fmt: skip
-        case c.BelowSince(asked, since):
-            return SinceViolation(
-                f"shard {shard}: nothing can be held at {asked}. History before {since} is given up, or the hold is "
-                f"there already and never moves back. Hold {since} or later",
-                shard=shard, as_of=asked, since=since,
-            )  # fmt: skip
-        case c.WrongOpaque(name, expected, actual):
-            return HoldConflict(
-                f"shard {shard}: {hold_conflict(name, expected, actual)}. This change was not made",
-                shard=shard, name=name, expected=expected, actual=actual,
-            )  # fmt: skip
-        case c.NotEquivalent(reason):
-            return CompactionRefused(
-                f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
-                "It was not applied. This is damage or a bug: run `persist scrub`",
-                shard=shard, reason=reason,
-            )  # fmt: skip
-        case c.InputsGone(inputs):
-            return CompactionRefused(
-                f"shard {shard}: the batches {inputs} were replaced meanwhile; plan again",
-                shard=shard, reason="inputs gone",
-            )  # fmt: skip
-        case c.WrongSchema(newest, reason):
-            return SchemaMismatch(f"shard {shard}: {reason}", shard=shard, newest=newest)
-        case c.Held(by):
-            return StillRead(
-                f"shard {shard} is still read by {', '.join(by)}; close the readers and release the holds first",
-                shard=shard, by=by,
-            )  # fmt: skip
-        case c.Unknown(("shard",)):
-            return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
-        case _:
-            return rarely_told(shard, refusal)
 
 
 _everywhere: weakref.WeakSet[Machine] = weakref.WeakSet()

@@ -21,6 +21,7 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.errors import Indeterminate
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
@@ -30,9 +31,10 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock, taking
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
-from persist_lib.shard.commit import Machine, refused
+from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
+from persist_lib.shard.refusals import refused
 from persist_lib.write.appending import parse_bounds, timed_out, undoubted, whole
 from persist_lib.write.doubts import Doubt, Doubts
 from persist_lib.write.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
@@ -79,7 +81,7 @@ class WriteHandle(Leased):
             raise self._registration.closed_already()
         version = self.machine.fetch()
         if version.state.is_finished():
-            raise refused(self.machine.shard, c.Finished())
+            raise refused(self.machine.shard, r.Finished())
         return version
 
     def fetch_upper(self) -> Antichain:

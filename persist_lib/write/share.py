@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import Policy, plan_flush
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
@@ -17,7 +18,8 @@ from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.rollups import is_duty, write_rollup
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.batches import Builder, Built
-from persist_lib.shard.commit import Committed, Done, Machine, Undone, Wanted, refused, try_commit_all
+from persist_lib.shard.commit import Committed, Done, Machine, Undone, Wanted, try_commit_all
+from persist_lib.shard.refusals import refused
 from persist_lib.write.appending import undoubted
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
@@ -62,7 +64,7 @@ class Share:
         self._placed, self._is_asked = self._place(self._built, state), True
         return self._kind(self._writer, self._token, self._placed, now + self.machine.config.lease_ms)
 
-    def refused(self, refusal: c.Refusal) -> PersistError:
+    def refused(self, refusal: r.Refusal) -> PersistError:
         """The exception for a refusal. When this writer is not live any more, then the next call registers anew."""
         error = refused(self.machine.shard, refusal)
         if isinstance(error, LeaseExpired):
@@ -138,7 +140,7 @@ def commit_shares(shares: Sequence[Share], deadline: Deadline, token: bytes, spe
 def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> Sequence[Done]:
     wanted = [Wanted(share.machine, share.build) for share in shares]
     while isinstance(done := try_commit_all(wanted, deadline, token), Undone):
-        full = [at for at, refusal in done.refusals.items() if isinstance(refusal, c.InlineFull)]
+        full = [at for at, refusal in done.refusals.items() if isinstance(refusal, r.InlineFull)]
         errors = [shares[at].refused(refusal) for at, refusal in done.refusals.items() if at not in full]
         if errors:
             raise errors[0]
