@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
@@ -15,7 +15,6 @@ from persist_lib.arguments import (
     check_callable,
     check_type,
     not_pickled,
-    parse_bytes,
     parse_flag,
     parse_integer,
     parse_number,
@@ -24,14 +23,13 @@ from persist_lib.arguments import (
     shown,
 )
 from persist_lib.config import CacheConfig, Config
-from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost, Prices
-from persist_lib.core.formats import CREATED, FIRST, NEWEST
+from persist_lib.core.formats import FIRST, NEWEST
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.state import Version
-from persist_lib.errors import InvalidUsage, SchemaMismatch
-from persist_lib.frontier import MAX_TIME, parse_frontier
-from persist_lib.ids import ShardId, parse_hold_name, parse_shard_id, parse_token
+from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import MAX_TIME
+from persist_lib.ids import ShardId, parse_shard_id, parse_token
 from persist_lib.location import Location
 from persist_lib.location.open import scheme_of
 from persist_lib.location.stack import open_stack, wrap
@@ -66,16 +64,16 @@ from persist_lib.maintain import (
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.shard.commit import Committed, Machine, refused
+from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
+from persist_lib.shard.schemas import create_if_missing, schema_id
+from persist_lib.shard.terms import Terms
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
 from persist_lib.write.many import Append, append_together
 
 Progress = Callable[[int, int], None]
-OPAQUE_BYTES = 4096
-"""The longest fencing value of a hold: each copy of the state carries it."""
 PURPOSE_LETTERS = 200
 
 
@@ -112,7 +110,7 @@ def open(  # noqa: A001 - `persist.open` is what users write
     return Client(url, consensus, config, runtime, prices=prices, read_only=read_only, create=create)
 
 
-class Client:
+class Client(Terms):
     """One process's view of a location. Thread-safe; a context manager; `close` retires what it registered."""
 
     def __init__(
@@ -205,13 +203,8 @@ class Client:
         if batching is not None:
             check_type(batching, Batching, "batching", "persist.Batching(bytes=8 << 20, age_s=1.0)")
         machine = self.machine(name)
-        if machine.try_fetch() is None:
-            answer = machine.try_commit(lambda _state, _now: c.Create(schema, self.config.format or CREATED))
-            if isinstance(answer, c.Exists):
-                machine.fetch()  # somebody else created it at the same moment
-            elif not isinstance(answer, Committed):
-                raise refused(machine.shard, answer)
-        handle = WriteHandle(machine, self.leases, schema, _schema_id(machine, schema), batching)
+        create_if_missing(machine, schema, self.config.format)
+        handle = WriteHandle(machine, self.leases, schema, schema_id(machine, schema), batching)
         self._handles[next(self._opened)] = handle
         return handle
 
@@ -222,7 +215,7 @@ class Client:
             check_schema(schema)
         schemas = machine.fetch().state.schemas
         if schema is not None:
-            _schema_id(machine, schema)
+            schema_id(machine, schema)
         handle = ReadHandle(
             machine, self.leases, schemas[-1] if schema is None else schema, (self.url, self.consensus_url),
             read_only=self.read_only, purpose=purpose,
@@ -308,63 +301,6 @@ class Client:
         """Re-read and verify every batch. Changes nothing."""
         _check_progress(progress)
         return scrub(self.machine(name), after=parse_integer(after, "after", 0, MAX_TIME), progress=progress)
-
-    def set_hold(
-        self,
-        name: str,
-        hold: str,
-        since: object,
-        *,
-        opaque: bytes = b"",
-        expected: bytes | Literal["any"] | None = "any",
-    ) -> None:
-        """Keep history from `since` on, durably and without a lease, under a name.
-
-        `expected` is the fencing value that the hold must have now (None: it must not exist yet); "any" does not check.
-        """
-        self._writable("set_hold")
-        hold, frontier = parse_hold_name(hold), parse_frontier(since, "since")
-        opaque = parse_bytes(opaque, "opaque", 0, OPAQUE_BYTES)
-        expected = None if expected is None else _parse_expected(expected)
-
-        def build(state: object, _now: int) -> c.SetHold:
-            current = state.holds.get(hold)  # type: ignore[attr-defined]
-            fence = (current.opaque if current else None) if expected == "any" else expected
-            return c.SetHold(hold, frontier, fence, opaque)
-
-        self.machine(name).commit(build)
-
-    def release_hold(self, name: str, hold: str, *, expected: bytes | Literal["any"] = "any") -> None:
-        """Drop a named hold. since moves on with the next downgrade or hold that moves."""
-        self._writable("release_hold")
-        hold, expected = parse_hold_name(hold), _parse_expected(expected)
-
-        def build(state: object, _now: int) -> c.ReleaseHold:
-            current = state.holds.get(hold)  # type: ignore[attr-defined]
-            return c.ReleaseHold(hold, (current.opaque if current else b"") if expected == "any" else expected)
-
-        self.machine(name).commit(build)
-
-    def set_retention(self, name: str, distance: int | None) -> None:
-        """Keep `distance` times of history behind upper; None: whatever readers and holds keep."""
-        self._writable("set_retention")
-        if distance is not None:
-            distance = parse_integer(distance, "the retention distance (times behind upper, or None)", 0, MAX_TIME)
-        self.machine(name).commit(lambda _state, _now: c.SetRetention(distance))
-
-    def evolve_schema(self, name: str, schema: Schema) -> None:
-        """Add value columns at the end, all nullable. Older updates read as null there."""
-        self._writable("evolve_schema")
-        check_schema(schema)
-        self.machine(name).commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
-
-    def finish(self, name: str) -> None:
-        """Make the shard a tombstone: nothing can be read or written, for ever, and its data is collected.
-
-        Raises StillRead while a live reader or a hold needs it.
-        """
-        self._writable("finish")
-        self.machine(name).commit(lambda _state, _now: c.Finish())
 
     def compare_and_append_many(
         self, appends: Iterable[Append], *, timeout: float | None = None, token: bytes | None = None
@@ -479,12 +415,6 @@ class Client:
             raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
 
 
-def _parse_expected(expected: object) -> bytes | Literal["any"]:
-    if isinstance(expected, str) and expected == "any":
-        return "any"
-    return parse_bytes(expected, "the expected fencing value (or 'any')")
-
-
 def _check_engine(engine: object) -> None:
     if engine is not None:
         check_callable(engine, "engine", "merge tasks that answers their results, or None")
@@ -505,16 +435,3 @@ def _do_all(steps: Sequence[Callable[[], None]]) -> None:
             steps[0]()
         finally:
             _do_all(steps[1:])
-
-
-def _schema_id(machine: Machine, schema: Schema) -> int:
-    schemas = machine.state.schemas
-    if schema not in schemas:
-        schemas = machine.fetch().state.schemas
-    if schema not in schemas:
-        raise SchemaMismatch(
-            f"shard {machine.shard} has the schema {schemas[-1]}, and was opened with {schema}. Open it with its own, "
-            "or add columns with client.evolve_schema",
-            shard=machine.shard, actual=schemas[-1], expected=schema,
-        )  # fmt: skip
-    return schemas.index(schema)

@@ -1,4 +1,4 @@
-"""What can be asked of a shard, and how it can say no. Values only; `transitions` gives them their meaning.
+"""What can be asked of a shard. Values only; `transitions` gives them their meaning, `refusals` says how it says no.
 
 A command holds everything that its transition depends on, leases and random ids included, so that applying it is a
 function. `lease_until` is always ms of the Consensus store's clock.
@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from persist_lib.core.formats import CREATED
-from persist_lib.core.state import Batch, Outcome, Rollup
+from persist_lib.core.state import Batch, Rollup
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
@@ -157,121 +157,4 @@ Command = (
     Create | RegisterWriter | RegisterReader | CompareAndAppend | Append | Heartbeat | DowngradeSince | SetHold
     | ReleaseHold | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired
     | EvolveSchema | Upgrade | Finish
-)  # fmt: skip
-
-
-class Finished(msgspec.Struct, frozen=True):
-    """The shard is a tombstone."""
-
-
-class Exists(msgspec.Struct, frozen=True):
-    """The shard, the id or the key is there already or was there once."""
-
-    what: str
-
-
-class Malformed(msgspec.Struct, frozen=True):
-    """A name or number that could never be stored and read again."""
-
-    reason: str
-
-
-class NotLive(msgspec.Struct, frozen=True):
-    """These ids are not live: expired, retired, or never registered."""
-
-    ids: tuple[str, ...]
-
-
-class InvalidBounds(msgspec.Struct, frozen=True):
-    """The batch's bounds or statistics make no sense."""
-
-    reason: str
-
-
-class WrongUpper(msgspec.Struct, frozen=True):
-    """The shard's upper is not where the batch starts."""
-
-    expected: Antichain
-    actual: Antichain
-
-
-class OlderFormat(msgspec.Struct, frozen=True):
-    """The log is written in a newer format than the one that is asked for, and never goes back."""
-
-    asked: int
-    actual: int
-
-
-class AlreadyDone(msgspec.Struct, frozen=True):
-    """Nothing to change, and that is a success: a token seen before, or data already covered."""
-
-    outcome: Outcome | None = None
-
-
-class InlineFull(msgspec.Struct, frozen=True):
-    """The state carries as many inline bytes as it may; write the batch as an object. Bytes."""
-
-    held: int
-
-
-class BelowSince(msgspec.Struct, frozen=True):
-    """History at `asked` is given up already."""
-
-    asked: Antichain
-    since: Antichain
-
-
-class WrongOpaque(msgspec.Struct, frozen=True):
-    """The hold's fencing value is another one; None where there is no such hold."""
-
-    name: str
-    expected: bytes | None
-    actual: bytes | None
-
-
-class NotEquivalent(msgspec.Struct, frozen=True):
-    """The compaction's output does not stand for its inputs."""
-
-    reason: str
-
-
-class InputsGone(msgspec.Struct, frozen=True):
-    """The compaction's inputs are no longer a contiguous slice of the trace."""
-
-    inputs: tuple[tuple[int, int], ...]
-
-
-class TooOld(msgspec.Struct, frozen=True):
-    """A rollup at or below the newest one."""
-
-    seqno: SeqNo
-    newest: SeqNo
-
-
-class Unknown(msgspec.Struct, frozen=True):
-    """None of these is there (any more)."""
-
-    what: tuple[str, ...]
-
-
-class WrongSchema(msgspec.Struct, frozen=True):
-    """The schema is not an additive change, or not of the newest one."""
-
-    newest: int
-    reason: str
-
-
-class Held(msgspec.Struct, frozen=True):
-    """Readers or holds are still there."""
-
-    by: tuple[str, ...]
-
-
-class NothingDue(msgspec.Struct, frozen=True):
-    """No lease has ended."""
-
-
-Refusal = (
-    Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
-    | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue | OlderFormat
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.state import Hold, Reader, State, Writer
 from persist_lib.frontier import Antichain, meet_all
@@ -55,9 +55,9 @@ def _by_id(overdue: Overdue) -> str:
     return overdue.id
 
 
-def expire(state: State, seqno: SeqNo, now: int) -> StateDiff | c.Refusal:
+def expire(state: State, seqno: SeqNo, now: int) -> StateDiff | r.Refusal:
     """Retire all that are overdue. SUBTLE: since stays where it is, even when the last reader goes."""
-    return retire(state, seqno, tuple(overdue.id for overdue in plan_expiry(state, now))) or c.NothingDue()
+    return retire(state, seqno, tuple(overdue.id for overdue in plan_expiry(state, now))) or r.NothingDue()
 
 
 def retire(state: State, seqno: SeqNo, ids: tuple[str, ...]) -> StateDiff | None:
@@ -70,7 +70,7 @@ def retire(state: State, seqno: SeqNo, ids: tuple[str, ...]) -> StateDiff | None
     return StateDiff(writers=writers, readers=readers, retired=tuple((id_, None, seqno) for id_ in gone))
 
 
-def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | c.Refusal:
+def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | r.Refusal:
     """Extend the leases of those of `ids` that are live; refused when none is."""
     ids = tuple(dict.fromkeys(ids))
     writers = [
@@ -84,9 +84,9 @@ def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | 
         if (reader := state.readers.get(ReaderId(id_))) is not None and reader.lease_until < lease_until
     ]
     if not any(id_ in state.writers or id_ in state.readers for id_ in ids):
-        return c.NotLive(ids)
+        return r.NotLive(ids)
     if not writers and not readers:
-        return c.AlreadyDone()
+        return r.AlreadyDone()
     return StateDiff(writers=tuple(writers), readers=tuple(readers))
 
 

@@ -10,6 +10,7 @@ from typing import assert_never
 import msgspec
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import MODULUS, OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
 from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES
 from persist_lib.core.leases import expire, extend, fold_since, retire
@@ -31,23 +32,23 @@ from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain
 from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, uploader_of
 
 
-def apply(state: State, seqno: SeqNo, command: c.Command) -> State | c.Refusal:
+def apply(state: State, seqno: SeqNo, command: c.Command) -> State | r.Refusal:
     """The state after `command`, or why it does not apply."""
     answer = change(state, seqno, command)
     return apply_diff(state, answer) if isinstance(answer, StateDiff) else answer
 
 
-def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refusal:
+def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refusal:
     """What `command` changes in `state` when committed at `seqno`, or why it does not apply."""
     match command:
         case c.Create() if state.schemas:
-            return c.Exists("shard")
+            return r.Exists("shard")
         case c.Create(_, format_) if not FIRST <= format_ <= NEWEST:
-            return c.Malformed(f"format {format_}")
+            return r.Malformed(f"format {format_}")
         case c.Create(schema, format_):
             return _with_format(State(), seqno, format_, StateDiff(schemas=(schema,)))
         case _ if not state.schemas:
-            return c.Unknown(("shard",))
+            return r.Unknown(("shard",))
         case c.ForgetGarbage(keys):
             return _forget_garbage(state, keys)
         case c.ForgetRetired(ids):
@@ -55,19 +56,19 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
         case c.AddRollup():
             return _add_rollup(state, seqno, command)
         case c.CompareAndAppend() | c.Append() if outcome := _remembered(state, command):
-            return c.AlreadyDone(outcome)
+            return r.AlreadyDone(outcome)
         case _ if state.is_finished():
-            return c.Finished()
+            return r.Finished()
         case c.RegisterWriter(writer) if not WRITER.fullmatch(writer):
-            return c.Malformed(f"writer id {writer!r}")
+            return r.Malformed(f"writer id {writer!r}")
         case c.RegisterWriter(writer) if writer in state.writers or writer in state.retired:
-            return c.Exists(writer)
+            return r.Exists(writer)
         case c.RegisterWriter(writer, purpose, lease_until):
             return StateDiff(writers=((writer, None, Writer(purpose, lease_until)),))
         case c.RegisterReader(reader) if not READER.fullmatch(reader):
-            return c.Malformed(f"reader id {reader!r}")
+            return r.Malformed(f"reader id {reader!r}")
         case c.RegisterReader(reader) if reader in state.readers or reader in state.retired:
-            return c.Exists(reader)
+            return r.Exists(reader)
         case c.RegisterReader(reader, lease_until, purpose):
             return StateDiff(readers=((reader, None, Reader(state.since, seqno, lease_until, purpose)),))
         case c.CompareAndAppend() | c.Append():
@@ -75,9 +76,9 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
         case c.Heartbeat(ids, lease_until):
             return extend(state, ids, lease_until)
         case c.DowngradeSince(reader) if reader not in state.readers:
-            return c.NotLive((reader,))
+            return r.NotLive((reader,))
         case c.DowngradeSince(_, since) | c.SetHold(_, since) if not is_encodable(since):
-            return c.Malformed(f"since {since}")
+            return r.Malformed(f"since {since}")
         case c.DowngradeSince():
             return _downgrade_since(state, seqno, command)
         case c.SetHold():
@@ -85,18 +86,18 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
         case c.ReleaseHold(name, expected):
             hold = state.holds.get(name)
             if hold is None or hold.opaque != expected:
-                return c.WrongOpaque(name, expected, hold.opaque if hold else None)
+                return r.WrongOpaque(name, expected, hold.opaque if hold else None)
             return StateDiff(holds=((name, hold, None),))
         case c.SetRetention(distance) if distance == state.retention:
-            return c.AlreadyDone()
+            return r.AlreadyDone()
         case c.SetRetention(int(distance)) if not 0 <= distance <= MAX_TIME:
-            return c.Malformed(f"retention {distance}")
+            return r.Malformed(f"retention {distance}")
         case c.SetRetention(distance):
             return StateDiff(retention=(state.retention, distance))
         case c.Expire(now):
             return expire(state, seqno, now)
         case c.Retire(id_):
-            return retire(state, seqno, (id_,)) or c.NotLive((id_,))
+            return retire(state, seqno, (id_,)) or r.NotLive((id_,))
         case c.ApplyCompaction():
             return _apply_compaction(state, seqno, command)
         case c.EvolveSchema(expected, schema):
@@ -109,26 +110,26 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | c.Refu
             assert_never(command)
 
 
-def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) -> StateDiff | c.Refusal:
+def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) -> StateDiff | r.Refusal:
     writer, batch = state.writers.get(command.writer), command.batch
     if writer is None:
-        return c.NotLive((command.writer,))
+        return r.NotLive((command.writer,))
     keys = batch.keys
     if strangers := _dead_uploaders(state, keys):
-        return c.NotLive(strangers)
+        return r.NotLive(strangers)
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
-        return c.InvalidBounds("; ".join(problems))
+        return r.InvalidBounds("; ".join(problems))
     if isinstance(command, c.Append) and batch.upper <= state.upper:
         # SUBTLE: upper is also past everything when another writer closed the shard before all data was in.
-        return c.WrongUpper(batch.lower, TOP) if state.upper.is_top() and batch.count else c.AlreadyDone()
+        return r.WrongUpper(batch.lower, TOP) if state.upper.is_top() and batch.count else r.AlreadyDone()
     if isinstance(command, c.Append) and batch.lower < state.upper and _lies_beyond(batch, state.upper):
         batch = msgspec.structs.replace(batch, lower=state.upper)
     if batch.lower != state.upper:
-        return c.WrongUpper(batch.lower, state.upper)
+        return r.WrongUpper(batch.lower, state.upper)
     if known := known_keys(state, keys):
-        return c.Exists(known[0])
+        return r.Exists(known[0])
     if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
-        return c.InlineFull(state.inline_size)
+        return r.InlineFull(state.inline_size)
     outcome = Outcome(command.token, seqno, batch.upper)
     remembered = remember(state, outcome)
     # From format 2 on the shard remembers for all of them; which append was a writer's last still tells who contends.
@@ -147,13 +148,13 @@ def _remembered(state: State, command: c.CompareAndAppend | c.Append) -> Outcome
     return find_outcome(state, command.token, lower, batch.upper)
 
 
-def _upgrade(state: State, seqno: SeqNo, format_: int) -> StateDiff | c.Refusal:
+def _upgrade(state: State, seqno: SeqNo, format_: int) -> StateDiff | r.Refusal:
     if not FIRST <= format_ <= NEWEST:
-        return c.Malformed(f"format {format_}")
+        return r.Malformed(f"format {format_}")
     if format_ < state.format:
-        return c.OlderFormat(format_, state.format)
+        return r.OlderFormat(format_, state.format)
     if format_ == state.format:
-        return c.AlreadyDone()
+        return r.AlreadyDone()
     return _with_format(state, seqno, format_, StateDiff())
 
 
@@ -175,7 +176,7 @@ def _lies_beyond(batch: Batch, upper: Antichain) -> bool:
     return all(upper.is_before(part.time_lower) for part in batch.parts)
 
 
-def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> StateDiff | c.Refusal:
+def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> StateDiff | r.Refusal:
     old = state.readers[command.reader]
     new = Reader(
         since=old.since.join(command.since),
@@ -185,46 +186,46 @@ def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> S
     )
     since = fold_since(state, readers={**state.readers, command.reader: new})
     if new == old and since is None:
-        return c.AlreadyDone()
+        return r.AlreadyDone()
     return StateDiff(since=since, readers=((command.reader, old, new),))
 
 
-def _set_hold(state: State, command: c.SetHold) -> StateDiff | c.Refusal:
+def _set_hold(state: State, command: c.SetHold) -> StateDiff | r.Refusal:
     old = state.holds.get(command.name)
     actual = old.opaque if old else None
     if actual != command.expected:
-        return c.WrongOpaque(command.name, command.expected, actual)
+        return r.WrongOpaque(command.name, command.expected, actual)
     least = old.since if old else state.since
     if command.since < least:
-        return c.BelowSince(command.since, least)
+        return r.BelowSince(command.since, least)
     new = Hold(command.since, command.opaque)
     if new == old:
-        return c.AlreadyDone()
+        return r.AlreadyDone()
     since = fold_since(state, holds={**state.holds, command.name: new})
     return StateDiff(since=since, holds=((command.name, old, new),))
 
 
-def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) -> StateDiff | c.Refusal:
+def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) -> StateDiff | r.Refusal:
     inputs, output = command.inputs, command.output
     if command.worker not in state.writers:
-        return c.NotLive((command.worker,))
+        return r.NotLive((command.worker,))
     start = find_slice(state.trace, inputs) if inputs else None
     if start is None:
-        return c.InputsGone(inputs)
+        return r.InputsGone(inputs)
     gone = state.trace[start : start + len(inputs)]
     held = {part.key: part for batch in gone for part in batch.parts if part.inline is None}
     fresh = tuple(key for key in output.keys if key not in held)
     if strangers := _dead_uploaders(state, fresh):
-        return c.NotLive(strangers)
+        return r.NotLive(strangers)
     if reason := _not_equivalent(state, gone, output):
-        return c.NotEquivalent(reason)
+        return r.NotEquivalent(reason)
     if any(part != held.get(part.key, part) for part in output.parts):
-        return c.NotEquivalent("a part that is kept is described differently")
+        return r.NotEquivalent("a part that is kept is described differently")
     if known := known_keys(state, fresh):
-        return c.Exists(known[0])
+        return r.Exists(known[0])
     placed = msgspec.structs.replace(output, lo=gone[0].lo, hi=gone[-1].hi, born=seqno)
     if state.inline_size + output.inline_size - sum(b.inline_size for b in gone) > INLINE_TOTAL_BYTES:
-        return c.InlineFull(state.inline_size)
+        return r.InlineFull(state.inline_size)
     freed = held.keys() - set(output.keys)
     return StateDiff(
         trace=TraceEdit(inputs, (placed,)),
@@ -265,19 +266,19 @@ def _gains(old: Batch, new: Batch) -> bool:
     return was[0] <= is_[0] and all(now <= before for before, now in zip(was[1:], is_[1:], strict=True)) and was != is_
 
 
-def _add_rollup(state: State, seqno: SeqNo, command: c.AddRollup) -> StateDiff | c.Refusal:
+def _add_rollup(state: State, seqno: SeqNo, command: c.AddRollup) -> StateDiff | r.Refusal:
     # A tombstone has no live writers, and needs its one rollup all the same.
     if command.worker not in state.writers and not state.is_finished():
-        return c.NotLive((command.worker,))
+        return r.NotLive((command.worker,))
     newest = state.newest_rollup
     if command.seqno <= newest:
-        return c.TooOld(command.seqno, newest)
+        return r.TooOld(command.seqno, newest)
     if parse_rollup_key(command.rollup.key) != command.seqno:
-        return c.Malformed(f"key {command.rollup.key!r} for a rollup of v{command.seqno}")
+        return r.Malformed(f"key {command.rollup.key!r} for a rollup of v{command.seqno}")
     if command.rollup.key in state.garbage:
-        return c.Exists(command.rollup.key)
+        return r.Exists(command.rollup.key)
     if command.seqno >= seqno:
-        return c.InvalidBounds(f"a rollup of seqno {command.seqno} cannot be linked at {seqno}")
+        return r.InvalidBounds(f"a rollup of seqno {command.seqno} cannot be linked at {seqno}")
     keep = {newest} if not state.is_finished() else set()
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at not in keep]
     return StateDiff(
@@ -286,36 +287,36 @@ def _add_rollup(state: State, seqno: SeqNo, command: c.AddRollup) -> StateDiff |
     )
 
 
-def _forget_garbage(state: State, keys: tuple[PartKey, ...]) -> StateDiff | c.Refusal:
+def _forget_garbage(state: State, keys: tuple[PartKey, ...]) -> StateDiff | r.Refusal:
     keys = tuple(dict.fromkeys(keys))
     if not keys or any(key not in state.garbage for key in keys):
-        return c.Unknown(tuple(key for key in keys if key not in state.garbage))
+        return r.Unknown(tuple(key for key in keys if key not in state.garbage))
     return StateDiff(garbage=tuple((key, state.garbage[key], None) for key in keys))
 
 
-def _forget_retired(state: State, ids: tuple[str, ...]) -> StateDiff | c.Refusal:
+def _forget_retired(state: State, ids: tuple[str, ...]) -> StateDiff | r.Refusal:
     ids = tuple(dict.fromkeys(ids))
     if not ids or any(id_ not in state.retired for id_ in ids):
-        return c.Unknown(tuple(id_ for id_ in ids if id_ not in state.retired))
+        return r.Unknown(tuple(id_ for id_ in ids if id_ not in state.retired))
     return StateDiff(retired=tuple((id_, state.retired[id_], None) for id_ in ids))
 
 
-def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | c.Refusal:
+def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r.Refusal:
     newest = len(state.schemas) - 1
     if schema == state.schemas[newest]:
-        return c.AlreadyDone()
+        return r.AlreadyDone()
     if expected != newest:
-        return c.WrongSchema(newest, f"the newest schema is number {newest}, not {expected}")
+        return r.WrongSchema(newest, f"the newest schema is number {newest}, not {expected}")
     try:
         state.schemas[newest].check_additive(schema)  # type: ignore[arg-type]
     except SchemaMismatch as mismatch:
-        return c.WrongSchema(newest, mismatch.message)
+        return r.WrongSchema(newest, mismatch.message)
     return StateDiff(schemas=(schema,))  # type: ignore[arg-type]
 
 
-def _finish(state: State, seqno: SeqNo) -> StateDiff | c.Refusal:
+def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
     if by := (*sorted(state.readers), *(f"hold {name}" for name in sorted(state.holds))):
-        return c.Held(by)
+        return r.Held(by)
     parts = {part.key: part.size for batch in state.trace for part in batch.parts if part.inline is None}
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
     empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0, born=seqno)

@@ -13,6 +13,7 @@ from itertools import pairwise
 import msgspec
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import (
     MergeTask,
@@ -32,7 +33,8 @@ from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
-from persist_lib.shard.commit import Committed, Machine, refused
+from persist_lib.shard.commit import Committed, Machine
+from persist_lib.shard.refusals import refused
 from persist_lib.shard.runs import boundaries
 
 log = logging.getLogger("persist.compaction")
@@ -165,8 +167,8 @@ def commit(
     answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts
-    is_other = isinstance(answer, c.NotEquivalent) and not still_there(machine.state, request)
-    if is_other or isinstance(answer, c.InputsGone | c.Finished):
+    is_other = isinstance(answer, r.NotEquivalent) and not still_there(machine.state, request)
+    if is_other or isinstance(answer, r.InputsGone | r.Finished):
         log.info("shard %s: the batches %s were replaced meanwhile", machine.shard, request.ids)
         return None, 0
     raise refused(machine.shard, answer)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.ids import SeqNo, WriterId, parse_rollup_key
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.worker import Worker
-from persist_lib.shard.commit import Committed, Machine, refused
+from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.log import encode_rollup
+from persist_lib.shard.refusals import refused
 
 
 class RolledUp(msgspec.Struct, frozen=True):
@@ -95,6 +97,6 @@ def write_rollup(machine: Machine, worker: WriterId) -> RolledUp:
     answer = machine.try_commit(lambda _state, _now: c.AddRollup(worker, version.seqno, rollup))
     if isinstance(answer, Committed):
         return RolledUp(key, version.seqno, len(data), behind)
-    if isinstance(answer, c.TooOld):
+    if isinstance(answer, r.TooOld):
         return RolledUp(None, version.seqno, 0, behind)
     raise refused(machine.shard, answer)

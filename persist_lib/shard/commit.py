@@ -1,50 +1,42 @@
-"""The commit loop: the only way in which a shard changes.
+"""The commit loop: the only way in which shards change, one of them or several together.
 
 Fetch the newest state (cached), build the command afresh, apply it, validate, encode the change, compare-and-set. A
-lost
-race is tried again from the newest state; a refusal is reported only after a fresh read; an indeterminate outcome is
-resolved from the log, never guessed.
+race that is lost is tried again from the newest state. A refusal is reported only after a fresh read. An indeterminate
+outcome is resolved from the log, never guessed.
+
+Several shards of one location change together by one compare-and-set over all their rows: all of the transitions are
+committed, or none. What one shard refuses is refused for all, a race lost in one is tried again for all, and an unknown
+outcome is one unknown outcome. A change of one shard is the case of one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from persist_lib.config import Config
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import State, Version
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change
-from persist_lib.errors import (
-    CompactionRefused,
-    Determinate,
-    HoldConflict,
-    Indeterminate,
-    InvalidUsage,
-    LeaseExpired,
-    NotFound,
-    PersistError,
-    SchemaMismatch,
-    ShardFinished,
-    SinceViolation,
-    StillRead,
-    TimedOut,
-    UpperMismatch,
-)
+from persist_lib.errors import InvalidUsage, NotFound, TimedOut
 from persist_lib.format.log import LogRow, encode_row
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.threads import Lock, giving_back, taking
 from persist_lib.shard.contention import Pace, give_way, wait_after_loss
+from persist_lib.shard.doubt import until_decided
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
-from persist_lib.shard.refusals import after_expiry, hold_conflict, rarely_told
+from persist_lib.shard.refusals import named, refused
 
-DOUBT_PAUSE_S = 0.01
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
 """How long somebody else is given to make room in a full state, and how often to look."""
@@ -63,10 +55,16 @@ class Committed(NamedTuple):
 class Prepared(NamedTuple):
     """A transition that only has to be committed: the version it follows, its row, the bytes of that, and the state."""
 
+    machine: Machine
     before: Version
     row: LogRow
     data: bytes
     state: State
+
+    @property
+    def shard(self) -> ShardId:
+        """The name of the shard that it changes."""
+        return self.machine.shard
 
     @property
     def change(self) -> Change:
@@ -77,9 +75,42 @@ class Prepared(NamedTuple):
         """How it is acknowledged."""
         return Committed(self.row.seqno, self.row.token, self.before.state, self.state, attempts)
 
+    def is_in_log(self) -> bool | None:
+        """Whether its row is there; False when another's is, for ever; None when there is no row in its place."""
+        rows = self.machine.consensus.scan(self.shard, self.row.seqno, 1)
+        if not rows or rows[0].seqno != self.row.seqno:
+            return None
+        return rows[0].data == self.data
+
+    def is_remembered(self) -> bool | None:
+        """Whether it was committed, as far as the newest state remembers its last appends; None when it does not."""
+        state, row = self.machine.fetch().state, self.row
+        known = (*state.outcomes, *(outcome for writer in state.writers.values() for outcome in writer.outcomes))
+        if any((outcome.token, outcome.seqno) == (row.token, row.seqno) for outcome in known):
+            return True
+        is_kept = row.diff.outcomes is not None and state.outcomes[0].seqno < row.seqno
+        return False if is_kept else None
+
 
 Build = Callable[[State, int], c.Command]
 """Makes a command from the newest state and the store's clock (ms). Called again after every lost race."""
+
+
+class Wanted(NamedTuple):
+    """A transition of one shard."""
+
+    machine: Machine
+    build: Build
+
+
+Done = Committed | r.AlreadyDone
+"""A success: a transition, or nothing to change."""
+
+
+class Undone(NamedTuple):
+    """Nothing was changed: which of the transitions were refused, by their place, and why. Never empty."""
+
+    refusals: dict[int, r.Refusal]
 
 
 class Machine:
@@ -122,7 +153,8 @@ class Machine:
         """Whether the client that it belongs to is closed."""
         return self._closed is not None
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise InvalidUsage when it is closed."""
         if self._closed is not None:
             raise InvalidUsage(f"shard {self.shard}: {self._closed}", shard=self.shard)
 
@@ -152,7 +184,7 @@ class Machine:
 
     def try_fetch(self) -> Version | None:
         """The newest version there is, None when there is no such shard."""
-        self._check_open()
+        self.check_open()
         with self.turn:
             if (known := self._version) is None:
                 self._version = fetch_newest(self.reads, self.consensus, self.shard)
@@ -172,7 +204,7 @@ class Machine:
         answer = self.try_commit(build, timeout_s, token)
         if isinstance(answer, Committed):
             return answer
-        if isinstance(answer, c.AlreadyDone):
+        if isinstance(answer, r.AlreadyDone):
             version = self.version
             seqno = answer.outcome.seqno if answer.outcome else version.seqno
             return Committed(seqno, token or b"", version.state, version.state, 0)
@@ -180,42 +212,18 @@ class Machine:
 
     def try_commit(
         self, build: Build, timeout_s: float | None = None, token: bytes | None = None
-    ) -> Committed | c.Refusal:
+    ) -> Committed | r.Refusal:
         """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
-        self._check_open()
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
-        token = token or self.runtime.token()
-        with self.turn:
-            return within(deadline, lambda: self._commit(build, deadline, token))
+        answers = try_commit_all((Wanted(self, build),), deadline, token or self.runtime.token())
+        return answers.refusals[0] if isinstance(answers, Undone) else answers[0]
 
-    def _commit(self, build: Build, deadline: Deadline, token: bytes) -> Committed | c.Refusal:
-        is_fresh, attempts = give_way((self,), deadline), 0
-        while True:
-            started = self.runtime.monotonic()
-            prepared = self.prepare(build, token)
-            if not isinstance(prepared, Prepared):
-                if is_remembered(prepared) or (is_fresh and not self.others_made_room(prepared, deadline)):
-                    return prepared
-                # The version may be stale: look once more before saying no, or that it is so already.
-                self.try_fetch()
-                is_fresh = True
-                continue
-            attempts += 1
-            if self._compare_and_set(prepared, deadline):
-                self.adopt(prepared, self.runtime.monotonic() - started)
-                return prepared.committed(attempts)
-            if deadline.has_passed():
-                self.try_fetch()  # or the next call starts from the same stale version, and loses again
-                raise timed_out((self.shard,), deadline, f"{attempts} lost races for {prepared.row.command}")
-            wait_after_loss((self,), deadline, self.runtime.monotonic() - started)
-            is_fresh = True
-
-    def others_made_room(self, refusal: c.Refusal, deadline: Deadline) -> bool:
+    def others_made_room(self, refusal: r.Refusal, deadline: Deadline) -> bool:
         """Whether it was refused for want of room, and others have made some meanwhile.
 
         Whoever is told that a state is full makes room, which is much work. Told all at once, all would do the same.
         """
-        if not isinstance(refusal, c.InlineFull) or not self.pace.is_others_duty(self.version):
+        if not isinstance(refusal, r.InlineFull) or not self.pace.is_others_duty(self.version):
             return False
         full = self.state.inline_size
         patience = self.runtime.deadline(min(deadline.remaining_s(), ROOM_S * self.runtime.random.uniform(0.5, 1.5)))
@@ -225,7 +233,7 @@ class Machine:
                 return True
         return False
 
-    def prepare(self, build: Build, token: bytes) -> Prepared | c.Refusal:
+    def prepare(self, build: Build, token: bytes) -> Prepared | r.Refusal:
         """What `build` makes of the newest version this process knows, or why that says no."""
         version = self._version if self._version is not None else self._create_or_fetch()
         seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
@@ -236,7 +244,7 @@ class Machine:
         state = apply_diff(version.state, diff)
         check_change(version.state, diff, state, seqno)
         row = next_row(version, diff, state, token, type(command).__name__, now)
-        return Prepared(version, row, encode_row(row, state.format), state)
+        return Prepared(self, version, row, encode_row(row, state.format), state)
 
     def adopt(self, prepared: Prepared, took_s: float) -> None:
         """Know the version that was just committed, by an attempt that took so long (s).
@@ -250,163 +258,122 @@ class Machine:
     def _create_or_fetch(self) -> Version:
         return self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
 
-    def _compare_and_set(self, prepared: Prepared, deadline: Deadline) -> bool:
-        """Whether it is in the log now. Resolves what is indeterminate, or raises Indeterminate."""
-        change = prepared.change
-        return until_decided(lambda: self.consensus.compare_and_set(self.shard, *change), [(self, prepared)], deadline)
 
-    def is_in_log(self, prepared: Prepared) -> bool | None:
-        """Whether its row is there; False when another's is, for ever; None when there is no row in its place."""
-        rows = self.consensus.scan(self.shard, prepared.row.seqno, 1)
-        if not rows or rows[0].seqno != prepared.row.seqno:
-            return None
-        return rows[0].data == prepared.data
+def try_commit_all(wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -> Sequence[Done] | Undone:
+    """Commit them all at once, or answer why not. All of one location, each shard once, at least one.
 
-    def remembers(self, prepared: Prepared) -> bool | None:
-        """Whether it was committed, as far as the newest state remembers its last appends; None when it does not."""
-        state, row = self.fetch().state, prepared.row
-        known = (*state.outcomes, *(outcome for writer in state.writers.values() for outcome in writer.outcomes))
-        if any((outcome.token, outcome.seqno) == (row.token, row.seqno) for outcome in known):
-            return True
-        is_kept = row.diff.outcomes is not None and state.outcomes[0].seqno < row.seqno
-        return False if is_kept else None
-
-
-def until_decided(send: Callable[[], bool], sent: Sequence[tuple[Machine, Prepared]], deadline: Deadline) -> bool:
-    """Whether the rows that `send` appends together, by one compare-and-set, are in their logs now.
-
-    Resolves what is indeterminate, or raises Indeterminate. SUBTLE: after an indeterminate answer the rows may still
-    arrive later, so that "not there" decides nothing. The same bytes are sent again until some row is there: ours, or
-    another's, which keeps ours out for ever.
+    Each transition has the same token. AlreadyDone with an outcome says that a call with this token was committed
+    before. Raises TimedOut when races were lost until `deadline`; then nothing was changed. Raises Indeterminate when
+    it is not known whether they were committed; to find out, repeat the call with the same token.
     """
-    doubt: PersistError | None = None
+    machines = [one.machine for one in wanted]
+    turns: list[Lock] = []
+    give_back = giving_back(turns)
+    try:
+        # SUBTLE: several turns are always taken in the order of names, or two threads could wait for each other.
+        for machine in sorted(machines, key=_name):
+            machine.check_open()
+            turns += taking(machine.turn)
+        return within(deadline, partial(_commit, wanted, machines, deadline, token))
+    finally:
+        give_back()
+
+
+_name = attrgetter("shard")
+
+
+def _commit(
+    wanted: Sequence[Wanted], machines: Sequence[Machine], deadline: Deadline, token: bytes
+) -> Sequence[Done] | Undone:
+    """The loop itself, with the turns of all machines taken."""
+    is_fresh, attempts = give_way(machines, deadline), 0
     while True:
-        try:
-            won = send()
-            if won or doubt is None:
-                return won
-            is_done = _is_done(sent)
-        except Indeterminate as error:
-            doubt = doubt or error
-        except Determinate:
-            if doubt is None:
-                raise
-        except InvalidUsage as error:  # say, a password that was changed meanwhile: no further attempt helps
-            if doubt is None:
-                raise
-            raise _in_doubt(sent, error) from error
-        else:
-            if is_done is None:
-                raise _in_doubt(sent, doubt) from doubt
-            return is_done
+        started = deadline.runtime.monotonic()
+        prepared, refusals = _prepare(wanted, token)
+        if refusals:
+            if any(map(_is_repeated, refusals.values())):
+                return _done_before(wanted, refusals, token)
+            if is_fresh and not _others_made_room(machines, refusals, deadline):
+                return _refused(wanted, refusals)
+            # A version may be stale: look once more before saying no, or that it is so already.
+            _fetch(machines)
+            is_fresh = True
+            continue
+        attempts += 1
+        if until_decided(partial(_compare_and_set, prepared), prepared, deadline):
+            took_s = deadline.runtime.monotonic() - started
+            for one in prepared:
+                one.machine.adopt(one, took_s)
+            return [one.committed(attempts) for one in prepared]
         if deadline.has_passed():
-            raise _in_doubt(sent, doubt) from doubt
-        deadline.pause(DOUBT_PAUSE_S)
+            _fetch(machines)  # or the next call starts from the same stale versions, and loses again
+            raise _timed_out(prepared, deadline, attempts)
+        wait_after_loss(machines, deadline, deadline.runtime.monotonic() - started)
+        is_fresh = True
 
 
-def _is_done(sent: Sequence[tuple[Machine, Prepared]]) -> bool | None:
-    """What became of rows that were sent with an unknown outcome, and refused when sent again; None: nothing tells.
+def _prepare(wanted: Sequence[Wanted], token: bytes) -> tuple[list[Prepared], dict[int, r.Refusal]]:
+    """The transitions, and why others of them are refused, by their place."""
+    prepared: list[Prepared] = []
+    refusals: dict[int, r.Refusal] = {}
+    for at, (machine, build) in enumerate(wanted):
+        answer = machine.prepare(build, token)
+        if isinstance(answer, Prepared):
+            prepared.append(answer)
+        else:
+            refusals[at] = answer
+    return prepared, refusals
 
-    SUBTLE: refused means that in at least one shard our place is taken. Where it is not, nothing is decided. Where it
-    is taken by our row, all of ours are there, as they came together; where by another's, ours can never come to that
-    place, and so to none, however late a copy of the request arrives. Which shard it is does not matter, nor that they
-    are looked at one after the other: what is in a place stays there. Only truncation can hide it; then the state's
-    memory of its last appends tells.
+
+def _compare_and_set(prepared: Sequence[Prepared]) -> bool:
+    """Append the rows of all, by one compare-and-set; whether it won."""
+    first = prepared[0]
+    if len(prepared) == 1:
+        return first.machine.consensus.compare_and_set(first.machine.shard, *first.change)
+    return first.machine.consensus.compare_and_set_many({one.shard: one.change for one in prepared})
+
+
+def _fetch(machines: Sequence[Machine]) -> None:
+    for machine in machines:
+        machine.try_fetch()
+
+
+def _others_made_room(machines: Sequence[Machine], refusals: Mapping[int, r.Refusal], deadline: Deadline) -> bool:
+    """Whether want of room is all that is in the way, and others have made some meanwhile."""
+    return all(machines[at].others_made_room(refusal, deadline) for at, refusal in refusals.items())
+
+
+def _refused(wanted: Sequence[Wanted], refusals: dict[int, r.Refusal]) -> Sequence[Done] | Undone:
+    done = [refusal for refusal in refusals.values() if isinstance(refusal, r.AlreadyDone)]
+    return done if len(done) == len(wanted) else Undone(refusals)
+
+
+def _done_before(wanted: Sequence[Wanted], refusals: Mapping[int, r.Refusal], token: bytes) -> Sequence[Done]:
+    """What a call with this token did before, for each shard.
+
+    SUBTLE: as it was all or nothing, one shard that remembers speaks for all. Another may be known here in a version
+    from before, so it is read again; it may also have forgotten (a writer remembers its last few tokens, and ends with
+    its lease), and would then refuse what it has done. It answers AlreadyDone without an outcome.
     """
-    for look in (Machine.is_in_log, Machine.remembers):
-        for machine, prepared in sent:
-            if (is_ours := look(machine, prepared)) is not None:
-                return is_ours
-    return None
+    done: list[Done] = []
+    for at, (machine, build) in enumerate(wanted):
+        answer: Prepared | r.Refusal | None = refusals.get(at)
+        if answer is None or not _is_repeated(answer):
+            machine.try_fetch()
+            answer = machine.prepare(build, token)
+        done.append(answer if isinstance(answer, r.AlreadyDone) else r.AlreadyDone())
+    return done
 
 
-def _in_doubt(sent: Sequence[tuple[Machine, Prepared]], cause: PersistError) -> Indeterminate:
-    shards, row = [machine.shard for machine, _ in sent], sent[0][1].row
-    token, appended = (
-        row.token,
-        row.diff.trace.added[-1] if row.diff.trace and row.command == "CompareAndAppend" else None,
-    )
-    what = f"append of [{appended.lower}, {appended.upper})" if appended else f"change ({row.command})"
-    return Indeterminate(
-        f"{named(shards)}: it is not known whether the {what} with token {token.hex()} was committed ({cause}). "
-        "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
-        shard=shards[0], token=token,
-    )  # fmt: skip
-
-
-def is_remembered(refusal: c.Refusal | Prepared) -> bool:
+def _is_repeated(refusal: r.Refusal | Prepared) -> bool:
     """Whether it says that the token was seen: the one refusal that is true of a stale state, for it stays true."""
-    return isinstance(refusal, c.AlreadyDone) and refusal.outcome is not None
+    return isinstance(refusal, r.AlreadyDone) and refusal.outcome is not None
 
 
-def timed_out(shards: Sequence[ShardId], deadline: Deadline, what: str) -> TimedOut:
-    """The error for a call that ran out of time with nothing changed."""
+def _timed_out(prepared: Sequence[Prepared], deadline: Deadline, attempts: int) -> TimedOut:
+    shards, command = [one.shard for one in prepared], prepared[0].row.command
     return TimedOut(
-        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {what}; this call changed nothing. "
-        "Try again, or with a longer timeout",
+        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {attempts} lost races for {command}; this call "
+        "changed nothing. Try again, or with a longer timeout",
         shard=shards[0], timeout_s=deadline.timeout_s,
     )  # fmt: skip
-
-
-def named(shards: Sequence[ShardId]) -> str:
-    """How messages name one shard or several."""
-    return f"shard {shards[0]}" if len(shards) == 1 else f"shards {', '.join(shards)}"
-
-
-def refused(shard: ShardId, refusal: c.Refusal) -> PersistError:
-    """The exception that tells a caller of a refusal: what was asked, what is so, what to do."""
-    match refusal:
-        case c.Finished():
-            return ShardFinished(f"shard {shard} is finished for good: it can neither be read nor written", shard=shard)
-        case c.NotLive(ids):
-            return LeaseExpired(
-                f"shard {shard}: {', '.join(ids)} is not live: its lease ended without a heartbeat, or it was closed. "
-                f"This change was not made. {after_expiry(ids)}",
-                shard=shard, id=ids[0] if ids else "",
-            )  # fmt: skip
-        case c.WrongUpper(expected, actual) if actual.is_top():
-            return UpperMismatch(
-                f"shard {shard}: the batch starts at {expected}, but the shard is closed for writing: its upper is "
-                f"{actual}, for ever. This append wrote nothing. Whether it holds this data, only reading tells",
-                shard=shard, expected=expected, actual=actual,
-            )  # fmt: skip
-        case c.WrongUpper(expected, actual):
-            return UpperMismatch(
-                f"shard {shard}: the batch starts at {expected}, but upper is {actual}: another writer was first, or "
-                f"there "
-                f"is a gap. Nothing was written; decide from {actual} on",
-                shard=shard, expected=expected, actual=actual,
-            )  # fmt: skip
-        case c.BelowSince(asked, since):
-            return SinceViolation(
-                f"shard {shard}: nothing can be held at {asked}. History before {since} is given up, or the hold is "
-                f"there already and never moves back. Hold {since} or later",
-                shard=shard, as_of=asked, since=since,
-            )  # fmt: skip
-        case c.WrongOpaque(name, expected, actual):
-            return HoldConflict(
-                f"shard {shard}: {hold_conflict(name, expected, actual)}. This change was not made",
-                shard=shard, name=name, expected=expected, actual=actual,
-            )  # fmt: skip
-        case c.NotEquivalent(reason):
-            return CompactionRefused(
-                f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
-                "It was not applied. This is damage or a bug: run `persist scrub`",
-                shard=shard, reason=reason,
-            )  # fmt: skip
-        case c.InputsGone(inputs):
-            return CompactionRefused(
-                f"shard {shard}: the batches {inputs} were replaced meanwhile; plan again",
-                shard=shard, reason="inputs gone",
-            )  # fmt: skip
-        case c.WrongSchema(newest, reason):
-            return SchemaMismatch(f"shard {shard}: {reason}", shard=shard, newest=newest)
-        case c.Held(by):
-            return StillRead(
-                f"shard {shard} is still read by {', '.join(by)}; close the readers and release the holds first",
-                shard=shard, by=by,
-            )  # fmt: skip
-        case c.Unknown(("shard",)):
-            return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
-        case _:
-            return rarely_told(shard, refusal)

@@ -163,7 +163,8 @@ class Paced(Protocol):
 
 def give_way(machines: Sequence[Paced], deadline: Deadline) -> bool:
     """Let others go first where a machine has had its turn; whether it paused, and read all of them afresh then."""
-    return _let_others_go_first(machines, deadline, _longest(machines, Pace.gives_way))
+    pause_s = _longest(machines, Pace.gives_way)
+    return pause_s > 0.0 and _let_others_go_first(machines, deadline, pause_s)
 
 
 def wait_after_loss(machines: Sequence[Paced], deadline: Deadline, took_s: float) -> None:
@@ -186,4 +187,8 @@ def _let_others_go_first(machines: Sequence[Paced], deadline: Deadline, pause_s:
 
 
 def _longest(machines: Sequence[Paced], pause_s: Callable[[Pace, Version], float]) -> float:
-    return max(pause_s(machine.pace, known) if (known := machine.known) is not None else 0.0 for machine in machines)
+    longest_s = 0.0
+    for machine in machines:  # a loop, as each append comes here, and a generator costs more
+        if (known := machine.known) is not None and (own_s := pause_s(machine.pace, known)) > longest_s:
+            longest_s = own_s
+    return longest_s

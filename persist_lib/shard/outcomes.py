@@ -17,8 +17,9 @@ from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, ShardF
 from persist_lib.format.log import LogRow, decode_row
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
-from persist_lib.shard.commit import Machine, named
+from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import SCAN_ROWS, fetch_rollup, row_name
+from persist_lib.shard.refusals import named
 
 
 class Verdict(msgspec.Struct, frozen=True):

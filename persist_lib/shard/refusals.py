@@ -1,6 +1,7 @@
-"""Refusals as sentences: what is so, and what to do. `machine.refused` makes exceptions of them.
+"""The exceptions that tell callers of refusals: what was asked, what is so, what to do.
 
-Every refusal has a sentence: a new one does not type-check until it has.
+Every refusal has its exception and its sentence. A new one does not type-check until it has: it is a case of `refused`,
+or else one of `_Rare`, and then a case of `_sentence`.
 """
 
 from __future__ import annotations
@@ -8,19 +9,94 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from persist_lib.core import commands as c
-from persist_lib.errors import InvalidUsage
+from persist_lib.core import refusals as r
+from persist_lib.errors import (
+    CompactionRefused,
+    HoldConflict,
+    InvalidUsage,
+    LeaseExpired,
+    NotFound,
+    PersistError,
+    SchemaMismatch,
+    ShardFinished,
+    SinceViolation,
+    StillRead,
+    UpperMismatch,
+)
 from persist_lib.ids import ShardId
 
 
-def after_expiry(ids: Sequence[str]) -> str:
+def named(shards: Sequence[ShardId]) -> str:
+    """How messages name one shard or several."""
+    return f"shard {shards[0]}" if len(shards) == 1 else f"shards {', '.join(shards)}"
+
+
+def refused(shard: ShardId, refusal: r.Refusal) -> PersistError:
+    """The exception that tells a caller of a refusal: what was asked, what is so, what to do."""
+    match refusal:
+        case r.Finished():
+            return ShardFinished(f"shard {shard} is finished for good: it can neither be read nor written", shard=shard)
+        case r.NotLive(ids):
+            return LeaseExpired(
+                f"shard {shard}: {', '.join(ids)} is not live: its lease ended without a heartbeat, or it was closed. "
+                f"This change was not made. {_after_expiry(ids)}",
+                shard=shard, id=ids[0] if ids else "",
+            )  # fmt: skip
+        case r.WrongUpper(expected, actual) if actual.is_top():
+            return UpperMismatch(
+                f"shard {shard}: the batch starts at {expected}, but the shard is closed for writing: its upper is "
+                f"{actual}, for ever. This append wrote nothing. Whether it holds this data, only reading tells",
+                shard=shard, expected=expected, actual=actual,
+            )  # fmt: skip
+        case r.WrongUpper(expected, actual):
+            return UpperMismatch(
+                f"shard {shard}: the batch starts at {expected}, but upper is {actual}: another writer was first, or "
+                f"there is a gap. Nothing was written; decide from {actual} on",
+                shard=shard, expected=expected, actual=actual,
+            )  # fmt: skip
+        case r.BelowSince(asked, since):
+            return SinceViolation(
+                f"shard {shard}: nothing can be held at {asked}. History before {since} is given up, or the hold is "
+                f"there already and never moves back. Hold {since} or later",
+                shard=shard, as_of=asked, since=since,
+            )  # fmt: skip
+        case r.WrongOpaque(name, expected, actual):
+            return HoldConflict(
+                f"shard {shard}: {_hold_conflict(name, expected, actual)}. This change was not made",
+                shard=shard, name=name, expected=expected, actual=actual,
+            )  # fmt: skip
+        case r.NotEquivalent(reason):
+            return CompactionRefused(
+                f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
+                "It was not applied. This is damage or a bug: run `persist scrub`",
+                shard=shard, reason=reason,
+            )  # fmt: skip
+        case r.InputsGone(inputs):
+            return CompactionRefused(
+                f"shard {shard}: the batches {inputs} were replaced meanwhile; plan again",
+                shard=shard, reason="inputs gone",
+            )  # fmt: skip
+        case r.WrongSchema(newest, reason):
+            return SchemaMismatch(f"shard {shard}: {reason}", shard=shard, newest=newest)
+        case r.Held(by):
+            return StillRead(
+                f"shard {shard} is still read by {', '.join(by)}; close the readers and release the holds first",
+                shard=shard, by=by,
+            )  # fmt: skip
+        case r.Unknown(("shard",)):
+            return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
+        case _:
+            return _rarely_told(shard, refusal)
+
+
+def _after_expiry(ids: Sequence[str]) -> str:
     """What to do, which differs: a writer registers anew by itself, a reader would not know what is gone."""
     if any(id_.startswith("r") for id_ in ids):
         return "History that it held may be gone: open a new reader"
     return "The next call on its handle registers anew by itself: look at upper, then decide"
 
 
-def hold_conflict(name: str, expected: bytes | None, actual: bytes | None) -> str:
+def _hold_conflict(name: str, expected: bytes | None, actual: bytes | None) -> str:
     """What is so with a hold that has not the fencing value that it was expected to have (None: no such hold)."""
     if actual is None:
         return f"there is no hold {name!r}: it was never set, or it is released already"
@@ -32,42 +108,42 @@ def hold_conflict(name: str, expected: bytes | None, actual: bytes | None) -> st
 
 
 _Rare = (
-    c.Exists | c.Malformed | c.InvalidBounds | c.AlreadyDone | c.InlineFull | c.TooOld | c.Unknown | c.NothingDue
-    | c.OlderFormat
+    r.Exists | r.Malformed | r.InvalidBounds | r.AlreadyDone | r.InlineFull | r.TooOld | r.Unknown | r.NothingDue
+    | r.OlderFormat
 )  # fmt: skip
-"""Refusals that whoever asks deals with, or that are checked before, so that they hardly reach a caller."""
+"""Refusals that hardly reach a caller: the code that asked deals with them, or checked for them before."""
 
 
-def rarely_told(shard: ShardId, refusal: _Rare) -> InvalidUsage:
-    """The exception for those."""
+def _rarely_told(shard: ShardId, refusal: _Rare) -> InvalidUsage:
+    """The exception for one of those."""
     return InvalidUsage(f"shard {shard}: {_sentence(refusal)}", shard=shard, refusal=refusal)
 
 
 def _sentence(refusal: _Rare) -> str:
     match refusal:
-        case c.Exists("shard"):
+        case r.Exists("shard"):
             return "it exists already. This change was not made; open it instead of creating it"
-        case c.Exists(what):
+        case r.Exists(what):
             return f"{what} is there or was once, and is never used again. This change was not made; repeat it"
-        case c.Malformed(reason):
+        case r.Malformed(reason):
             return f"{reason} could not be stored and read again. This change was not made; pass another value"
-        case c.InvalidBounds(reason):
+        case r.InvalidBounds(reason):
             return f"such a batch cannot be appended: {reason}. This change was not made"
-        case c.AlreadyDone():
+        case r.AlreadyDone():
             return "it is so already, so there was nothing to change"
-        case c.InlineFull(held):
+        case r.InlineFull(held):
             return (
                 f"its state holds {held} bytes of inline batches, as many as it may. This change was not made; "
                 "compact the shard, and try again"
             )
-        case c.TooOld(seqno, newest):
+        case r.TooOld(seqno, newest):
             return f"a rollup of v{seqno} is of no use, as there is one of v{newest}; this change was not made"
-        case c.Unknown(what):
+        case r.Unknown(what):
             names = ", ".join(what) or "nothing"
             return f"there is no {names} to forget (any more): somebody else was first. This change was not made"
-        case c.OlderFormat(asked, actual):
+        case r.OlderFormat(asked, actual):
             return f"it is written in format {actual} already, and never goes back to {asked}. Nothing was changed"
-        case c.NothingDue():
+        case r.NothingDue():
             return "no lease has ended, so nobody was retired"
         case _:
             assert_never(refusal)

@@ -1,51 +1,30 @@
-"""What appends have in common, to one shard and to several at once: their bounds, their doubts, their shares."""
+"""What appends have in common, to one shard and to several at once: their bounds, and what precedes their commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from persist_lib.core import commands as c
 from persist_lib.core.state import Batch, State
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, TimedOut
 from persist_lib.frontier import Antichain, parse_frontier
+from persist_lib.ids import ShardId
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.batches import Built
-from persist_lib.shard.commit import Build, Committed, Machine
-from persist_lib.write.pending import Appended
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one handle brings to an append to several shards: its command, and what to do with the answer."""
-
-    machine: Machine
-    build: Build
-    make_room: Callable[[], None]
-    """To be called before it is tried again after InlineFull."""
-    done: Callable[[Committed | c.AlreadyDone], Appended]
-    refused: Callable[[c.Refusal], PersistError]
-    give_up: Callable[[], None]
-    """To be called when the append to several shards failed: deletes what was uploaded, if that is certainly unused."""
+def undoubted(shard: ShardId, error: Indeterminate) -> Determinate:
+    """The error for an append of which nothing was sent yet, as what precedes it failed: that alone is in doubt."""
+    return Determinate(
+        f"shard {shard}: this call appended nothing, as what precedes it failed: {error.message}. Try again",
+        shard=shard,
+    )
 
 
-class Undoubted:
-    """What fails in here leaves no doubt about the append: it was not sent yet. A class, as it is cheaper to enter."""
-
-    __slots__ = ("_shard",)
-
-    def __init__(self, shard: str) -> None:
-        self._shard = shard
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Indeterminate):
-            raise Determinate(
-                f"shard {self._shard}: this call appended nothing, as what precedes it failed: {error.message}. "
-                "Try again",
-                shard=self._shard,
-            ) from error
+def timed_out(shard: ShardId, deadline: Deadline, why: str) -> TimedOut:
+    """The error for an append whose time was over before anything of it was sent."""
+    return TimedOut(
+        f"shard {shard}: gave up after {deadline.timeout_s:g} s, as {why}. This call appended nothing; try "
+        "again, or with a longer timeout",
+        shard=shard, timeout_s=deadline.timeout_s,
+    )  # fmt: skip
 
 
 def parse_bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:

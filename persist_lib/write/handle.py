@@ -1,17 +1,15 @@
 """Writing: one handle, one writer id, appends by compare-and-set.
 
-A writer registers at its first append. It looks after the shard a little as it goes: when the state carries as many
-inline bytes as it may, it merges them into a part; when a rollup is due, one of those who append writes it. What
-`append_async` accepts waits in an `outbox`, and is written as if appended one by one.
+A writer registers at its first append. Each append builds a batch, and uploads what does not fit in the state; the
+batch is then a share of a commit, of this shard alone or of several. What `append_async` accepts waits in an outbox,
+and is written as if appended one by one.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
@@ -21,33 +19,29 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
-from persist_lib.core.plan.compaction import Policy, plan_flush
+from persist_lib.core import refusals as r
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
-from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut
+from persist_lib.errors import Indeterminate
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
-from persist_lib.ids import WriterId, format_writer_id, parse_token
-from persist_lib.location.wrap.deadline import within
+from persist_lib.ids import WriterId, parse_token
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.maintain.compaction import carry_out, local_engine
-from persist_lib.maintain.rollups import is_duty, write_rollup
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Lock, taking
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
-from persist_lib.shard.commit import Committed, Machine, refused
-from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
-from persist_lib.write.appending import Share, Undoubted, parse_bounds, whole
+from persist_lib.shard.refusals import refused
+from persist_lib.write.appending import parse_bounds, timed_out, undoubted, whole
 from persist_lib.write.doubts import Doubt, Doubts
 from persist_lib.write.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
 from persist_lib.write.queue import Answer, Outbox
+from persist_lib.write.registration import Registration
+from persist_lib.write.share import Kind, Place, Share, commit_shares
 
 __all__ = ["Appended", "Batching", "WriteHandle"]
-
-log = logging.getLogger("persist.write")
-ROLLUP_S = 5.0
-"""How long an append that is committed may be held up by the rollup that it found due."""
 
 
 class WriteHandle(Leased):
@@ -59,14 +53,11 @@ class WriteHandle(Leased):
         self.machine = machine
         self.schema = schema
         self._schema_id = schema_id
-        self._leases = leases
         self._lock, self._beginning = threading.RLock(), threading.Lock()
-        self._id: WriterId | None = None
-        self._closed = False
+        self._registration = Registration(machine, leases)
         self._batching = batching
         self._outbox: Outbox | None = None
         self._doubts = Doubts()
-        self._dropped: weakref.finalize[..., WriteHandle] | None = None
         enrol(self, Stage.HANDLES)
 
     @property
@@ -82,36 +73,15 @@ class WriteHandle(Leased):
     @property
     def id(self) -> WriterId:
         """This writer's id; registers it on first use. Raises LeaseExpired once it is closed."""
-        return self._register(self._deadline(None))
-
-    def _register(self, deadline: Deadline) -> WriterId:
-        if self._closed:
-            raise self._closed_already()
-        if self._id is None:
-            if deadline.has_passed():  # without time for an answer it would only be in doubt
-                raise self._timed_out(deadline, "what comes before its registration took that long")
-            fresh = format_writer_id(self.machine.runtime.entropy())
-            lease_ms = self.machine.config.lease_ms
-            build = lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms)  # noqa: E731
-            self._leases.prepare()
-            with Registering(self._leases, self.machine, fresh):
-                self.machine.commit(build, deadline.remaining_s())
-                self._leases.keep(self.machine, fresh)
-                self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
-                self._dropped.atexit = False
-                self._id = fresh
-        return self._id
-
-    def _closed_already(self) -> LeaseExpired:
-        return was_closed(self.machine, "writer")
+        return self._registration.id
 
     def _fetch_writable(self) -> Version:
         """The newest version, for who has nothing to write; raises why writing would be refused whatever it is."""
-        if self._closed:
-            raise self._closed_already()
+        if self._registration.is_closed:
+            raise self._registration.closed_already()
         version = self.machine.fetch()
         if version.state.is_finished():
-            raise refused(self.machine.shard, c.Finished())
+            raise refused(self.machine.shard, r.Finished())
         return version
 
     def fetch_upper(self) -> Antichain:
@@ -175,8 +145,8 @@ class WriteHandle(Leased):
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
         token, block = None if token is None else parse_token(token), parse_flag(block, "block")
-        if self._closed:
-            raise self._closed_already()
+        if self._registration.is_closed:
+            raise self._registration.closed_already()
         deadline = self._deadline(timeout)
         outbox = self._outbox or self._begin_outbox()
         tables = self._checked(updates, lower, upper)
@@ -269,10 +239,7 @@ class WriteHandle(Leased):
         if self._outbox is not None:
             self._outbox.close(self._deadline(None))
         with self._lock:
-            self._closed = True
-            if self._id is not None:
-                self._leases.retire(self.machine, self._id)
-                self._forget_id()  # last: who was interrupted closes once more
+            self._registration.close()
         if self._outbox is not None:
             self._outbox.raise_failure(copied)
 
@@ -299,39 +266,9 @@ class WriteHandle(Leased):
     ) -> Share:
         """This handle's share of an append to several shards. While its lock is `held` it appends nothing else."""
         self._begin(deadline.remaining_s(), held)
-        builder, is_asked = self._builder(deadline), False
-
-        def give_up() -> None:
-            if not is_asked:
-                builder.discard()
-
-        try:
-            built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
-            self._check_in_time(builder, deadline)
-            with Undoubted(self.shard):
-                writer = self._register(deadline)
-
-            def build(_state: State, now: int) -> c.Command:
-                nonlocal is_asked
-                is_asked = True
-                return c.CompareAndAppend(writer, token, built.batch, now + self.machine.config.lease_ms)
-
-            def make_room() -> None:
-                nonlocal built
-                with Undoubted(self.shard):
-                    built = self._made_room(builder, built)
-
-            def done(answer: Committed | c.AlreadyDone) -> Appended:
-                if isinstance(answer, Committed):
-                    self._housekeep(answer, deadline)
-                    return Appended(answer.seqno, upper, built.batch.count, token, answer.attempts)
-                seqno = answer.outcome.seqno if answer.outcome else self.machine.version.seqno
-                return Appended(seqno, upper, built.batch.count, token, 0)
-
-            return Share(self.machine, build, make_room, done, self._refused, give_up)
-        except Exception:
-            give_up()
-            raise
+        builder = self._builder(deadline)
+        built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
+        return self._share(builder, built, whole, c.CompareAndAppend, deadline, token)
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
 
@@ -345,10 +282,9 @@ class WriteHandle(Leased):
         if self._outbox is not None:
             self._outbox.settle(deadline)
             self._outbox.raise_failure()
-        before = len(held)
         held += taking(self._lock, deadline.remaining_s())
-        if len(held) == before:
-            raise self._timed_out(deadline, "other appends of this handle took that long")
+        if not held or held[-1] is not self._lock:
+            raise timed_out(self.machine.shard, deadline, "other appends of this handle took that long")
         return deadline
 
     def _begin_outbox(self) -> Outbox:
@@ -358,13 +294,6 @@ class WriteHandle(Leased):
                 config = self.machine.config
                 self._outbox = Outbox(self.shard, self.machine.runtime, config.buffer_bytes, self._batching)
             return self._outbox
-
-    def _timed_out(self, deadline: Deadline, why: str) -> TimedOut:
-        return TimedOut(
-            f"shard {self.shard}: gave up after {deadline.timeout_s:g} s, as {why}. This call appended nothing; try "
-            "again, or with a longer timeout",
-            shard=self.shard, timeout_s=deadline.timeout_s,
-        )  # fmt: skip
 
     def _append(
         self, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None
@@ -392,7 +321,7 @@ class WriteHandle(Leased):
         first, last = batch[0], batch[-1]
         with self._lock, Spending() as spent:
             if first.deadline.has_passed():
-                raise self._timed_out(first.deadline, "those that were accepted before took that long")
+                raise timed_out(self.machine.shard, first.deadline, "those that were accepted before took that long")
             if len(batch) == 1:
                 tables = iter(() if first.table is None else (first.table,))
                 return [self._append(tables, first.lower, first.upper, first.deadline, first.token)]
@@ -409,8 +338,8 @@ class WriteHandle(Leased):
     def _builder(self, deadline: Deadline) -> Builder:
         machine = self.machine
         return Builder(
-            machine.shard, lambda: self._register(deadline), self.schema, self._schema_id, machine.blob, machine.config,
-            machine.runtime, deadline,
+            machine.shard, lambda: self._registration.register(deadline), self.schema, self._schema_id, machine.blob,
+            machine.config, machine.runtime, deadline,
         )  # fmt: skip
 
     def _checked(self, updates: object, lower: Antichain, upper: Antichain) -> Iterator[pa.Table]:
@@ -422,95 +351,40 @@ class WriteHandle(Leased):
     def _build(
         self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, *, by_time: bool = False
     ) -> Built:
-        with Undoubted(self.shard):
-            room = INLINE_TOTAL_BYTES - self.machine.state.inline_size
+        try:
+            room = INLINE_TOTAL_BYTES - self.machine.version.state.inline_size
             inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
-            if self._closed:
-                inline_bytes = (
-                    sys.maxsize
-                )  # nothing is uploaded: at most, it was committed before the handle was closed
+            if self._registration.is_closed:
+                inline_bytes = sys.maxsize  # it uploads nothing: at most, it was committed before the handle was closed
             return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
+        except Indeterminate as error:
+            raise undoubted(self.machine.shard, error) from error
 
     def _commit(
         self,
         builder: Builder,
         built: Built,
-        place: Callable[[Built, State], Batch],
-        kind: type[c.CompareAndAppend | c.Append],
+        place: Place,
+        kind: Kind,
         deadline: Deadline,
         token: bytes | None,
         spent: Spending,
     ) -> Appended:
         token = token or self.machine.runtime.token()
-        lease_ms, placed, is_asked = self.machine.config.lease_ms, built.batch, False
+        share = self._share(builder, built, place, kind, deadline, token)
+        return commit_shares((share,), deadline, token, spent)[0]
 
-        def build(state: State, now: int) -> c.Command:
-            nonlocal placed, is_asked
-            placed, is_asked = place(built, state), True
-            return kind(writer, token, placed, now + lease_ms)
-
+    def _share(
+        self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes
+    ) -> Share:
+        """What was built, to be committed under this writer's id, which is registered now if there is none."""
         try:
-            self._check_in_time(builder, deadline)
-            with Undoubted(self.shard):
-                writer = self._register(deadline)
-            while isinstance(answer := self.machine.try_commit(build, deadline.remaining_s(), token), c.InlineFull):
-                with Undoubted(self.shard):
-                    built = self._made_room(builder, built)
-        except Exception:
-            # SUBTLE: once a command was made of it, the log may refer to what was uploaded, or will: never delete that.
-            if not is_asked:
-                builder.discard()
+            if builder.has_uploaded and deadline.has_passed():
+                raise timed_out(self.machine.shard, deadline, "its updates took that long to be uploaded")
+            writer = self._registration.register(deadline)
+        except Exception as error:
+            builder.discard()  # no command was made of it
+            if isinstance(error, Indeterminate):
+                raise undoubted(self.machine.shard, error) from error
             raise
-        if isinstance(answer, Committed):
-            self._housekeep(answer, deadline)
-            return Appended(answer.seqno, answer.after.upper, placed.count, token, answer.attempts, spent.cost)
-        if isinstance(answer, c.AlreadyDone):
-            outcome = answer.outcome
-            seqno, upper = (outcome.seqno, outcome.upper) if outcome else (self.machine.version.seqno, self.upper)
-            return Appended(seqno, upper, 0 if outcome is None else placed.count, token, 0, spent.cost)
-        raise self._refused(answer)
-
-    def _check_in_time(self, builder: Builder, deadline: Deadline) -> None:
-        if builder.has_uploaded and deadline.has_passed():
-            raise self._timed_out(deadline, "its updates took that long to be uploaded")
-
-    def _refused(self, refusal: c.Refusal) -> PersistError:
-        error = refused(self.machine.shard, refusal)
-        if isinstance(error, LeaseExpired):
-            self._forget_id()
-        return error
-
-    def _forget_id(self) -> WriterId | None:
-        """Stop using the id; answers it."""
-        forgotten, self._id = self._id, None
-        if self._dropped is not None:
-            self._dropped.detach()
-        if forgotten is not None:
-            self._leases.drop(self.machine, forgotten)
-        return forgotten
-
-    def _made_room(self, builder: Builder, built: Built) -> Built:
-        """The same, to be tried again: the state has room now, or it became an object."""
-        try:
-            return built if self._flush() else builder.externalised(built)
-        except LeaseExpired:
-            self._forget_id()
-            raise
-
-    def _flush(self) -> bool:
-        """Merge the newest inline batches into a part, so that the state has room again."""
-        state = self.machine.state
-        request = plan_flush(state, Policy(part_bytes=self.machine.config.part_bytes))
-        if request is None or sum(batch.inline_size for batch in request.inputs) < INLINE_TOTAL_BYTES // 2:
-            return False
-        return carry_out(self.machine, self, request, local_engine(self.machine)).seqno is not None
-
-    def _housekeep(self, committed: Committed, deadline: Deadline) -> None:
-        """Roll up if it falls to this writer. What fails here fails after the append was committed: it is logged."""
-        if not is_duty(committed, self.machine.config.rollup_every):
-            return
-        try:
-            rolling = self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))
-            within(rolling, lambda: write_rollup(self.machine, self.id))
-        except PersistError as error:
-            log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
+        return Share(self.machine, self._registration, writer, builder, built, place, kind, token)

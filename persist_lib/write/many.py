@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from persist_lib.arguments import shown
-from persist_lib.core import commands as c
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
@@ -20,12 +19,13 @@ from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock, giving_back
-from persist_lib.shard.atomic import Undone, Wanted, try_commit_all
-from persist_lib.shard.commit import Machine, named
+from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import REFUSED, forgotten, judge
-from persist_lib.write.appending import Share, parse_bounds
+from persist_lib.shard.refusals import named
+from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
+from persist_lib.write.share import Share, commit_shares
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -64,15 +64,14 @@ def append_together(
         return []
     with Spending() as spent:
         try:
-            done = _append(checked, deadline, token or deadline.runtime.token())
+            return _append(checked, deadline, token or deadline.runtime.token(), spent)
         except REFUSED as refusal:
             if token is None:
                 raise
-            done = _committed_before(checked, token, refusal)
-        return [msgspec.structs.replace(one, cost=spent.cost) for one in done]
+            return _committed_before(checked, token, refusal, spent)
 
 
-def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes) -> list[Appended]:
+def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent: Spending) -> list[Appended]:
     shares: dict[str, Share] = {}
     held: list[Lock] = []
     give_back = giving_back(held)
@@ -80,7 +79,7 @@ def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes) -> li
         # In the order of names, as every such call takes its turns.
         for one in sorted(checked, key=lambda one: one.write.shard):
             shares[one.write.shard] = one.write.share(one.updates, one.lower, one.upper, deadline, token, held)
-        return _commit([shares[one.write.shard] for one in checked], deadline, token)
+        return commit_shares([shares[one.write.shard] for one in checked], deadline, token, spent)
     except Exception:
         for share in shares.values():
             share.give_up()
@@ -89,36 +88,23 @@ def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes) -> li
         give_back()
 
 
-def _committed_before(checked: Sequence[_Checked], token: bytes, refusal: PersistError) -> list[Appended]:
+def _committed_before(
+    checked: Sequence[_Checked], token: bytes, refusal: PersistError, spent: Spending
+) -> list[Appended]:
     """What the call with this token did before it was repeated and refused; raises why not, or that it is not known.
 
     SUBTLE: as it was all or nothing, one shard that knows speaks for all; another may have forgotten.
     """
     verdicts = [judge(one.write.machine, token, one.lower, one.upper) for one in checked]
     if any(verdict.answer == "committed" for verdict in verdicts):
+        cost = spent.cost
         return [
-            Appended(verdict.seqno or SeqNo(0), one.upper, 0, token, 0)
+            Appended(verdict.seqno or SeqNo(0), one.upper, 0, token, 0, cost)
             for one, verdict in zip(checked, verdicts, strict=True)
         ]
     if all(verdict.answer == "unknown" for verdict in verdicts):
         raise forgotten(named([one.write.machine.shard for one in checked]), token, verdicts[0]) from refusal
     raise refusal
-
-
-def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> list[Appended]:
-    while True:
-        answers = try_commit_all([Wanted(share.machine, share.build) for share in shares], deadline, token)
-        if not isinstance(answers, Undone):
-            return [share.done(answer) for share, answer in zip(shares, answers, strict=True)]
-        errors = [
-            shares[at].refused(refusal)
-            for at, refusal in answers.refusals.items()
-            if not isinstance(refusal, c.InlineFull)
-        ]
-        if errors:
-            raise errors[0]
-        for at in answers.refusals:
-            shares[at].make_room()
 
 
 def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:

@@ -53,7 +53,7 @@ NEXT: dict[str, list[Edit]] = {
         before(
             "        case c.Finish():\n",
             "        case c.SetLabel() if state.format < 3:",
-            "            return c.Malformed('a label, before format 3')",
+            "            return r.Malformed('a label, before format 3')",
             "        case c.SetLabel(label):",
             "            return StateDiff(label=(state.label, label))",
         ),

@@ -106,7 +106,7 @@ def check_usable(scene: Scene, call: Call) -> None:
     check_free(write._lock, "the handle's lock")
     if isinstance(client.location.consensus, SqliteConsensus):
         check_database(client.location.consensus)
-    if write._closed or (write._outbox is not None and write._outbox._is_closed):
+    if write._registration.is_closed or (write._outbox is not None and write._outbox._is_closed):
         with pytest.raises(persist.LeaseExpired, match="closed"):
             write.append_async([row(1, time=1)], 1, 2)
         return

@@ -16,7 +16,13 @@ import pytest
 from tests.interrupts.points import Interrupter, only_on_cpython_3_11
 from tests.interrupts.scenes import CALLS, Call, Scene, check_closed, check_usable, promptly
 
-pytestmark = [only_on_cpython_3_11]
+pytestmark = [
+    only_on_cpython_3_11,
+    # Arrow's writer has a finalizer in Python. What is raised in there CPython reports, and goes on uninterrupted.
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in.*ParquetWriter.__del__:pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 EVERYWHERE = os.environ.get("PERSIST_INTERRUPTS", "") == "all"
 """Every place, which takes minutes. Otherwise some, always the same."""
 PLACES, SIGNALS = 8, 2

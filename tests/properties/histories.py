@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import FIRST
 from persist_lib.core.state import Batch, State, Version
@@ -42,7 +43,7 @@ class Shard:
     def next_seqno(self) -> SeqNo:
         return SeqNo(self.version.seqno + 1)
 
-    def run(self, command: c.Command) -> StateDiff | c.Refusal:
+    def run(self, command: c.Command) -> StateDiff | r.Refusal:
         before = rollup_bytes(self.version)
         answer = change(self.state, self.next_seqno, command)
         assert answer == change(decode_state(before, "copy").state, self.next_seqno, command)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.outcomes import find_outcome, is_excluded
@@ -59,7 +60,7 @@ class CoreMachine(RuleBasedStateMachine):
                 assert (outcome.token, outcome.upper, outcome.seqno) == (token, upper, seqno)
                 batch = msgspec.structs.replace(Commands(random).batch("w1", lower, upper), lower=lower, upper=upper)
                 answer = self.shard.run(c.CompareAndAppend(WriterId("w1"), token, batch, 0))
-                assert answer == c.AlreadyDone(outcome)
+                assert answer == r.AlreadyDone(outcome)
 
     @rule(random=st.randoms(use_true_random=False))
     def somebody_asks_what_was_excluded(self, random):
@@ -108,7 +109,7 @@ def test_the_random_commands_get_nearly_all_commands_done_and_nearly_all_refusal
     shards = [history(seed, 150) for seed in range(20)]
     accepted, refused = (set().union(*(getattr(s, what) for s in shards)) for what in ("accepted", "refused"))
     assert {kind.__name__ for kind in c.Command.__args__} - accepted <= {"Finish"}
-    assert {kind.__name__ for kind in c.Refusal.__args__} - refused <= {"InlineFull", "Finished"}
+    assert {kind.__name__ for kind in r.Refusal.__args__} - refused <= {"InlineFull", "Finished"}
 
 
 @pytest.mark.parametrize("kind", [c.CompareAndAppend, c.Append, c.ApplyCompaction])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bench.policy import AMPLIFICATION, HISTORIES, WRITER, Simulation, figures, non_empty, run
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.leases import plan_expiry
 from persist_lib.core.plan.compaction import Policy, Request, batch_bound, plan_compaction, plan_flush, task_inputs
@@ -211,7 +212,7 @@ def test_expiry_plans_exactly_whom_the_transition_retires(seed, now):
         assert after.retired.keys() - shard.state.retired.keys() == planned
         assert (after.since, after.upper, after.trace) == (shard.state.since, shard.state.upper, shard.state.trace)
     else:
-        assert not planned or after == c.Finished()
+        assert not planned or after == r.Finished()
 
 
 @given(seed=st.integers(0, 2**32))

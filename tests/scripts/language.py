@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.leases import plan_expiry
 from persist_lib.core.outcomes import find_outcome, is_excluded
@@ -245,7 +246,7 @@ def shorten(text: str) -> str:
     return re.sub(r"\b([wr])0{8,}([0-9a-f]*)", lambda m: f"{m[1]}{m[2] or 0}", text)
 
 
-def _refused(refusal: c.Refusal) -> str:
+def _refused(refusal: r.Refusal) -> str:
     fields = " ".join(f"{name}={_plain(getattr(refusal, name))}" for name in refusal.__struct_fields__)
     return f"refused: {type(refusal).__name__} {fields}".rstrip()
 

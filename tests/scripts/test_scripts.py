@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from tests.scripts.language import COMMANDS, rewrite
 
 HERE = Path(__file__).parent
@@ -32,5 +33,5 @@ def test_every_command_is_in_some_script():
 
 def test_every_refusal_is_in_some_script():
     text = "\n".join(path.read_text() for path in SCRIPTS)
-    missing = [kind.__name__ for kind in c.Refusal.__args__ if f"refused: {kind.__name__}" not in text]
+    missing = [kind.__name__ for kind in r.Refusal.__args__ if f"refused: {kind.__name__}" not in text]
     assert missing == []

@@ -58,7 +58,7 @@ HARMLESS = {"url", "consensus_url", "metrics", "charge", "policy", "close"}
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in vars(kind) if not name.startswith("_")}
+    return {name for name in dir(kind) if not name.startswith("_")}
 
 
 def test_no_public_call_of_a_client_is_forgotten_here() -> None:

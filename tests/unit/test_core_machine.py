@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.errors import (
     CompactionRefused,
     Determinate,
@@ -28,7 +29,7 @@ from persist_lib.errors import (
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import ReaderId, SeqNo
 from persist_lib.location.wrap.around import AroundConsensus, Operation
-from persist_lib.shard.commit import refused
+from persist_lib.shard.refusals import refused
 from persist_lib.testing.faults import FaultyConsensus, Outcome, Script
 from persist_lib.testing.recording import RecordingConsensus
 from persist_lib.testing.rival import Rival
@@ -102,7 +103,7 @@ def test_two_that_create_at_once_agree_on_one_shard():
     rival = Rival(store.consensus)
     rival.before_next(lambda: store.machine().commit(always(CREATE)))
     answer = store.machine(consensus=rival).try_commit(always(CREATE))
-    assert answer == c.Exists("shard")
+    assert answer == r.Exists("shard")
     assert len(rows(store)) == 1
 
 
@@ -398,23 +399,23 @@ R = ReaderId("r0000000000000001")
 @pytest.mark.parametrize(
     ("refusal", "error", "fields"),
     [
-        (c.Finished(), ShardFinished, {"shard": SHARD}),
-        (c.NotLive((WRITER, R)), LeaseExpired, {"id": WRITER}),
-        (c.WrongUpper(at(1), at(2)), UpperMismatch, {"expected": at(1), "actual": at(2)}),
-        (c.BelowSince(at(1), at(2)), SinceViolation, {"as_of": at(1), "since": at(2)}),
-        (c.WrongOpaque("h", None, b"x"), HoldConflict, {"name": "h", "expected": None, "actual": b"x"}),
-        (c.NotEquivalent("why"), CompactionRefused, {"reason": "why"}),
-        (c.InputsGone(((0, 1),)), CompactionRefused, {"reason": "inputs gone"}),
-        (c.WrongSchema(2, "why"), SchemaMismatch, {"newest": 2}),
-        (c.Held(("r1", "hold h")), StillRead, {"by": ("r1", "hold h")}),
-        (c.InvalidBounds("why"), InvalidUsage, {}),
-        (c.Unknown(("shard",)), NotFound, {"shard": SHARD}),
-        (c.Exists("w1"), InvalidUsage, {"refusal": c.Exists("w1")}),
-        (c.Malformed("why"), InvalidUsage, {"refusal": c.Malformed("why")}),
-        (c.InlineFull(5), InvalidUsage, {"refusal": c.InlineFull(5)}),
-        (c.NothingDue(), InvalidUsage, {"refusal": c.NothingDue()}),
+        (r.Finished(), ShardFinished, {"shard": SHARD}),
+        (r.NotLive((WRITER, R)), LeaseExpired, {"id": WRITER}),
+        (r.WrongUpper(at(1), at(2)), UpperMismatch, {"expected": at(1), "actual": at(2)}),
+        (r.BelowSince(at(1), at(2)), SinceViolation, {"as_of": at(1), "since": at(2)}),
+        (r.WrongOpaque("h", None, b"x"), HoldConflict, {"name": "h", "expected": None, "actual": b"x"}),
+        (r.NotEquivalent("why"), CompactionRefused, {"reason": "why"}),
+        (r.InputsGone(((0, 1),)), CompactionRefused, {"reason": "inputs gone"}),
+        (r.WrongSchema(2, "why"), SchemaMismatch, {"newest": 2}),
+        (r.Held(("r1", "hold h")), StillRead, {"by": ("r1", "hold h")}),
+        (r.InvalidBounds("why"), InvalidUsage, {}),
+        (r.Unknown(("shard",)), NotFound, {"shard": SHARD}),
+        (r.Exists("w1"), InvalidUsage, {"refusal": r.Exists("w1")}),
+        (r.Malformed("why"), InvalidUsage, {"refusal": r.Malformed("why")}),
+        (r.InlineFull(5), InvalidUsage, {"refusal": r.InlineFull(5)}),
+        (r.NothingDue(), InvalidUsage, {"refusal": r.NothingDue()}),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, c.Refusal) else None,
+    ids=lambda value: type(value).__name__ if isinstance(value, r.Refusal) else None,
 )
 def test_a_refusal_becomes_an_exception_that_names_the_shard_and_carries_the_values(refusal, error, fields):
     raised = refused(SHARD, refusal)
@@ -433,17 +434,17 @@ def test_a_refused_command_leaves_no_row():
     assert len(rows(store)) == 2
 
 
-REFUSALS: list[c.Refusal] = [
-    c.Finished(), c.Exists("shard"), c.Exists("w1"), c.Malformed("why"), c.NotLive((WRITER,)), c.NotLive((R,)),
-    c.InvalidBounds("why"), c.WrongUpper(at(1), at(2)), c.WrongUpper(at(1), TOP), c.AlreadyDone(), c.InlineFull(5),
-    c.BelowSince(at(1), at(2)), c.WrongOpaque("h", None, b"x"), c.WrongOpaque("h", b"x", None), c.NotEquivalent("why"),
-    c.InputsGone(((0, 1),)), c.TooOld(SeqNo(1), SeqNo(2)), c.Unknown(("shard",)), c.Unknown(("w1/1",)), c.Unknown(()),
-    c.WrongSchema(2, "the newest schema is number 2"), c.Held(("r1",)), c.NothingDue(), c.OlderFormat(1, 2),
+REFUSALS: list[r.Refusal] = [
+    r.Finished(), r.Exists("shard"), r.Exists("w1"), r.Malformed("why"), r.NotLive((WRITER,)), r.NotLive((R,)),
+    r.InvalidBounds("why"), r.WrongUpper(at(1), at(2)), r.WrongUpper(at(1), TOP), r.AlreadyDone(), r.InlineFull(5),
+    r.BelowSince(at(1), at(2)), r.WrongOpaque("h", None, b"x"), r.WrongOpaque("h", b"x", None), r.NotEquivalent("why"),
+    r.InputsGone(((0, 1),)), r.TooOld(SeqNo(1), SeqNo(2)), r.Unknown(("shard",)), r.Unknown(("w1/1",)), r.Unknown(()),
+    r.WrongSchema(2, "the newest schema is number 2"), r.Held(("r1",)), r.NothingDue(), r.OlderFormat(1, 2),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=repr)
-def test_no_refusal_is_shown_as_it_is_inside(refusal: c.Refusal) -> None:
+def test_no_refusal_is_shown_as_it_is_inside(refusal: r.Refusal) -> None:
     """A sentence for each: no struct, no placeholder, and what to make of it."""
     message = refused(SHARD, refusal).message
     assert type(refusal).__name__ + "(" not in message
@@ -452,15 +453,15 @@ def test_no_refusal_is_shown_as_it_is_inside(refusal: c.Refusal) -> None:
 
 
 def test_every_kind_of_refusal_is_among_them() -> None:
-    assert {type(refusal) for refusal in REFUSALS} == set(get_args(c.Refusal))
+    assert {type(refusal) for refusal in REFUSALS} == set(get_args(r.Refusal))
 
 
 def test_what_to_do_after_a_lease_ended_depends_on_whose_it_was() -> None:
-    assert "registers anew by itself" in refused(SHARD, c.NotLive((WRITER,))).message
-    assert "open a new reader" in refused(SHARD, c.NotLive((R,))).message
+    assert "registers anew by itself" in refused(SHARD, r.NotLive((WRITER,))).message
+    assert "open a new reader" in refused(SHARD, r.NotLive((R,))).message
 
 
 def test_a_closed_shard_is_not_decided_from_the_empty_frontier_on() -> None:
-    message = refused(SHARD, c.WrongUpper(at(3), TOP)).message
+    message = refused(SHARD, r.WrongUpper(at(3), TOP)).message
     assert "closed for writing" in message
     assert "decide from" not in message

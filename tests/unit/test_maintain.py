@@ -308,7 +308,7 @@ def test_a_damaged_batch_keeps_no_other_duty_from_being_done_and_is_raised_at_th
     key = damage_one(world, client)
     gone = world.client(TINY)
     left = gone.open_writer("s", SCHEMA)
-    left._register(gone.runtime.deadline(5))
+    assert left.id
     world.inner.blob.set(f"s/{left.id}/0000000000000001.parquet", b"never linked")
     gone.leases._kept.clear()
     gone._handles.clear()

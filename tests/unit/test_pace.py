@@ -11,8 +11,7 @@ from persist_lib.core.state import Outcome, State, Version, Writer
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId, WriterId, format_writer_id
 from persist_lib.location.wrap.around import AroundConsensus, Operation
-from persist_lib.shard.atomic import Wanted, try_commit_all
-from persist_lib.shard.commit import Committed, Machine
+from persist_lib.shard.commit import Committed, Machine, Wanted, try_commit_all
 from persist_lib.shard.contention import (
     FIRST_PAUSE_S,
     JITTER,

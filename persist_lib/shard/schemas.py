@@ -1,0 +1,35 @@
+"""A shard is created with its first schema, and opened with one that it has."""
+
+from __future__ import annotations
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.formats import CREATED
+from persist_lib.errors import SchemaMismatch
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.commit import Committed, Machine
+from persist_lib.shard.refusals import refused
+
+
+def create_if_missing(machine: Machine, schema: Schema, format_: int | None) -> None:
+    """Create the shard if there is none, in this format (None: the one in which this release creates shards)."""
+    if machine.try_fetch() is None:
+        answer = machine.try_commit(lambda _state, _now: c.Create(schema, format_ or CREATED))
+        if isinstance(answer, r.Exists):
+            machine.fetch()  # somebody else created it at the same moment
+        elif not isinstance(answer, Committed):
+            raise refused(machine.shard, answer)
+
+
+def schema_id(machine: Machine, schema: Schema) -> int:
+    """The number that this schema has in the shard. Raises SchemaMismatch when the shard does not have it."""
+    schemas = machine.state.schemas
+    if schema not in schemas:
+        schemas = machine.fetch().state.schemas
+    if schema not in schemas:
+        raise SchemaMismatch(
+            f"shard {machine.shard} has the schema {schemas[-1]}, and was opened with {schema}. Open it with its own, "
+            "or add columns with client.evolve_schema",
+            shard=machine.shard, actual=schemas[-1], expected=schema,
+        )  # fmt: skip
+    return schemas.index(schema)

@@ -1,0 +1,92 @@
+"""The terms of a shard: how long its history is kept and for whom, what its columns are, and its end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from persist_lib.arguments import parse_bytes, parse_integer
+from persist_lib.core import commands as c
+from persist_lib.core.state import State
+from persist_lib.frontier import MAX_TIME, parse_frontier
+from persist_lib.ids import parse_hold_name
+from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.commit import Machine
+
+OPAQUE_BYTES = 4096
+"""The longest fencing value of a hold: each copy of the state carries it."""
+
+
+class Terms(ABC):
+    """The calls of a client that change the terms of a shard. Each is one transition; none reads or writes data."""
+
+    @abstractmethod
+    def machine(self, name: str) -> Machine:
+        """The machine of the shard with this name."""
+
+    @abstractmethod
+    def _writable(self, what: str) -> None:
+        """Raise InvalidUsage when this client only reads; `what` is the call that would change something."""
+
+    def set_hold(
+        self,
+        name: str,
+        hold: str,
+        since: object,
+        *,
+        opaque: bytes = b"",
+        expected: bytes | Literal["any"] | None = "any",
+    ) -> None:
+        """Keep history from `since` on, durably and without a lease, under a name.
+
+        `expected` is the fencing value that the hold must have now (None: it must not exist yet); "any" does not check.
+        """
+        self._writable("set_hold")
+        hold, frontier = parse_hold_name(hold), parse_frontier(since, "since")
+        opaque = parse_bytes(opaque, "opaque", 0, OPAQUE_BYTES)
+        expected = None if expected is None else _parse_expected(expected)
+
+        def build(state: State, _now: int) -> c.SetHold:
+            current = state.holds.get(hold)
+            fence = (current.opaque if current else None) if expected == "any" else expected
+            return c.SetHold(hold, frontier, fence, opaque)
+
+        self.machine(name).commit(build)
+
+    def release_hold(self, name: str, hold: str, *, expected: bytes | Literal["any"] = "any") -> None:
+        """Drop a named hold. since moves on with the next downgrade or hold that moves."""
+        self._writable("release_hold")
+        hold, expected = parse_hold_name(hold), _parse_expected(expected)
+
+        def build(state: State, _now: int) -> c.ReleaseHold:
+            current = state.holds.get(hold)
+            return c.ReleaseHold(hold, (current.opaque if current else b"") if expected == "any" else expected)
+
+        self.machine(name).commit(build)
+
+    def set_retention(self, name: str, distance: int | None) -> None:
+        """Keep `distance` times of history behind upper; None: whatever readers and holds keep."""
+        self._writable("set_retention")
+        if distance is not None:
+            distance = parse_integer(distance, "the retention distance (times behind upper, or None)", 0, MAX_TIME)
+        self.machine(name).commit(lambda _state, _now: c.SetRetention(distance))
+
+    def evolve_schema(self, name: str, schema: Schema) -> None:
+        """Add value columns at the end, all nullable. Older updates read as null there."""
+        self._writable("evolve_schema")
+        check_schema(schema)
+        self.machine(name).commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
+
+    def finish(self, name: str) -> None:
+        """Make the shard a tombstone: nothing can be read or written, for ever, and its data is collected.
+
+        Raises StillRead while a live reader or a hold needs it.
+        """
+        self._writable("finish")
+        self.machine(name).commit(lambda _state, _now: c.Finish())
+
+
+def _parse_expected(expected: object) -> bytes | Literal["any"]:
+    if isinstance(expected, str) and expected == "any":
+        return "any"
+    return parse_bytes(expected, "the expected fencing value (or 'any')")

@@ -1,0 +1,149 @@
+"""What one handle brings to an append, and how the shares of one handle or of several are committed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.cost import Cost
+from persist_lib.core.plan.compaction import Policy, plan_flush
+from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
+from persist_lib.ids import WriterId
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.rollups import is_duty, write_rollup
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.batches import Builder, Built
+from persist_lib.shard.commit import Committed, Done, Machine, Undone, Wanted, try_commit_all
+from persist_lib.shard.refusals import refused
+from persist_lib.write.appending import undoubted
+from persist_lib.write.pending import Appended
+from persist_lib.write.registration import Registration
+
+log = logging.getLogger("persist.write")
+ROLLUP_S = 5.0
+"""How long an append that is committed may be held up by the rollup that it found due."""
+
+Kind = type[c.CompareAndAppend | c.Append]
+Place = Callable[[Built, State], Batch]
+"""Which batch of what was built is to be registered, given the newest state."""
+
+
+class Share:
+    """The batch that one handle appends to its shard: built, uploaded, and to be committed under `writer`.
+
+    Used with the handle's lock held.
+    """
+
+    __slots__ = (
+        "_builder", "_built", "_is_asked", "_kind", "_place", "_placed", "_registration", "_token", "_writer",
+        "machine",
+    )  # fmt: skip
+
+    def __init__(
+        self, machine: Machine, registration: Registration, writer: WriterId, builder: Builder, built: Built,
+        place: Place, kind: Kind, token: bytes,
+    ) -> None:  # fmt: skip
+        self.machine = machine
+        self._registration = registration
+        self._writer = writer
+        self._builder = builder
+        self._built = built
+        self._place = place
+        self._kind = kind
+        self._token = token
+        self._placed = built.batch
+        self._is_asked = False
+
+    def build(self, state: State, now: int) -> c.Command:
+        """The command, for the newest state and the store's clock (ms)."""
+        self._placed, self._is_asked = self._place(self._built, state), True
+        return self._kind(self._writer, self._token, self._placed, now + self.machine.config.lease_ms)
+
+    def refused(self, refusal: r.Refusal) -> PersistError:
+        """The exception for a refusal. When this writer is not live any more, then the next call registers anew."""
+        error = refused(self.machine.shard, refusal)
+        if isinstance(error, LeaseExpired):
+            self._registration.forget()
+        return error
+
+    def make_room(self) -> None:
+        """After InlineFull, and before it is tried again: make room in the state, or make an object of the batch."""
+        try:
+            if not self._flush():
+                self._built = self._builder.externalised(self._built)
+        except Indeterminate as error:
+            raise undoubted(self.machine.shard, error) from error
+        except LeaseExpired:
+            self._registration.forget()
+            raise
+
+    def give_up(self) -> None:
+        """Delete what was uploaded, if that is certainly unused.
+
+        SUBTLE: once a command was made of it, the log may refer to it, or will: then it is never deleted here.
+        """
+        if not self._is_asked:
+            self._builder.discard()
+
+    def housekeep(self, done: Done, deadline: Deadline) -> None:
+        """Roll up if it falls to this writer. What fails here fails after the append was committed: it is logged."""
+        if not (isinstance(done, Committed) and is_duty(done, self.machine.config.rollup_every)):
+            return
+        try:
+            rolling = self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))
+            within(rolling, lambda: write_rollup(self.machine, self._registration.id))
+        except PersistError as error:
+            log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
+
+    def appended(self, done: Done, cost: Cost) -> Appended:
+        """The acknowledgement of what was committed, now or by an earlier call with the same token."""
+        if isinstance(done, Committed):
+            return Appended(done.seqno, done.after.upper, self._placed.count, self._token, done.attempts, cost)
+        if done.outcome is not None:
+            return Appended(done.outcome.seqno, done.outcome.upper, self._placed.count, self._token, 0, cost)
+        version = self.machine.version
+        if self._kind is c.Append:  # it was all there already
+            return Appended(version.seqno, version.state.upper, 0, self._token, 0, cost)
+        # Another shard of the same append remembers it, which was all or nothing.
+        return Appended(version.seqno, self._placed.upper, self._placed.count, self._token, 0, cost)
+
+    def _flush(self) -> bool:
+        """Merge the newest inline batches into a part, so that the state has room again."""
+        request = plan_flush(self.machine.state, Policy(part_bytes=self.machine.config.part_bytes))
+        if request is None or sum(batch.inline_size for batch in request.inputs) < INLINE_TOTAL_BYTES // 2:
+            return False
+        return carry_out(self.machine, self._registration, request, local_engine(self.machine)).seqno is not None
+
+
+def commit_shares(shares: Sequence[Share], deadline: Deadline, token: bytes, spent: Spending) -> list[Appended]:
+    """Commit them all, each of another shard, or raise why none was. All answers have the cost that `spent` comes to.
+
+    What was uploaded is deleted where it is certain that no log refers to it.
+    """
+    try:
+        done = _commit(shares, deadline, token)
+    except Exception:
+        for share in shares:
+            share.give_up()
+        raise
+    for share, one in zip(shares, done, strict=True):
+        share.housekeep(one, deadline)
+    cost = spent.cost
+    return [share.appended(one, cost) for share, one in zip(shares, done, strict=True)]
+
+
+def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> Sequence[Done]:
+    wanted = [Wanted(share.machine, share.build) for share in shares]
+    while isinstance(done := try_commit_all(wanted, deadline, token), Undone):
+        full = [at for at, refusal in done.refusals.items() if isinstance(refusal, r.InlineFull)]
+        errors = [shares[at].refused(refusal) for at, refusal in done.refusals.items() if at not in full]
+        if errors:
+            raise errors[0]
+        for at in full:
+            shares[at].make_room()
+    return done
