@@ -77,7 +77,7 @@ def _applied_table(done: Compacted) -> Table:
 
 def rolled_up(before: Version, done: RolledUp, every: int, force: bool, dry_run: bool) -> Outcome:
     """The rollup that was written, or why none was."""
-    from persist_lib.maintain.rollups import is_due  # noqa: PLC0415 - loads Arrow
+    from persist_lib.core.plan.rollup import is_due  # noqa: PLC0415 - loads Arrow
 
     due = force or is_due(before.state, before.seqno, every)
     value = {**jsonable(done), "due": due}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
-from persist_lib.core.leases import plan_expiry
 from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_collection
 from persist_lib.core.state import State, Version
 from persist_lib.core.trace import Level, levels

@@ -6,9 +6,10 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
-from persist_lib.core.leases import Overdue, plan_expiry
+from persist_lib.core.plan.expiry import Overdue, plan_expiry
+from persist_lib.core.plan.retention import plan_retention
 from persist_lib.core.state import RETENTION, State
-from persist_lib.frontier import Antichain, at
+from persist_lib.frontier import Antichain
 from persist_lib.location.wrap.spending import charged
 from persist_lib.shard.commit import Committed, Machine
 
@@ -42,15 +43,6 @@ def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
         if not isinstance(answer, Committed):
             overdue = ()  # renewed or retired meanwhile, by somebody else
     return Expired(overdue, len(state.writers) + len(state.readers))
-
-
-def plan_retention(state: State) -> Antichain | None:
-    """Where the retention hold should stand; None when it stands there, or the shard has no policy."""
-    if state.retention is None or state.is_finished() or state.upper.time is None:
-        return None
-    hold = state.holds.get(RETENTION)
-    target = at(max(0, state.upper.time - 1 - state.retention)).join(state.since)
-    return target if hold is None or hold.since < target else None
 
 
 @charged

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bench.policy import AMPLIFICATION, HISTORIES, WRITER, Simulation, figures, non_empty, run
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
-from persist_lib.core.leases import plan_expiry
 from persist_lib.core.plan.compaction import Policy, Request, batch_bound, plan_compaction, plan_flush, task_inputs
+from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.transitions import apply
 from persist_lib.frontier import MAX_TIME, TOP, at

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.leases import LONGEST_LEASE_MS
+from persist_lib.core.plan.expiry import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
