@@ -97,7 +97,7 @@ def debts(client: Client, seen: Mapping[str, int], asked: Mapping[str, str]) -> 
     indebted = {}
     for shard in looked_at:
         state = client.inspect(shard).state
-        if asked.get(shard) != mark_of(state) and plan_compaction(state).requests:
+        if asked.get(shard) != mark_of(state) and plan_compaction(state, client.policy()).requests:
             indebted[shard] = mark_of(state)
     return looked_at, indebted
 

@@ -10,8 +10,6 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
-import msgspec
-
 from persist_lib.arguments import (
     check_callable,
     check_type,
@@ -28,7 +26,7 @@ from persist_lib.config import CacheConfig, Config
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.formats import CREATED, FIRST, NEWEST
-from persist_lib.core.plan.compaction import Policy
+from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import MAX_TIME, parse_frontier
@@ -238,11 +236,10 @@ class Client:
         return Worker(self.machine(name), self.leases)
 
     def policy(self, policy: Policy | None = None) -> Policy:
-        """How this client plans: `policy`, else what its settings say; at its prices, where the policy has none."""
-        if policy is None:
-            policy = Policy(part_bytes=self.config.part_bytes)
-        check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
-        return policy if policy.prices is not None else msgspec.structs.replace(policy, prices=self.prices)
+        """How this client plans: `policy`, or its settings. What `policy` leaves open is as the settings say."""
+        if policy is not None:
+            check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
+        return policy_of(self.config, policy, self.prices)
 
     def census(self, name: str, policy: Policy | None = None) -> Census:
         """What the shard is made of, in numbers."""

@@ -46,7 +46,10 @@ def show(
 
     with session.open() as client:
         version, now = client.inspect(shard), client.consensus.now()
-    counted, collection = census_of(shard, version, now), plan_collection(version.state, version.seqno)
+    counted, collection = (
+        census_of(shard, version, now, client.policy()),
+        plan_collection(version.state, version.seqno),
+    )
     value = {
         "shard": shard, "location": client.url, "seqno": version.seqno, "now": now, "state": state_value(version.state),
         "census": jsonable(counted), "held": jsonable(collection.held), "holders": holders(version, now),

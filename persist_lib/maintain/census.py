@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
-from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction, policy_of
 from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_collection
 from persist_lib.core.state import State, Version
@@ -58,6 +58,7 @@ class Census(msgspec.Struct, frozen=True):
 
 def take_census(machine: Machine, policy: Policy | None = None) -> Census:
     """The shard's census as of its newest version. Reads, never writes."""
+    policy = policy_of(machine.config, policy)
     return census_of(machine.shard, machine.fetch(), machine.consensus.now(), policy)
 
 

@@ -23,6 +23,7 @@ from persist_lib.core.plan.compaction import (
     cut_evenly,
     output_batch,
     plan_compaction,
+    policy_of,
     task_inputs,
 )
 from persist_lib.core.state import State
@@ -96,7 +97,7 @@ def compact(
 
     One that meets damage is left alone, and raised once the others are carried out.
     """
-    policy = policy or Policy(part_bytes=machine.config.part_bytes)
+    policy = policy_of(machine.config, policy)
     state = machine.fetch().state
     plan = plan_compaction(state, policy)
     before = filled(state)
@@ -151,7 +152,7 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request) -> list[Me
     return [
         MergeTask(
             machine.shard, worker, inputs, schemas, request.schema, request.advance_to, lower, upper,
-            config.part_bytes, config.merge_bytes,
+            request.part_bytes, config.merge_bytes,
         )
         for lower, upper in pairwise(edges)
     ]  # fmt: skip

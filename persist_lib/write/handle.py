@@ -22,7 +22,7 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
-from persist_lib.core.plan.compaction import Policy, plan_flush
+from persist_lib.core.plan.compaction import plan_flush, policy_of
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
@@ -500,7 +500,7 @@ class WriteHandle(Leased):
     def _flush(self) -> bool:
         """Merge the newest inline batches into a part, so that the state has room again."""
         state = self.machine.state
-        request = plan_flush(state, Policy(part_bytes=self.machine.config.part_bytes))
+        request = plan_flush(state, policy_of(self.machine.config))
         if request is None or sum(batch.inline_size for batch in request.inputs) < INLINE_TOTAL_BYTES // 2:
             return False
         return carry_out(self.machine, self, request, local_engine(self.machine)).seqno is not None

@@ -98,6 +98,19 @@ def test_debts_of_all_shards_are_one_run_and_are_asked_for_once(
     ]
 
 
+def test_debts_are_what_the_settings_say(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
+    write(client, "a", batches=1, rows=50)
+    write(client, "a", batches=1, rows=5)
+    for weight, indebted in ((0.5, []), (1e9, [["a"]])):
+        settings = {**SMALL, "compaction_weight": weight}
+        repository = build_definitions(Settings(location=f"file:{folder}", config=settings)).get_repository_def()
+        given = Persist(location=f"file:{folder}", config=settings)
+        data = tick(repository, "compaction_debt", instance, given)
+        asked = [one.run_config["ops"]["compaction_of_shards"]["config"]["shards"] for one in data.run_requests or ()]
+        assert asked == indebted
+        given.teardown_after_execution(dg.build_init_resource_context())
+
+
 def test_debts_wait_while_a_compaction_is_queued(
     client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import msgspec
@@ -126,6 +127,33 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(world: World) -> 
     assert would.compacted.plan.requests
     done = client.maintain("s", policy=EAGER)
     assert done.compacted.plan == would.compacted.plan
+
+
+def test_settings_decide_how_everybody_plans_and_a_policy_wins_over_them(world: World) -> None:
+    eager = world.client(TINY.model_copy(update={"compaction_weight": 1e9, "compaction_advance": 0.01}))
+    lazy = world.client(TINY)
+    with lazy.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([row(k) for k in range(50)], 0, 1)
+        write.compare_and_append([row(1, time=1)], 1, 2)
+    assert [client.census("s").debt for client in (eager, lazy)] == [51, 0]
+    assert [bool(client.compact("s", dry_run=True).plan.requests) for client in (eager, lazy)] == [True, False]
+    assert eager.maintain("s", dry_run=True).compacted.plan.debt == 51
+    assert not eager.compact("s", policy=persist.Policy(), dry_run=True).plan.requests
+    assert lazy.compact("s", policy=EAGER, dry_run=True).plan.debt == 51
+
+
+def test_the_parts_of_a_compaction_are_as_large_as_its_policy_says(world: World) -> None:
+    client, rng = world.client(TINY.model_copy(update={"task_bytes": 1 << 30})), Random(1)
+    with client.open_writer("s", SCHEMA) as write:
+        for time in range(3):
+            write.compare_and_append([row(k, rng.randbytes(60).hex(), time) for k in range(1000)], time, time + 1)
+    policy = persist.Policy(weight=1e9, part_bytes=1 << 20)
+    (applied,) = client.compact("s", policy=policy).applied
+    assert applied.parts_out == 1
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([row(1, time=3)], 3, 4)
+    (applied,) = client.compact("s", policy=EAGER).applied
+    assert applied.parts_out > 1, "what a policy leaves open is what the settings say"
 
 
 def test_orphans_of_a_writer_that_died_go_when_it_is_retired_and_not_before(world: World) -> None:
