@@ -38,6 +38,7 @@ from persist_lib.location.wrap.caching import Cache, CachingBlob
 from persist_lib.location.wrap.metering import Meter, Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import (
+    Adder,
     Audited,
     Census,
     Collected,
@@ -303,10 +304,14 @@ class Client:
         _check_progress(progress)
         return audit_orphans(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
-    def scrub(self, name: str, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
+    def scrub(
+        self, name: str, *, after: int = 0, engine: Adder | None = None, progress: Progress | None = None
+    ) -> Scrubbed:
         """Re-read and verify every batch. Changes nothing."""
+        _check_engine(engine)
         _check_progress(progress)
-        return scrub(self.machine(name), after=parse_integer(after, "after", 0, MAX_TIME), progress=progress)
+        after = parse_integer(after, "after", 0, MAX_TIME)
+        return scrub(self.machine(name), after=after, engine=engine, progress=progress)
 
     def set_hold(
         self,

@@ -13,6 +13,7 @@ from jobs.session import SparkSettings
 from orchestration.checks import CHECKS
 from orchestration.duties import DUTIES
 from orchestration.run import RunReport, run_maintenance
+from persist_lib.core.sums import Sums
 from tests.spark.collections import SMALL, check, damage_a_part, parts_of, referred, stored, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
@@ -160,13 +161,13 @@ def test_reads_that_changed_fail_the_check_and_the_run(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, "s", batches=4, rows=50)
-    from orchestration.reads import Contents, ReadProbe  # noqa: PLC0415
+    from orchestration.reads import ReadProbe  # noqa: PLC0415
 
     measured: list[int] = []
 
-    def drifting(self: ReadProbe) -> dict[int, Contents]:
+    def drifting(self: ReadProbe) -> dict[int, Sums]:
         measured.append(1)
-        return {point: Contents(len(measured), 0, self.expected + len(measured) - 1) for point in self.points}
+        return {point: Sums(len(measured), 0, self.expected + len(measured) - 1) for point in self.points}
 
     monkeypatch.setattr(ReadProbe, "measure", drifting)
     report = run(folder, instance, engine="local")

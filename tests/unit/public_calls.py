@@ -336,7 +336,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda p: {"name": p.name, "force": True, "dry_run": False}, {"name": name, "force": flag, "dry_run": flag}
     ),
     "Client.scrub": (
-        lambda p: {"name": p.name, "after": 0, "progress": None}, {"name": name, "after": time, "progress": progress}
+        lambda p: {"name": p.name, "after": 0, "engine": None, "progress": None},
+        {"name": name, "after": time, "engine": progress, "progress": progress},
     ),
     "Client.set_hold": (
         lambda p: {"name": p.name, "hold": "kept", "since": 4, "opaque": b"y", "expected": b"x"},

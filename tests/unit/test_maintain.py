@@ -423,8 +423,11 @@ def test_an_engine_that_lies_is_refused_and_the_shard_is_as_it_was(world: World,
 
     def lying(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
         for result in honest(tasks):
-            wrong = () if lie == "parts" else getattr(result, lie) + 1
-            yield msgspec.structs.replace(result, **{lie: wrong})
+            if lie == "parts":
+                yield msgspec.structs.replace(result, parts=())
+            else:
+                sums = msgspec.structs.replace(result.sums, **{lie: getattr(result.sums, lie) + 1})
+                yield msgspec.structs.replace(result, sums=sums)
 
     with pytest.raises(CompactionRefused):
         client.compact("s", policy=EAGER, engine=lying)

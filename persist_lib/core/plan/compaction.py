@@ -21,6 +21,7 @@ from persist_lib.arguments import check_type, parse_integer, parse_number
 from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
+from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.schema.schema import Schema
@@ -268,9 +269,7 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True):
     """What a task wrote: parts in key order, and the sums over them."""
 
     parts: tuple[Part, ...]
-    count: int
-    diff_sum: int
-    fingerprint: int
+    sums: Sums
 
 
 def task_inputs(request: Request) -> tuple[TaskInput, ...]:
@@ -295,11 +294,9 @@ def cut_evenly(boundaries: Sequence[tuple[bytes, int]], n: int) -> list[bytes]:
 def output_batch(request: Request, results: list[TaskResult]) -> Batch:
     """The batch that stands for a request's inputs, from its tasks' results in key order."""
     parts = tuple(part for result in results for part in result.parts)
-    diff_sum = sum(result.diff_sum for result in results)
+    sums = total(result.sums for result in results)
     return Batch(
         request.inputs[0].lo, request.inputs[-1].hi, request.lower, request.upper, request.since,
-        count=sum(result.count for result in results),
-        diff_sum=(diff_sum + 2**63) % 2**64 - 2**63,
-        fingerprint=sum(result.fingerprint for result in results) % 2**64,
+        count=sums.count, diff_sum=sums.diff_sum, fingerprint=sums.fingerprint,
         parts=parts, runs=(0,) if parts else (),
     )  # fmt: skip
