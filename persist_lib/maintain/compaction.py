@@ -31,6 +31,7 @@ from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
 from persist_lib.shard.commit import Committed, Machine, refused
@@ -198,3 +199,10 @@ def still_there(state: State, request: Request) -> bool:
     """
     batches = {batch.id: batch for batch in state.trace}
     return all(batches.get(batch.id) == batch for batch in request.inputs)
+
+
+def do_compaction(call: Call) -> Compacted:
+    """The duty `compaction`."""
+    return compact(
+        call.machine, call.worker, policy=call.policy, engine=call.engine, dry_run=call.dry_run, progress=call.progress
+    )

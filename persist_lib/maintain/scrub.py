@@ -19,6 +19,7 @@ from persist_lib.errors import Damage
 from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.call import Call
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import Stored, inputs_of
@@ -121,3 +122,8 @@ def add_up_task(task: SumTask, blob: Blob) -> Sums | Damage:
         return Stored(blob, ShardId(task.shard), task.schemas, task.schemas[-1]).sums([task.parts])
     except Damage as damage:
         return damage
+
+
+def do_scrub(call: Call) -> Scrubbed:
+    """The duty `scrub`."""
+    return scrub(call.machine, after=call.after, engine=call.adder, progress=call.progress)

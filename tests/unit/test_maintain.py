@@ -16,7 +16,7 @@ import persist_lib as persist
 from persist_lib.cli.app import app
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
-from persist_lib.maintain import duties, local_engine
+from persist_lib.maintain import garbage, liveness, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.unit.test_read import TINY, filled
@@ -345,15 +345,17 @@ def test_a_damaged_batch_keeps_no_other_duty_from_being_done_and_is_raised_at_th
     gone._handles.clear()
     client.set_retention("s", 2)
     world.clock.advance(10 * TINY.lease_ms)
-    with pytest.raises(persist.Corrupt, match=r"1 of 6 duties failed, the others were done: expire, retain,") as caught:
+    with pytest.raises(
+        persist.Corrupt, match=r"1 of 6 duties failed, the others were done: leases, retention,"
+    ) as caught:
         client.maintain("s")
     assert key in str(caught.value)
-    assert list(cast("dict[str, str]", caught.value.failed)) == ["compact"]
+    assert list(cast("dict[str, str]", caught.value.failed)) == ["compaction"]
     done = cast("dict[str, Any]", caught.value.done)
-    assert list(done) == ["expire", "retain", "roll_up", "collect", "audit"]
-    assert [overdue.id for overdue in done["expire"].overdue] == [left.id]
-    assert done["retain"].after > done["retain"].before
-    assert len(done["audit"].orphans) == 1
+    assert list(done) == ["leases", "retention", "rollups", "garbage", "orphans"]
+    assert [overdue.id for overdue in done["leases"].overdue] == [left.id]
+    assert done["retention"].after > done["retention"].before
+    assert len(done["orphans"].orphans) == 1
     assert not client.audit_orphans("s", dry_run=True).orphans
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.failed) == (persist.Corrupt, caught.value.failed)
@@ -369,12 +371,12 @@ def test_of_several_failures_the_gravest_is_raised_and_all_are_named(
     def fails(*_: object, **__: object) -> None:
         raise Determinate("the store is away")
 
-    monkeypatch.setattr(duties, "retain", fails)
-    monkeypatch.setattr(duties, "collect", fails)
+    monkeypatch.setattr(liveness, "retain", fails)
+    monkeypatch.setattr(garbage, "collect", fails)
     with pytest.raises(persist.Corrupt, match="3 of 6 duties failed") as caught:
         client.maintain("s")
     assert str(caught.value).count("the store is away") == 2
-    assert list(cast("dict[str, str]", caught.value.failed)) == ["retain", "compact", "collect"]
+    assert list(cast("dict[str, str]", caught.value.failed)) == ["retention", "compaction", "garbage"]
 
 
 def test_damage_of_one_shard_hinders_no_other_from_the_command_line(tmp_path: Path) -> None:
@@ -389,8 +391,8 @@ def test_damage_of_one_shard_hinders_no_other_from_the_command_line(tmp_path: Pa
     answer = CliRunner().invoke(app, ["--location", f"file:{tmp_path}/data", "maintain", "--all"])
     assert answer.exit_code == 3
     assert "bad: 1 of 6 duties failed" in answer.output
-    assert "compact  FAILED" in answer.output
-    assert "audit    done" in answer.output
+    assert "compaction FAILED" in answer.output
+    assert "orphans    done" in answer.output
     assert "good: 6 → 1 batch" in answer.output
 
 
