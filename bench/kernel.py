@@ -155,7 +155,7 @@ def merge_folder(source: Path, target: Path, since: int) -> dict[str, int]:
     for part in merge_to_parts(runs, SCHEMA, 0, advance_to=since):
         with (target / f"{next(names)}.parquet").open("wb") as file:
             file.write(part.data)
-        rows, written = rows + part.said.rows, written + part.size
+        rows, written = rows + part.said.sums.count, written + part.size
         del part
     return {"rows": rows, "bytes": written}
 

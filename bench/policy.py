@@ -23,6 +23,7 @@ import bench.figures
 from persist_lib.core import commands as c
 from persist_lib.core.plan.compaction import Policy, Request, TaskResult, batch_bound, output_batch, plan_compaction
 from persist_lib.core.state import Batch, Part, State
+from persist_lib.core.sums import Sums
 from persist_lib.core.transitions import apply
 from persist_lib.format.paths import part_key
 from persist_lib.frontier import at
@@ -107,7 +108,7 @@ class Simulation:
         settled = sum(_until(part, request.advance_to) for batch in request.inputs for part in batch.parts)
         parts = (self.part(rows, first, last, settled),) if rows else ()
         sums = sum(b.diff_sum for b in request.inputs), sum(b.fingerprint for b in request.inputs)
-        output = output_batch(request, [TaskResult(parts, rows, *sums)])
+        output = output_batch(request, [TaskResult(parts, Sums(rows, *sums))])
         self.do(c.ApplyCompaction(WRITER, request.ids, output))
         self.rewritten += request.count
 

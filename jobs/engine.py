@@ -1,14 +1,14 @@
-"""Compaction engines: where merge tasks run. Spark, this process, or whichever fits the size of the debt.
+"""Engines: where the tasks of compactions and scrubs run. Spark, this process, or whichever fits what they read.
 
-One Spark task is one merge task, without a shuffle, as the inputs are sorted already: `spark.range(0, n, 1, n)` makes n
-tasks on local, standalone and Connect sessions alike.
+One Spark task carries out one of these tasks, without a shuffle, as the inputs are sorted already:
+`spark.range(0, n, 1, n)` makes n tasks on local, standalone and Connect sessions alike.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,11 +19,20 @@ from jobs.session import Sessions
 from persist_lib.client import Client
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
-from persist_lib.errors import Determinate, InvalidUsage
+from persist_lib.core.sums import Sums
+from persist_lib.errors import Damage, Determinate, InvalidUsage, PersistError
 from persist_lib.maintain import Engine, local_engine
+from persist_lib.maintain.scrub import Adder, SumTask, local_adder
 from persist_lib.maintain.task import run_task
 
 EngineName = Literal["auto", "spark", "local"]
+
+
+TASKS_AT_ONCE = 1024
+"""Tasks of one Spark job of a scrub: what the driver sends in one go."""
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
 
 
 class SparkEngine:
@@ -50,18 +59,39 @@ class SparkEngine:
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from t.run_all(batches, encoded, merge)
 
-        spark = self._session()
-        _tag(spark, self._tag)
-        if self._is_cancelled:
-            raise Determinate("this compaction was cancelled; nothing was committed")
-        answers = sorted(fan_out(spark, len(tasks), work, t.ANSWER_DDL), key=lambda row: row["task"])
-        charge(self._client, answers)
+        answers = self._answers(len(tasks), work)
         for row in answers:
             if row["error"] is not None:
                 raise t.raised(row["error"])
-        with self._lock:
-            self.tasks_run += len(tasks)
         return [msgspec.msgpack.decode(row["result"], type=TaskResult) for row in answers]
+
+    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[Sums | Damage]:
+        """The sums of a scrub's tasks, or the damage that each found, in the tasks' order."""
+        url, consensus_url = self._url, self._consensus_url
+        for start in range(0, len(tasks), TASKS_AT_ONCE):
+            some = tasks[start : start + TASKS_AT_ONCE]
+            encoded = msgspec.msgpack.encode(some)
+
+            def work(batches: Iterator[pa.RecordBatch], encoded: bytes = encoded) -> Iterator[pa.RecordBatch]:
+                yield from t.add_up_all(batches, encoded, url, consensus_url)
+
+            for row in self._answers(len(some), work):
+                if row["error"] is None:
+                    yield msgspec.msgpack.decode(row["result"], type=Sums)
+                else:
+                    yield _damage(t.raised(row["error"]))
+
+    def _answers(self, count: int, work: Any) -> list[dict[str, Any]]:
+        """What `count` tasks answered, in their order; what they spent is charged to the client."""
+        spark = self._session()
+        _tag(spark, self._tag)
+        if self._is_cancelled:
+            raise Determinate("this work was cancelled; nothing was committed")
+        answers = sorted(fan_out(spark, count, work, t.ANSWER_DDL), key=lambda row: row["task"])
+        charge(self._client, answers)
+        with self._lock:
+            self.tasks_run += count
+        return answers
 
     def cancel(self) -> None:
         """Stop what runs for this engine. What its tasks wrote and did not commit are orphans."""
@@ -74,6 +104,12 @@ class SparkEngine:
             if self._spark is None:
                 self._spark = self._sessions()
             return self._spark
+
+
+def _damage(error: PersistError) -> Damage:
+    if not isinstance(error, Damage):
+        raise error
+    return error
 
 
 def _tag(spark: Any, tag: str) -> None:
@@ -110,19 +146,36 @@ def charge(client: Client, answers: Iterable[dict[str, Any]]) -> None:
 
 def engine_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Engine:
     """The engine of one shard. `auto`: Spark for requests that read more than `spark_above_bytes`, else here."""
-    here = local_engine(client.machine(shard))
+    return _fitting(local_engine(client.machine(shard)), spark, name, bytes_read, client.config.spark_above_bytes)
+
+
+def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Adder:
+    """Where one shard is scrubbed. `auto`: on Spark when more than `spark_above_bytes` are to be read, else here."""
+    above = client.config.spark_above_bytes
+    return _fitting(
+        local_adder(client.machine(shard).blob), spark.add_up if spark else None, name, bytes_scrubbed, above
+    )
+
+
+def _fitting(
+    here: Callable[[Sequence[Task]], Iterable[Answer]],
+    spark: Callable[[Sequence[Task]], Iterable[Answer]] | None,
+    name: EngineName,
+    weigh: Callable[[Sequence[Task]], int],
+    above: int,
+) -> Callable[[Sequence[Task]], Iterable[Answer]]:
+    """What carries out tasks: here, Spark, or for `auto` the one that fits what the tasks read."""
     if name == "local" or (name == "auto" and spark is None):
         return here
     if spark is None:
         raise InvalidUsage("engine='spark' needs a Spark session")
-    if name == "spark":
-        return spark
-    above = client.config.spark_above_bytes
+    there = spark
+    return there if name == "spark" else lambda tasks: (there if weigh(tasks) > above else here)(tasks)
 
-    def fitting(tasks: Sequence[MergeTask]) -> Iterable[TaskResult]:
-        return spark(tasks) if bytes_read(tasks) > above else here(tasks)
 
-    return fitting
+def bytes_scrubbed(tasks: Sequence[SumTask]) -> int:
+    """What the tasks of one scrub read: each refers to its own parts."""
+    return sum(part.size for task in tasks for part in task.parts.parts)
 
 
 def bytes_read(tasks: Sequence[MergeTask]) -> int:

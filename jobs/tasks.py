@@ -20,17 +20,14 @@ import pyarrow as pa
 from persist_lib import errors
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import MergeTask, TaskInput, TaskResult
+from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
-from persist_lib.ids import ShardId
-from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.maintain.scrub import SumTask, add_up_task
 from persist_lib.maintain.task import run_task
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.schema.schema import Schema
-from persist_lib.shard.runs import open_runs
 
 Merge = Callable[[MergeTask, Blob, Callable[[], int]], TaskResult]
 
@@ -83,23 +80,6 @@ def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes, merge: Merge = ru
             yield answer(index, outcome, spent.cost)
 
 
-class SumTask(msgspec.Struct, frozen=True, array_like=True):
-    """Some parts of one run of one batch, to be read again, verified and added up."""
-
-    shard: str
-    batch: tuple[int, int]
-    parts: TaskInput
-    schemas: tuple[Schema, ...]
-
-
-class Sums(msgspec.Struct, frozen=True, array_like=True):
-    """What updates add up to; additive modulo 2**64, so that parts make up a batch."""
-
-    count: int
-    diff_sum: int
-    fingerprint: int
-
-
 def add_up_all(
     batches: Iterator[pa.RecordBatch], encoded: bytes, url: str, consensus_url: str
 ) -> Iterator[pa.RecordBatch]:
@@ -108,25 +88,9 @@ def add_up_all(
     for batch in batches:
         for index in batch.column(0).to_pylist():
             tasks = tasks or msgspec.msgpack.decode(encoded, type=list[SumTask])
-            outcome: Sums | Told
             with Spending() as spent:
-                try:
-                    outcome = add_up(tasks[index], blob_at(url, consensus_url))
-                except Damage as damage:
-                    outcome = tell(damage)
-            yield answer(index, outcome, spent.cost)
-
-
-def add_up(task: SumTask, blob: Blob) -> Sums:
-    """The sums of a task's updates. Raises Damage where a part is not what was written."""
-    count = diff_sum = print_ = 0
-    schema = task.schemas[-1]
-    for run in open_runs(blob, ShardId(task.shard), (task.parts,), task.schemas, schema):
-        for table in run:
-            count += table.num_rows
-            diff_sum += diff_sum_of(diffs_of(table))
-            print_ += fingerprint(schema, table)
-    return Sums(count, (diff_sum + 2**63) % 2**64 - 2**63, print_ % 2**64)
+                found = add_up_task(tasks[index], blob_at(url, consensus_url))
+            yield answer(index, tell(found) if isinstance(found, Damage) else found, spent.cost)
 
 
 def answer(index: int, outcome: object, cost: Cost) -> pa.RecordBatch:

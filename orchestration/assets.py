@@ -9,39 +9,19 @@ failed; so each is recorded by itself, as it is done.
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import dagster as dg
 from pydantic import Field
 
 from orchestration.checks import CHECKS, check_specs
-from orchestration.duties import DUTIES, Duty, Options
+from orchestration.duties import DUTIES, Options
 from orchestration.partitions import shard_partitions
 from orchestration.reports import Event
 from orchestration.resources import Persist, Spark
 from orchestration.sweep import spark_engine, sweep
+from persist_lib.core import duties as core
 
-DESCRIPTIONS: Mapping[Duty, str] = {
-    "leases": "Readers and writers whose lease has ended are retired, by the Consensus store's clock.",
-    "retention": "The retention hold, moved to as far behind upper as the shard's policy says.",
-    "compacted": "The trace in few, large, consolidated batches: small debts merged in process, larger ones on Spark.",
-    "rollups": "A copy of the state in Blob, recent enough that opening the shard replays little.",
-    "collected_garbage": "Objects that no live reader can reach deleted, and the log truncated.",
-    "orphan_audit": "Objects that were uploaded and never linked deleted, when nobody can link them any more.",
-    "scrub": "Every part read again, its digest verified and its sums recomputed, since the last scrub.",
-    "census": "What the shard is made of, in numbers.",
-}
-AFTER: Mapping[Duty, tuple[Duty, ...]] = {
-    "leases": (),
-    "retention": ("leases",),
-    "compacted": ("retention",),
-    "rollups": ("compacted",),
-    "collected_garbage": ("rollups",),
-    "orphan_audit": ("collected_garbage",),
-    "scrub": ("compacted",),
-    "census": ("orphan_audit", "scrub"),
-}
-KINDS: Mapping[Duty, set[str]] = {"compacted": {"spark", "parquet"}, "scrub": {"parquet"}}
 OWNERS = ["team:storage"]
 
 
@@ -65,10 +45,10 @@ def specs() -> list[dg.AssetSpec]:
     """The assets, drawn in the order in which their duties are done."""
     return [
         dg.AssetSpec(
-            duty, deps=AFTER[duty], description=DESCRIPTIONS[duty], partitions_def=shard_partitions, skippable=True,
-            group_name="maintenance", kinds={"python", *KINDS.get(duty, ())}, owners=OWNERS, code_version="1",
+            duty.name, deps=duty.after, description=duty.does, partitions_def=shard_partitions, skippable=True,
+            group_name="maintenance", kinds={"python", *duty.kinds}, owners=OWNERS, code_version="1",
         )
-        for duty in DUTIES
+        for duty in core.DUTIES
     ]  # fmt: skip
 
 

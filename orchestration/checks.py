@@ -15,11 +15,11 @@ from orchestration.duties import Duty
 from orchestration.partitions import shard_partitions
 
 CHECKS: Mapping[str, tuple[Duty, str]] = {
-    "reads_identical": ("compacted", "Snapshots at several times hold the same before and after the compaction."),
-    "fingerprint_conserved": ("compacted", "What can be read adds up to all that was ever appended."),
+    "reads_identical": ("compaction", "Snapshots at several times hold the same before and after the compaction."),
+    "fingerprint_conserved": ("compaction", "What can be read adds up to all that was ever appended."),
     "rollup_recent": ("rollups", "The newest rollup lags at most twice the configured distance behind."),
-    "no_overdue_garbage": ("collected_garbage", "Nothing that no live reader can reach is left in Blob."),
-    "no_orphan": ("orphan_audit", "No object is left that no state refers to and nobody can link any more."),
+    "no_overdue_garbage": ("garbage", "Nothing that no live reader can reach is left in Blob."),
+    "no_orphan": ("orphans", "No object is left that no state refers to and nobody can link any more."),
     "parts_undamaged": ("scrub", "Every digest, count and fingerprint is what the state says."),
     "batch_count_within_bound": ("census", "There are at most 2 log2(updates) + c non-empty batches."),
 }

@@ -9,27 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from jobs import program
 from jobs.compact import numbers as compaction_numbers
-from jobs.engine import EngineName, SparkEngine, engine_for
+from jobs.engine import EngineName, SparkEngine, adder_for, engine_for
 from orchestration.reads import ReadProbe
 from persist_lib.client import Client
 from persist_lib.core.cost import storage_dollars
+from persist_lib.core.duties import NAMES, figures_of
 from persist_lib.core.plan.garbage import plan_collection
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain import Census, Compacted
+from persist_lib.maintain.duties import carry_out
 
-Duty = Literal["leases", "retention", "compacted", "rollups", "collected_garbage", "orphan_audit", "scrub", "census"]
+Duty = str
+"""A name in the table of duties."""
 Number = int | float
 
-DUTIES: tuple[Duty, ...] = (
-    "leases", "retention", "compacted", "rollups", "collected_garbage", "orphan_audit", "scrub", "census",
-)  # fmt: skip
-"""In the order that frees the most: what is expired lets since move, what is compacted becomes garbage, and so on."""
+DUTIES: tuple[Duty, ...] = NAMES
+"""In the order that frees the most."""
 
 
 class Finding(NamedTuple):
@@ -92,7 +93,7 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
         started = time.monotonic()
         try:
             with Spending() as spent:
-                one = CALLS[duty](client, shard, options)
+                one = CALLS[duty](client, shard, options) if duty in CALLS else _plain(client, shard, duty, options)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
             errors[duty] = error
         else:
@@ -100,6 +101,13 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
             figures = {**one.numbers, **program.spent(spent.cost), "seqno": one.seqno, "seconds": seconds}
             done.append(one._replace(numbers=figures))
     return ShardReport(shard, tuple(done), errors)
+
+
+def _plain(client: Client, shard: str, duty: Duty, options: Options) -> Done:
+    """A duty of the table that nothing more is told of than its figures."""
+    machine, policy = client.machine(shard), client.policy()
+    answer = carry_out(duty, machine, client.leases, policy=policy, dry_run=options.dry_run)
+    return Done(duty, figures_of(answer), (), machine.fetch().seqno)
 
 
 def _leases(client: Client, shard: str, options: Options) -> Done:
@@ -154,13 +162,13 @@ def _compare(probe: ReadProbe, before: Mapping[int, object]) -> tuple[Finding, .
         f"snapshots as of {differing} differ" if differing else f"snapshots as of {sorted(before)} are what they were"
     )
     reads = {"snapshots": len(before), "differing": len(differing)}
-    findings = [Finding("reads_identical", "compacted", not differing, reads, says, fatal=True)]
+    findings = [Finding("reads_identical", "compaction", not differing, reads, says, fatal=True)]
     if probe.points:
         newest = after[probe.points[-1]].fingerprint
         kept = newest == probe.expected
         says = f"contents add up to {newest:016x}; all that was ever appended adds up to {probe.expected:016x}"
         figures = {"fingerprint": f"{newest:016x}", "expected": f"{probe.expected:016x}"}
-        findings.append(Finding("fingerprint_conserved", "compacted", kept, figures, says, fatal=True))
+        findings.append(Finding("fingerprint_conserved", "compaction", kept, figures, says, fatal=True))
     return tuple(findings)
 
 
@@ -172,7 +180,7 @@ def _compaction_done(client: Client, shard: str, compacted: Compacted, findings:
     lines = [f"{request.reason}: {len(request.inputs)} batches, {request.count} updates, {request.size} bytes"
              for request in compacted.plan.requests]  # fmt: skip
     lines += [f"left alone: {len(skipped.ids)} batches, as {skipped.why}" for skipped in compacted.plan.skipped]
-    return Done("compacted", figures, findings, census.seqno, census, tuple(lines))
+    return Done("compaction", figures, findings, census.seqno, census, tuple(lines))
 
 
 def _rollups(client: Client, shard: str, options: Options) -> Done:
@@ -205,8 +213,8 @@ def _collected(client: Client, shard: str, options: Options) -> Done:
     }  # fmt: skip
     lines = [f"held: {held.keys} objects, {held.size} bytes: {held.why}" for held in left.held]
     lines += [f"could not delete {key}: {why}" for key, why in collected.failed.items()]
-    finding = Finding("no_overdue_garbage", "collected_garbage", not left.keys, found, says)
-    return Done("collected_garbage", figures, (finding,), version.seqno, None, tuple(lines))
+    finding = Finding("no_overdue_garbage", "garbage", not left.keys, found, says)
+    return Done("garbage", figures, (finding,), version.seqno, None, tuple(lines))
 
 
 def _audited(client: Client, shard: str, options: Options) -> Done:
@@ -214,18 +222,19 @@ def _audited(client: Client, shard: str, options: Options) -> Done:
     deleted = not options.dry_run and audited.orphans
     left = client.audit_orphans(shard, dry_run=True) if deleted else audited
     says = f"{len(left.orphans)} orphans, {left.size} bytes" if left.orphans else "no orphans"
-    finding = Finding("no_orphan", "orphan_audit", not left.orphans, {"orphans": len(left.orphans)}, says)
+    finding = Finding("no_orphan", "orphans", not left.orphans, {"orphans": len(left.orphans)}, says)
     figures = {
         "orphans": len(audited.orphans), "orphan_bytes": audited.size, "referred": audited.live,
         "pending": audited.pending, "swept": len(audited.swept), "failed": len(audited.failed),
         "unfinished_uploads": audited.uploads, "unfinished_upload_bytes": audited.uploads_size,
     }  # fmt: skip
     lines = [f"orphan: {key}" for key in audited.orphans[:100]]
-    return Done("orphan_audit", figures, (finding,), _seqno(client, shard), None, tuple(lines))
+    return Done("orphans", figures, (finding,), _seqno(client, shard), None, tuple(lines))
 
 
 def _scrubbed(client: Client, shard: str, options: Options) -> Done:
-    scrubbed = client.scrub(shard, after=options.scrub_after(shard))
+    adder = adder_for(client, shard, options.engine, options.spark)
+    scrubbed = client.scrub(shard, after=options.scrub_after(shard), engine=adder)
     says = "; ".join(f"batch {id_}: {what}" for id_, what in scrubbed.damaged) or "every digest and every sum is right"
     figures = {
         "batches": scrubbed.batches, "updates": scrubbed.updates, "bytes": scrubbed.size,
@@ -266,6 +275,6 @@ def _seqno(client: Client, shard: str) -> SeqNo:
 
 
 CALLS: Mapping[Duty, Callable[[Client, str, Options], Done]] = {
-    "leases": _leases, "retention": _retention, "compacted": _compacted, "rollups": _rollups,
-    "collected_garbage": _collected, "orphan_audit": _audited, "scrub": _scrubbed, "census": _census,
+    "leases": _leases, "retention": _retention, "compaction": _compacted, "rollups": _rollups,
+    "garbage": _collected, "orphans": _audited, "scrub": _scrubbed, "census": _census,
 }  # fmt: skip

@@ -18,17 +18,13 @@ from orchestration.partitions import add_missing
 from orchestration.reports import Event
 from orchestration.resources import Persist, Spark
 from orchestration.sweep import sweep
+from persist_lib.core import duties as core
 
 JOBS: Mapping[str, tuple[tuple[Duty, ...], str]] = {
     "maintenance": (DUTIES, "Everything, over all shards."),
-    "compaction": (("leases", "retention", "compacted", "rollups", "collected_garbage", "census"),
-                   "Pay the debts, and collect what that leaves."),
-    "lease_expiry": (("leases",), "Retire whose lease has ended."),
-    "collection": (("retention", "rollups", "collected_garbage"), "Let go of history; delete what nobody can reach."),
-    "auditing": (("orphan_audit",), "Delete what was never linked."),
-    "scrubbing": (("scrub",), "Verify what was written since the last scrub."),
-    "counting": (("census",), "Take the census."),
-}  # fmt: skip
+    **{duty.name: (duty.job or (duty.name,), duty.does) for duty in core.DUTIES},
+}
+"""A job of each duty, and one of all."""
 
 
 class SweepConfig(DutyConfig):

@@ -6,19 +6,10 @@ sum must also be what appends have added up in the state all along, which no com
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from persist_lib.client import Client
-from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
+from persist_lib.core.sums import Sums
+from persist_lib.format.sums import add_up
 from persist_lib.read.handle import ReadHandle
-
-
-class Contents(NamedTuple):
-    """What a shard holds as of one time: how many distinct data, the sum of diffs, the fingerprint of all."""
-
-    rows: int
-    diff_sum: int
-    fingerprint: int
 
 
 class ReadProbe:
@@ -32,7 +23,7 @@ class ReadProbe:
         since = self._handle.since.time
         self.points = () if upper is None or since is None or upper <= since else spread(since, upper - 1, points)
 
-    def measure(self) -> dict[int, Contents]:
+    def measure(self) -> dict[int, Sums]:
         """The contents at each point."""
         return {as_of: self._contents(as_of) for as_of in self.points}
 
@@ -40,14 +31,9 @@ class ReadProbe:
         """Let history go."""
         self._handle.close()
 
-    def _contents(self, as_of: int) -> Contents:
-        count = diffs = print_ = 0
+    def _contents(self, as_of: int) -> Sums:
         with self._handle.snapshot(as_of) as snapshot:
-            for table in snapshot.batches():
-                count += table.num_rows
-                diffs += diff_sum_of(diffs_of(table))
-                print_ += fingerprint(self._handle.schema, table)
-        return Contents(count, diffs, print_ % 2**64)
+            return add_up(self._handle.schema, snapshot.batches())
 
 
 def spread(first: int, last: int, points: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Maintenance from Python, in this process: what `dagster job execute -j maintenance` does, with its figures as values.
 
     report = run_maintenance("file:./data", spark=SparkSettings(driver_memory="2g"))
-    report.figures["orders"]["compacted"]["bytes_out"]
+    report.figures["orders"]["compaction"]["bytes_out"]
 
 $ python -m orchestration.run file:./data
 """
@@ -114,7 +114,7 @@ def main() -> int:
     """Maintain every shard of a location; 1 if one failed."""
     report = run_maintenance(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
     for shard, duties in sorted(report.figures.items()):
-        compacted = duties.get("compacted", {})
+        compacted = duties.get("compaction", {})
         dollars = sum(figures.get("dollars", 0) for figures in duties.values())
         requests = sum(figures.get("location_requests", 0) for figures in duties.values())
         print(

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import dagster as dg
 
 from orchestration.jobs import SWEEPS
-
-CRONS: Mapping[str, str] = {
-    "lease_expiry": "* * * * *",
-    "collection": "7 * * * *",
-    "counting": "*/15 * * * *",
-    "auditing": "23 2 * * *",
-    "scrubbing": "41 3 * * 0",
-}
-"""Minutes are odd on purpose: not everything in the world has to start on the hour."""
+from persist_lib.core.duties import DUTIES
 
 
 def schedules(status: dg.DefaultScheduleStatus) -> list[dg.ScheduleDefinition]:
-    """One schedule a job. Each run is one process for all shards."""
+    """One schedule for each duty that is due by the clock. Each run is one process for all shards."""
     return [
         dg.ScheduleDefinition(
-            name=f"{name}_schedule",
-            job=SWEEPS[name],
-            cron_schedule=cron,
+            name=f"{duty.name}_schedule",
+            job=SWEEPS[duty.name],
+            cron_schedule=duty.schedule,
             execution_timezone="UTC",
             default_status=status,
-            tags={"persist/duty": name},
+            tags={"persist/duty": duty.name},
         )
-        for name, cron in CRONS.items()
+        for duty in DUTIES
+        if duty.schedule
     ]

@@ -40,7 +40,7 @@ def sensors(status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
 def discovery_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
     """New shards become partitions and are counted; changed ones are observed, which draws timelines without a run."""
 
-    @dg.sensor(name="shard_discovery", job=SWEEPS["counting"], minimum_interval_seconds=30, default_status=status)
+    @dg.sensor(name="shard_discovery", job=SWEEPS["census"], minimum_interval_seconds=30, default_status=status)
     def shard_discovery(context: dg.SensorEvaluationContext, persist: Persist) -> dg.SensorResult:
         """Make new shards partitions, and observe those that changed."""
         heads, seen = seqnos(persist.client), loads(context.cursor)
@@ -50,8 +50,8 @@ def discovery_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
         requests = []
         if new:
             key = run_key(f"{shard}@{heads[shard]}" for shard in new)
-            tags = {"persist/duty": "counting", **({"persist/shard": new[0]} if len(new) == 1 else {})}
-            requests = [dg.RunRequest(run_key=key, run_config=run_config("counting", shards=new), tags=tags)]
+            tags = {"persist/duty": "census", **({"persist/shard": new[0]} if len(new) == 1 else {})}
+            requests = [dg.RunRequest(run_key=key, run_config=run_config("census", shards=new), tags=tags)]
         return dg.SensorResult(
             dynamic_partitions_requests=[shard_partitions.build_add_request(new)] if new else [],
             run_requests=requests,
@@ -97,7 +97,7 @@ def debts(client: Client, seen: Mapping[str, int], asked: Mapping[str, str]) -> 
     indebted = {}
     for shard in looked_at:
         state = client.inspect(shard).state
-        if asked.get(shard) != mark_of(state) and plan_compaction(state).requests:
+        if asked.get(shard) != mark_of(state) and plan_compaction(state, client.policy()).requests:
             indebted[shard] = mark_of(state)
     return looked_at, indebted
 

@@ -9,8 +9,6 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from persist_lib.arguments import (
     check_callable,
     check_type,
@@ -25,7 +23,7 @@ from persist_lib.arguments import (
 from persist_lib.config import CacheConfig, Config
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.formats import FIRST, NEWEST
-from persist_lib.core.plan.compaction import Policy
+from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME
@@ -36,6 +34,7 @@ from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import (
+    Adder,
     Audited,
     Census,
     Collected,
@@ -229,11 +228,10 @@ class Client(Terms):
         return Worker(self.machine(name), self.leases)
 
     def policy(self, policy: Policy | None = None) -> Policy:
-        """How this client plans: `policy`, else what its settings say; at its prices, where the policy has none."""
-        if policy is None:
-            policy = Policy(part_bytes=self.config.part_bytes)
-        check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
-        return policy if policy.prices is not None else msgspec.structs.replace(policy, prices=self.prices)
+        """How this client plans: `policy`, or its settings. What `policy` leaves open is as the settings say."""
+        if policy is not None:
+            check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
+        return policy_of(self.config, policy, self.prices)
 
     def census(self, name: str, policy: Policy | None = None) -> Census:
         """What the shard is made of, in numbers."""
@@ -297,10 +295,14 @@ class Client(Terms):
         _check_progress(progress)
         return audit_orphans(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
-    def scrub(self, name: str, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
+    def scrub(
+        self, name: str, *, after: int = 0, engine: Adder | None = None, progress: Progress | None = None
+    ) -> Scrubbed:
         """Re-read and verify every batch. Changes nothing."""
+        _check_engine(engine)
         _check_progress(progress)
-        return scrub(self.machine(name), after=parse_integer(after, "after", 0, MAX_TIME), progress=progress)
+        after = parse_integer(after, "after", 0, MAX_TIME)
+        return scrub(self.machine(name), after=after, engine=engine, progress=progress)
 
     def compare_and_append_many(
         self, appends: Iterable[Append], *, timeout: float | None = None, token: bytes | None = None

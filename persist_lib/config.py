@@ -86,6 +86,10 @@ class Config(Settings):
     """Memory for buffered windows of a merge."""
     read_threads: int = Field(4, ge=1, le=64)
     """Objects fetched in parallel."""
+    compaction_weight: float = Field(0.5, gt=0, le=1e12)
+    """A batch is in debt below this share of what is newer than it. Larger: fewer batches, more rewriting."""
+    compaction_advance: float = Field(1 / 3, gt=0, le=1e12)
+    """A batch is rewritten when since has passed about this share of its updates. Smaller: less history, more work."""
     spark_above_bytes: int = Field(64 * MIB, ge=0, le=MOST_BYTES)
     """Compactions that read more than this go to Spark when the engine is `auto`."""
     task_bytes: int = Field(128 * MIB, ge=64 * KIB, le=MOST_BYTES)

@@ -8,6 +8,7 @@ import typer
 
 from persist_lib.cli import duties, history, log, looking, reading, recovery, show, writing
 from persist_lib.cli.command import AsJson, Consensus, Location, Prices, Shared, Verbose, command, prose
+from persist_lib.core.duties import DUTIES
 
 app = typer.Typer(
     name="persist", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -62,24 +63,21 @@ RECOVERY = "When something went wrong"
 HISTORY = "How much history is kept"
 
 command(app, "shards", looking.shards, LOOKING)
-command(app, "census", looking.census, LOOKING)
 command(app, "show", show.show, LOOKING)
 command(app, "log", log.log, LOOKING)
 command(app, "plan", looking.plan, LOOKING)
-command(app, "scrub", duties.scrub, LOOKING)
+for duty in DUTIES:
+    if not duty.is_upkeep:
+        command(app, duty.name, duties.command_of(duty), LOOKING)
 
 command(app, "snapshot", reading.snapshot, DATA)
 command(app, "listen", reading.listen, DATA)
 command(app, "append", writing.append, DATA)
 
 command(app, "maintain", duties.maintain, UPKEEP)
-command(app, "compact", duties.compact, UPKEEP)
-command(app, "roll-up", duties.roll_up, UPKEEP)
-command(app, "expire", duties.expire, UPKEEP)
-command(app, "retain", duties.retain, UPKEEP)
-command(app, "collect", duties.collect, UPKEEP)
-command(app, "audit", duties.audit, UPKEEP)
-
+for duty in DUTIES:
+    if duty.is_upkeep:
+        command(app, duty.name, duties.command_of(duty), UPKEEP)
 command(app, "upgrade", duties.upgrade, UPKEEP)
 
 command(app, "outcome", recovery.outcome, RECOVERY)
@@ -90,5 +88,5 @@ app.add_typer(holds, name="hold", rich_help_panel=HISTORY)
 command(holds, "set", history.set_hold)
 command(holds, "release", history.release_hold)
 command(holds, "list", history.list_holds)
-command(app, "retention", history.retention, HISTORY)
+command(app, "set-retention", history.retention, HISTORY)
 command(app, "finish", history.finish, HISTORY)

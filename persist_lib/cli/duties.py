@@ -7,27 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persist_lib.cli import outcomes
+from persist_lib.cli import looking, outcomes
 from persist_lib.cli.arguments import AllShards, DryRun, Shards, chosen, each
 from persist_lib.cli.outcomes import Outcome
 from persist_lib.cli.session import Advance, Session
 from persist_lib.cli.units import spent
 from persist_lib.cli.values import error_value, jsonable, worst
+from persist_lib.core.duties import Duty
 from persist_lib.errors import PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
 
-Duty = Callable[["Client", str, Advance], Outcome]
+Doing = Callable[["Client", str, Advance], Outcome]
 
 
-def _run(session: Session, what: str, names: list[str] | None, is_all: bool, dry_run: bool, duty: Duty) -> None:
+def _run(session: Session, what: str, names: list[str] | None, is_all: bool, dry_run: bool, do: Doing) -> None:
     """Carry a duty out for each shard. A dry run has a client that cannot write."""
     with session.open(read_only=dry_run) as client:
 
         def one(name: str) -> tuple[str, Outcome]:
             with session.progress(f"{what} {name}") as advance:
-                outcome = duty(client, name, advance)
+                outcome = do(client, name, advance)
             session.show(
                 f"{name}{' (dry run)' if dry_run and what != 'scrub' else ''}: {outcome.summary}", *outcome.details
             )
@@ -48,7 +49,7 @@ def _run(session: Session, what: str, names: list[str] | None, is_all: bool, dry
 
 
 def maintain(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
-    """Do all duties: expire, retain, compact, roll up, collect, audit.
+    """Do all duties of upkeep: leases, retention, compaction, rollups, garbage, orphans.
 
     Doing it again finds nothing to do. What large shards need belongs to Spark (see the pipeline); this does it here,
     in bounded memory. Killed at any point, it leaves a correct shard.
@@ -70,86 +71,35 @@ def maintain(session: Session, names: Shards = None, is_all: AllShards = False, 
     _run(session, "maintain", names, is_all, dry_run, one)
 
 
-def compact(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
-    """Merge batches that are in debt, so that reading stays fast.
+def command_of(duty: Duty) -> Callable[..., None]:
+    """The command of a duty: its own, where it takes more than shards and --dry-run."""
+    if duty.name in OWN:
+        return documented(OWN[duty.name], duty)
 
-    Never changes what anybody reads. The price is that of the requests, at the location's prices (see --prices).
-    `persist plan` shows the same as --dry-run.
+    def run(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
+        _run(session, duty.name, names, is_all, dry_run, lambda client, name, advance: outcomes.of_duty(
+            client, duty.name, name, dry_run, advance))  # fmt: skip
 
-    \b
-    persist compact orders --dry-run
-    persist compact --all
-    """
-    _run(session, "compact", names, is_all, dry_run, lambda client, name, advance: outcomes.compacted(
-        client.compact(name, dry_run=dry_run, progress=advance), dry_run))  # fmt: skip
+    return documented(run, duty)
 
 
-def roll_up(
+def documented(run: Callable[..., None], duty: Duty) -> Callable[..., None]:
+    """The function with the table's help."""
+    run.__doc__ = f"{duty.does}\n{duty.help}"
+    return run
+
+
+def rollups(
     session: Session,
     names: Shards = None,
     is_all: AllShards = False,
     force: Annotated[bool, typer.Option("--force", help="Also where none is due.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Copy a shard's state to Blob, if that is due, so that opening it stays fast and garbage can go.
-
-    \b
-    persist roll-up --all
-    persist roll-up orders --force
-    """
-    _run(session, "roll-up", names, is_all, dry_run, lambda client, name, _advance: outcomes.rolled_up(
+    """The duty `rollups`; its help is in the table of duties."""
+    _run(session, "rollups", names, is_all, dry_run, lambda client, name, _advance: outcomes.rolled_up(
         client.inspect(name), client.roll_up(name, force=force, dry_run=dry_run), client.config.rollup_every,
         force, dry_run))  # fmt: skip
-
-
-def expire(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
-    """Retire readers and writers whose lease has ended.
-
-    They find out at their next call, and register anew. since does not move by this; it moves on with the next reader
-    or hold that does.
-
-    \b
-    persist expire --all --dry-run      who is overdue, for how long, and what that holds back
-    """
-    _run(session, "expire", names, is_all, dry_run, lambda client, name, _advance: outcomes.expired(
-        client.expire(name, dry_run=dry_run), dry_run))  # fmt: skip
-
-
-def retain(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
-    """Give up the history that the retention policy does not keep, as far as readers and holds allow.
-
-    \b
-    persist retention orders 1000       set the policy
-    persist retain orders               carry it out
-    """
-    _run(session, "retain", names, is_all, dry_run, lambda client, name, _advance: outcomes.retained(
-        client.retain(name, dry_run=dry_run), client.inspect(name), dry_run))  # fmt: skip
-
-
-def collect(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
-    """Delete garbage that nobody can reach any more, and truncate the log.
-
-    No age is consulted: an object goes when no live reader can still read a state that refers to it. What has to wait
-    is listed with the reader, or the missing rollup, that it waits for.
-
-    \b
-    persist collect orders --dry-run
-    persist collect --all
-    """
-    _run(session, "collect", names, is_all, dry_run, lambda client, name, advance: outcomes.collected(
-        client.inspect(name), client.collect(name, dry_run=dry_run, progress=advance), dry_run))  # fmt: skip
-
-
-def audit(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
-    """Delete orphans: objects that were uploaded, never linked, and whose writer is retired for ever.
-
-    Lists the shard's objects, then reads its state. An object of a live writer is pending: it may be linked yet.
-
-    \b
-    persist audit --all --dry-run
-    """
-    _run(session, "audit", names, is_all, dry_run, lambda client, name, advance: outcomes.audited(
-        client.audit_orphans(name, dry_run=dry_run, progress=advance), dry_run))  # fmt: skip
 
 
 def upgrade(
@@ -186,13 +136,10 @@ def scrub(
         ),
     ] = 0,
 ) -> None:
-    """Read every batch again, and verify digests, counts and fingerprints.
-
-    Changes nothing. Exit code 3 if anything is damaged.
-
-    \b
-    persist scrub --all
-    persist scrub orders --after 4711
-    """
+    """The duty `scrub`; its help is in the table of duties."""
     _run(session, "scrub", names, is_all, True, lambda client, name, advance: outcomes.scrubbed(
         client.scrub(name, after=after, progress=advance)))  # fmt: skip
+
+
+OWN: dict[str, Callable[..., None]] = {"rollups": rollups, "scrub": scrub, "census": looking.census}
+"""The duties whose commands take more than shards and --dry-run."""

@@ -1,4 +1,4 @@
-"""How much history is kept: `persist hold`, `persist retention`, and `persist finish`, which gives all of it up."""
+"""How much history is kept: `persist hold`, `persist set-retention`, and `persist finish`, which gives all of it up."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def retention(
 ) -> None:
     """Show or set how far behind upper history is kept.
 
-    `persist retain` and `persist maintain` carry it out.
+    `persist retention` and `persist maintain` carry it out.
 
     \b
-    persist retention orders            show it
-    persist retention orders 1000       as of any of the last 1,000 times
-    persist retention orders none       only what readers and holds keep
+    persist set-retention orders        show it
+    persist set-retention orders 1000   as of any of the last 1,000 times
+    persist set-retention orders none   only what readers and holds keep
     """
     with session.open(read_only=distance is None) as client:
         if distance is not None:
@@ -179,7 +179,7 @@ def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
         raise ShardFinished(f"shard {shard} is finished for good already", shard=shard)
     if blocking:
         raise StillRead(
-            f"shard {shard} is still read by {', '.join(blocking)}; close the readers (`persist expire` retires "
+            f"shard {shard} is still read by {', '.join(blocking)}; close the readers (`persist leases` retires "
             "those that died), release the holds (`persist hold release`)",
             shard=shard, by=blocking,
         )  # fmt: skip

@@ -37,7 +37,7 @@ def log(
     """Show what happened to a shard: version, when, which command, and what it changed.
 
     Times are those of the store's clock. Reads the log only, one row a transition, and so works where the shard
-    itself does not load. Rows that no reader needs any more are truncated by [bold]persist collect[/].
+    itself does not load. Rows that no reader needs any more are truncated by [bold]persist garbage[/].
 
     \b
     persist log orders

@@ -47,14 +47,7 @@ def shards(
 
 
 def census(session: Session, names: Shards = None, is_all: AllShards = False) -> None:
-    """Count everything about shards: batches, debt, garbage, leases, rollups, dollars.
-
-    Without names, of all shards.
-
-    \b
-    persist census orders
-    persist census --json | jq '.shards[] | {shard, debt, garbage_size}'
-    """
+    """The duty `census`; its help is in the table of duties."""
     with session.open() as client:
         found, failed = each(session, chosen(client, names, is_all or not names), client.census)
     tables = [render.census_table(each_) for each_ in found]
@@ -68,7 +61,7 @@ def plan(session: Session, shard: Shard) -> None:
 
     \b
     persist plan orders
-    persist compact orders            carry it out
+    persist compaction orders         carry it out
     """
     from persist_lib.core.plan.compaction import plan_compaction
 

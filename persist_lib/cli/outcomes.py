@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,12 @@ from rich.table import Table
 from persist_lib.cli import render, units
 from persist_lib.cli.units import number, of, size
 from persist_lib.cli.values import Json, jsonable, plan_value
+from persist_lib.core.duties import figures_of
 from persist_lib.errors import PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.cli.session import Advance
+    from persist_lib.client import Client
     from persist_lib.core.plan.garbage import Held
     from persist_lib.core.state import Version
     from persist_lib.maintain import (
@@ -77,7 +81,7 @@ def _applied_table(done: Compacted) -> Table:
 
 def rolled_up(before: Version, done: RolledUp, every: int, force: bool, dry_run: bool) -> Outcome:
     """The rollup that was written, or why none was."""
-    from persist_lib.maintain.rollups import is_due
+    from persist_lib.core.plan.rollup import is_due
 
     due = force or is_due(before.state, before.seqno, every)
     value = {**jsonable(done), "due": due}
@@ -177,20 +181,51 @@ def scrubbed(done: Scrubbed) -> Outcome:
     return Outcome(f"{text}: {of(len(done.damaged), 'batch')} DAMAGED", jsonable(done), [*lines], exit_code=3)
 
 
+def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advance) -> Outcome:
+    """Carry out a duty of the table, and say what it did. A duty without words of its own is said as its figures."""
+    match duty:
+        case "leases":
+            return expired(client.expire(shard, dry_run=dry_run), dry_run)
+        case "retention":
+            return retained(client.retain(shard, dry_run=dry_run), client.inspect(shard), dry_run)
+        case "compaction":
+            return compacted(client.compact(shard, dry_run=dry_run, progress=advance), dry_run)
+        case "garbage":
+            before = client.inspect(shard)
+            return collected(before, client.collect(shard, dry_run=dry_run, progress=advance), dry_run)
+        case "orphans":
+            return audited(client.audit_orphans(shard, dry_run=dry_run, progress=advance), dry_run)
+        case _:
+            from persist_lib.maintain.duties import carry_out
+
+            machine, policy = client.machine(shard), client.policy()
+            return plain(carry_out(duty, machine, client.leases, policy=policy, dry_run=dry_run))
+
+
+def plain(done: object) -> Outcome:
+    """An answer as its figures."""
+    value = jsonable(done)
+    figures = figures_of(done)
+    return Outcome(", ".join(f"{name} {amount:,}" for name, amount in figures.items()) or "done", value)
+
+
 def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: bool) -> Outcome:
     """Every duty, and the shard before and after."""
-    parts = {
-        "expire": expired(done.expired, dry_run), "retain": retained(done.retained, after, dry_run),
-        "compact": compacted(done.compacted, dry_run),
-        "roll-up": rolled_up(after, done.rolled_up, rollup_every, False, dry_run),
-        "collect": collected(after, done.collected, dry_run), "audit": audited(done.audited, dry_run),
-    }  # fmt: skip
+    words: dict[str, Callable[[], Outcome]] = {
+        "leases": lambda: expired(done.expired, dry_run),
+        "retention": lambda: retained(done.retained, after, dry_run),
+        "compaction": lambda: compacted(done.compacted, dry_run),
+        "rollups": lambda: rolled_up(after, done.rolled_up, rollup_every, False, dry_run),
+        "garbage": lambda: collected(after, done.collected, dry_run),
+        "orphans": lambda: audited(done.audited, dry_run),
+    }
+    parts = {name: words[name]() if name in words else plain(answer) for name, answer in done.done.items()}
     details: list[RenderableType] = []
     for name, part in parts.items():
-        details += [f"  {name:<8} {part.summary}", *part.details]
+        details += [f"  {name:<10} {part.summary}", *part.details]
     if not dry_run:
         details.append(render.compare_table([done.before], [done.after]))
-    value = {name.replace("-", "_"): part.value for name, part in parts.items()}
+    value = {name: part.value for name, part in parts.items()}
     summary = f"{number(done.before.batches)} → {of(done.after.batches, 'batch')}"
     summary += f", {size(done.before.size)} → {size(done.after.size)}"
     return Outcome(
@@ -205,7 +240,7 @@ def done_in_part(name: str, error: PersistError) -> list[RenderableType]:
     done, failed = error.fields.get("done"), error.fields.get("failed")
     if not isinstance(done, dict) or not isinstance(failed, dict):
         return []
-    lines = [f"  {duty:<8} done" for duty in done] + [f"  {duty:<8} FAILED: {why}" for duty, why in failed.items()]
+    lines = [f"  {duty:<10} done" for duty in done] + [f"  {duty:<10} FAILED: {why}" for duty, why in failed.items()]
     return [f"{name}: {number(len(failed))} of {number(len(failed) + len(done))} duties failed", *lines]
 
 

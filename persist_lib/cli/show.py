@@ -46,7 +46,10 @@ def show(
 
     with session.open() as client:
         version, now = client.inspect(shard), client.consensus.now()
-    counted, collection = census_of(shard, version, now), plan_collection(version.state, version.seqno)
+    counted, collection = (
+        census_of(shard, version, now, client.policy()),
+        plan_collection(version.state, version.seqno),
+    )
     value = {
         "shard": shard, "location": client.url, "seqno": version.seqno, "now": now, "state": state_value(version.state),
         "census": jsonable(counted), "held": jsonable(collection.held), "holders": holders(version, now),
@@ -74,7 +77,7 @@ def _sections(
         yield "nobody reads, writes or holds: no lease, no hold\n"
     yield from garbage_lines(census.garbage, census.garbage_size, collection)
     if census.retired:
-        yield f"retired     {units.of(census.retired, 'id')}; `persist audit` sweeps what they left"
+        yield f"retired     {units.of(census.retired, 'id')}; `persist orphans` sweeps what they left"
 
 
 def readable(state: State) -> str:
@@ -186,7 +189,7 @@ def garbage_lines(count: int, size: int, collection: Collection) -> Iterator[str
     yield f"garbage     {units.of(count, 'object')}, {units.size(size)}"
     if collection.keys:
         free = f"{units.of(len(collection.keys), 'object')}, {units.size(collection.size)}"
-        yield f"  can go    {free}: `persist collect` deletes them"
+        yield f"  can go    {free}: `persist garbage` deletes them"
     for held in collection.held:
         yield f"  waits     {units.of(held.keys, 'object')}, {units.size(held.size)}: {held.why}"
 

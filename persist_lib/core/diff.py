@@ -13,12 +13,11 @@ from typing import TypeVar
 import msgspec
 
 from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Reader, Rollup, State, Writer
+from persist_lib.core.sums import MODULUS
 from persist_lib.errors import InvariantViolated
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
-
-MODULUS = 2**64
 
 
 class TraceEdit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from persist_lib.core.sums import Sums
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
@@ -72,6 +73,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def id(self) -> tuple[int, int]:
         """Its durable id."""
         return (self.lo, self.hi)
+
+    @property
+    def sums(self) -> Sums:
+        """What the updates of its registered bounds add up to."""
+        return Sums(self.count, self.diff_sum, self.fingerprint)
 
     @property
     def size(self) -> int:

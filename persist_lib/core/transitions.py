@@ -11,7 +11,7 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.diff import MODULUS, OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
+from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
 from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
@@ -26,6 +26,7 @@ from persist_lib.core.state import (
     State,
     Writer,
 )
+from persist_lib.core.sums import total
 from persist_lib.core.trace import batch_problems, is_encodable, known_keys, push
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain
@@ -243,12 +244,13 @@ def _not_equivalent(state: State, gone: tuple[Batch, ...], output: Batch) -> str
         return f"since {output.since} is beyond the shard's {state.since}"
     if any(output.since < batch.since for batch in gone):
         return f"since {output.since} is behind an input's"
-    if output.count > sum(batch.count for batch in gone):
-        return f"{output.count} updates are more than the inputs' {sum(batch.count for batch in gone)}"
-    for name in ("fingerprint", "diff_sum"):
-        expected = sum(getattr(batch, name) for batch in gone)
-        if (expected - getattr(output, name)) % MODULUS:
-            return f"{name} is {getattr(output, name)}, the inputs' is {expected % MODULUS}"
+    expected = total(batch.sums for batch in gone)
+    if output.count > expected.count:
+        return f"{output.count} updates are more than the inputs' {expected.count}"
+    if output.fingerprint != expected.fingerprint:
+        return f"fingerprint is {output.fingerprint}, the inputs' is {expected.fingerprint}"
+    if output.diff_sum != expected.diff_sum:
+        return f"diff_sum is {output.diff_sum}, the inputs' is {expected.diff_sum}"
     if len(gone) == 1 and not _gains(gone[0], output):
         return "it gains nothing over the one batch that it replaces"
     return None

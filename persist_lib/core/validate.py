@@ -11,9 +11,10 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import pairwise
 
-from persist_lib.core.diff import MODULUS, StateDiff
+from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES
 from persist_lib.core.state import INLINE_TOTAL_BYTES, OUTCOMES_KEPT, Batch, Outcome, State
+from persist_lib.core.sums import MODULUS
 from persist_lib.core.trace import batch_problems
 from persist_lib.errors import InvariantViolated, SchemaMismatch
 from persist_lib.frontier import MINIMUM

@@ -8,28 +8,25 @@ from operator import mul
 import msgspec
 import pyarrow as pa
 
+from persist_lib.core.sums import MODULUS, Sums, total, wrap_signed
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.fingerprint import FEW, diff_sum_of, diffs_of, fingerprint_of, hash_rows
 from persist_lib.kernel.hashing import hash_few
 from persist_lib.kernel.keys import bounds
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
-MASK = (1 << 64) - 1
-
 
 class Description(msgspec.Struct, frozen=True):
-    """What the state says about some updates, wherever they are stored. Sums of two are added modulo 2**64.
+    """What the state says about some updates, wherever they are stored.
 
     Times are inclusive, `earliest` is how many updates are at the first of them.
     """
 
-    rows: int
+    sums: Sums
     key_lower: bytes
     key_upper: bytes
     time_lower: int
     time_upper: int
-    diff_sum: int
-    fingerprint: int
     earliest: int
 
 
@@ -51,13 +48,11 @@ def join(said: Sequence[Description]) -> Description:
     """The description of updates that follow one another in order, from those of their pieces."""
     first = min(piece.time_lower for piece in said)
     return Description(
-        rows=sum(piece.rows for piece in said),
+        sums=total(piece.sums for piece in said),
         key_lower=said[0].key_lower,
         key_upper=said[-1].key_upper,
         time_lower=first,
         time_upper=max(piece.time_upper for piece in said),
-        diff_sum=wrap_signed(sum(piece.diff_sum for piece in said)),
-        fingerprint=sum(piece.fingerprint for piece in said) & MASK,
         earliest=sum(piece.earliest for piece in said if piece.time_lower == first),
     )
 
@@ -70,13 +65,11 @@ def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
     times = integers(table.column(TIME))
     diffs, first = diffs_of(table), times.min()
     return Description(
-        rows=table.num_rows,
+        sums=Sums(table.num_rows, diff_sum_of(diffs), fingerprint_of(hash_rows(schema, table), diffs)),
         key_lower=key_lower,
         key_upper=key_upper,
         time_lower=int(first),
         time_upper=int(times.max()),
-        diff_sum=diff_sum_of(diffs),
-        fingerprint=fingerprint_of(hash_rows(schema, table), diffs),
         earliest=int((times == first).sum()),
     )
 
@@ -87,17 +80,10 @@ def _describe_few(schema: Schema, table: pa.Table | pa.RecordBatch) -> Descripti
     times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
     first = min(times)
     return Description(
-        rows=len(times),
+        sums=Sums(len(times), wrap_signed(sum(diffs)), sum(map(mul, hash_few(schema, table), diffs)) % MODULUS),
         key_lower=key_lower,
         key_upper=key_upper,
         time_lower=first,
         time_upper=max(times),
-        diff_sum=wrap_signed(sum(diffs)),
-        fingerprint=sum(map(mul, hash_few(schema, table), diffs)) & MASK,
         earliest=times.count(first),
     )
-
-
-def wrap_signed(total: int) -> int:
-    """A sum modulo 2**64 as a signed 64-bit integer."""
-    return ((total + (1 << 63)) & MASK) - (1 << 63)

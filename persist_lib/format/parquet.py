@@ -63,7 +63,7 @@ class PartEncoder:
     @property
     def rows(self) -> int:
         """Rows written so far."""
-        return sum(group.rows for group in self._groups)
+        return sum(group.sums.count for group in self._groups)
 
     def write(self, table: pa.Table, parallel: Describing = map) -> None:
         """Append rows, a row group for every GROUP_ROWS or GROUP_BYTES of them. `parallel` describes them beside."""

@@ -15,11 +15,12 @@ from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, coll
 from persist_lib.maintain.liveness import Expired, Retained, expire, retain
 from persist_lib.maintain.repair import Repaired, repair
 from persist_lib.maintain.rollups import RolledUp, roll_up
-from persist_lib.maintain.scrub import Scrubbed, scrub
+from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
 from persist_lib.maintain.upgrade import Upgraded, upgrade
 from persist_lib.maintain.worker import Worker
 
 __all__ = [
+    "Adder",
     "Audited",
     "Census",
     "Collected",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
-from persist_lib.core.leases import plan_expiry
-from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction, policy_of
+from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_collection
 from persist_lib.core.state import State, Version
 from persist_lib.core.trace import Level, levels
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
+from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Machine
 
 
@@ -58,6 +59,7 @@ class Census(msgspec.Struct, frozen=True):
 
 def take_census(machine: Machine, policy: Policy | None = None) -> Census:
     """The shard's census as of its newest version. Reads, never writes."""
+    policy = policy_of(machine.config, policy)
     return census_of(machine.shard, machine.fetch(), machine.consensus.now(), policy)
 
 
@@ -86,3 +88,8 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
 
 def _stored(state: State) -> int:
     return state.size + sum(rollup.size for rollup in state.rollups.values())
+
+
+def do_census(call: Call) -> Census:
+    """The duty `census`."""
+    return take_census(call.machine, call.policy)

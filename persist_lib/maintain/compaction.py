@@ -24,6 +24,7 @@ from persist_lib.core.plan.compaction import (
     cut_evenly,
     output_batch,
     plan_compaction,
+    policy_of,
     task_inputs,
 )
 from persist_lib.core.state import State
@@ -31,6 +32,7 @@ from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
 from persist_lib.shard.commit import Committed, Machine
@@ -98,7 +100,7 @@ def compact(
 
     One that meets damage is left alone, and raised once the others are carried out.
     """
-    policy = policy or Policy(part_bytes=machine.config.part_bytes)
+    policy = policy_of(machine.config, policy)
     state = machine.fetch().state
     plan = plan_compaction(state, policy)
     before = filled(state)
@@ -153,7 +155,7 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request) -> list[Me
     return [
         MergeTask(
             machine.shard, worker, inputs, schemas, request.schema, request.advance_to, lower, upper,
-            config.part_bytes, config.merge_bytes,
+            request.part_bytes, config.merge_bytes,
         )
         for lower, upper in pairwise(edges)
     ]  # fmt: skip
@@ -199,3 +201,10 @@ def still_there(state: State, request: Request) -> bool:
     """
     batches = {batch.id: batch for batch in state.trace}
     return all(batches.get(batch.id) == batch for batch in request.inputs)
+
+
+def do_compaction(call: Call) -> Compacted:
+    """The duty `compaction`."""
+    return compact(
+        call.machine, call.worker, policy=call.policy, engine=call.engine, dry_run=call.dry_run, progress=call.progress
+    )

@@ -1,39 +1,82 @@
-"""All duties of one shard, in the order that frees the most."""
+"""All duties of one shard, in the order of their table. See `core.duties`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import msgspec
 
 from persist_lib.core.cost import Cost
+from persist_lib.core.duties import BY_NAME, DUTIES
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.call import Call
 from persist_lib.maintain.census import Census, take_census
-from persist_lib.maintain.compaction import Compacted, Engine, compact
-from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect
-from persist_lib.maintain.liveness import Expired, Retained, expire, retain
-from persist_lib.maintain.rollups import RolledUp, roll_up
+from persist_lib.maintain.compaction import Compacted, Engine
+from persist_lib.maintain.garbage import Audited, Collected
+from persist_lib.maintain.liveness import Expired, Retained
+from persist_lib.maintain.rollups import RolledUp
 from persist_lib.maintain.worker import Worker
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 
 
 class Maintained(msgspec.Struct, frozen=True):
-    """What one pass over a shard did, duty by duty."""
+    """What one pass over a shard did: the answer of each duty, by its name."""
 
-    expired: Expired
-    retained: Retained
-    compacted: Compacted
-    rolled_up: RolledUp
-    collected: Collected
-    audited: Audited
+    done: Mapping[str, Any]
     before: Census
     after: Census
     cost: Cost = Cost()
     """What it asked of the location. A dry run only looks."""
+
+    @property
+    def expired(self) -> Expired:
+        """What `leases` did."""
+        return self.done["leases"]
+
+    @property
+    def retained(self) -> Retained:
+        """What `retention` did."""
+        return self.done["retention"]
+
+    @property
+    def compacted(self) -> Compacted:
+        """What `compaction` did."""
+        return self.done["compaction"]
+
+    @property
+    def rolled_up(self) -> RolledUp:
+        """What `rollups` did."""
+        return self.done["rollups"]
+
+    @property
+    def collected(self) -> Collected:
+        """What `garbage` did."""
+        return self.done["garbage"]
+
+    @property
+    def audited(self) -> Audited:
+        """What `orphans` did."""
+        return self.done["orphans"]
+
+
+def entry_of(duty: str) -> Callable[[Call], Any]:
+    """The function that carries out a duty of the table, as its `entry` names it."""
+    module, _, name = BY_NAME[duty].entry.partition(":")
+    entry: Callable[[Call], Any] = getattr(import_module(f"persist_lib.maintain.{module}"), name)
+    return entry
+
+
+def carry_out(
+    duty: str, machine: Machine, leases: Leases, *, policy: Policy | None = None, dry_run: bool = False
+) -> Any:
+    """Do one duty of the table, and answer what it did. For those who take the duties as they come."""
+    with Worker(machine, leases) as worker:
+        return entry_of(duty)(Call(worker, leases, policy=policy, dry_run=dry_run))
 
 
 @charged
@@ -51,22 +94,15 @@ def maintain(
     its own kind (`Corrupt` for a damaged batch) that names each: `failed` has a message and `done` the answer by duty.
     """
     before, tried = take_census(machine, policy), Tried(machine.shard)
-    try:
-        with Worker(machine, leases) as worker:
-            tried.do("expire", lambda: expire(machine, dry_run=dry_run))
-            tried.do("retain", lambda: retain(machine, dry_run=dry_run))
-            tried.do("compact", lambda: compact(machine, worker, policy=policy, engine=engine, dry_run=dry_run))
-            tried.do("roll_up", lambda: roll_up(machine, worker, dry_run=dry_run))
-            tried.do("collect", lambda: collect(machine, dry_run=dry_run))
-    except PersistError as error:
-        tried.failed["retire the worker"] = error
-    tried.do("audit", lambda: _audited(machine, leases, dry_run=dry_run))
+    for is_last in (False, True):
+        try:
+            with Worker(machine, leases) as worker:
+                call = Call(worker, leases, policy=policy, engine=engine, dry_run=dry_run)
+                tried.do_all(call, is_last=is_last)
+        except PersistError as error:
+            tried.failed["retire the worker"] = error
     tried.check()
-    done = tried.done
-    return Maintained(
-        done["expire"], done["retain"], done["compact"], done["roll_up"], done["collect"], done["audit"], before,
-        take_census(machine, policy),
-    )  # fmt: skip
+    return Maintained(tried.done, before, take_census(machine, policy))
 
 
 class Tried:
@@ -77,12 +113,14 @@ class Tried:
         self.done: dict[str, Any] = {}
         self.failed: dict[str, PersistError] = {}
 
-    def do(self, duty: str, call: Callable[[], object]) -> None:
-        """Carry one out."""
-        try:
-            self.done[duty] = call()
-        except PersistError as error:
-            self.failed[duty] = error
+    def do_all(self, call: Call, *, is_last: bool) -> None:
+        """Carry out the upkeep of the table, one duty after the other."""
+        for duty in DUTIES:
+            if duty.is_upkeep and duty.is_last is is_last:
+                try:
+                    self.done[duty.name] = entry_of(duty.name)(call)
+                except PersistError as error:
+                    self.failed[duty.name] = error
 
     def check(self) -> None:
         """Raise the gravest failure, if any: as an error of its own kind, which names all of them."""
@@ -102,25 +140,3 @@ def _gravity(error: PersistError) -> int:
     """Damage first, then what the world did, then the rest."""
     kinds = (Damage, Indeterminate, Determinate)
     return next((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))
-
-
-def _audited(machine: Machine, leases: Leases, *, dry_run: bool) -> Audited:
-    audited = audit_orphans(machine, dry_run=dry_run)
-    if audited.loose_rollups and not dry_run:
-        with Worker(machine, leases) as worker:
-            roll_up(machine, worker, force=True)
-        audited = _together(audited, audit_orphans(machine))
-    return audited
-
-
-def _together(first: Audited, second: Audited) -> Audited:
-    """What two audits in a row found."""
-    return msgspec.structs.replace(
-        second,
-        orphans=first.orphans + second.orphans,
-        size=first.size + second.size,
-        swept=first.swept + second.swept,
-        uploads=first.uploads + second.uploads,
-        uploads_size=first.uploads_size + second.uploads_size,
-        cost=first.cost + second.cost,
-    )

@@ -20,6 +20,7 @@ from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.location.api import StaysInPlace, Upload
 from persist_lib.location.wrap.around import sends_in_pieces
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Machine
 
 Progress = Callable[[int, int], None]
@@ -140,3 +141,8 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
 def _truncate(machine: Machine, plan: Collection) -> int:
     below = SeqNo(plan.truncate_below)
     return machine.consensus.truncate(machine.shard, below) if below > 1 else 0
+
+
+def do_garbage(call: Call) -> Collected:
+    """The duty `garbage`."""
+    return collect(call.machine, dry_run=call.dry_run, progress=call.progress)

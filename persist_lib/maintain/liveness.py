@@ -6,10 +6,12 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
-from persist_lib.core.leases import Overdue, plan_expiry
+from persist_lib.core.plan.expiry import Overdue, plan_expiry
+from persist_lib.core.plan.retention import plan_retention
 from persist_lib.core.state import RETENTION, State
-from persist_lib.frontier import Antichain, at
+from persist_lib.frontier import Antichain
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Committed, Machine
 
 
@@ -44,15 +46,6 @@ def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
     return Expired(overdue, len(state.writers) + len(state.readers))
 
 
-def plan_retention(state: State) -> Antichain | None:
-    """Where the retention hold should stand; None when it stands there, or the shard has no policy."""
-    if state.retention is None or state.is_finished() or state.upper.time is None:
-        return None
-    hold = state.holds.get(RETENTION)
-    target = at(max(0, state.upper.time - 1 - state.retention)).join(state.since)
-    return target if hold is None or hold.since < target else None
-
-
 @charged
 def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
     """Advance the shard's `retention` hold to as far behind upper as its policy says."""
@@ -68,3 +61,13 @@ def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
 
     answer = machine.commit(move)
     return Retained(state.retention, state.since, answer.after.since)
+
+
+def do_leases(call: Call) -> Expired:
+    """The duty `leases`."""
+    return expire(call.machine, dry_run=call.dry_run)
+
+
+def do_retention(call: Call) -> Retained:
+    """The duty `retention`."""
+    return retain(call.machine, dry_run=call.dry_run)

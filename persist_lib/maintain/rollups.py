@@ -7,10 +7,12 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
+from persist_lib.core.plan.rollup import is_due, last_deletion
 from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, rollup_key
-from persist_lib.ids import SeqNo, WriterId, parse_rollup_key
+from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.call import Call
 from persist_lib.maintain.worker import Worker
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.log import encode_rollup
@@ -28,13 +30,6 @@ class RolledUp(msgspec.Struct, frozen=True):
     """What it asked of the location. A dry run only looks."""
 
 
-def is_due(state: State, seqno: SeqNo, every: int) -> bool:
-    """Whether the newest rollup lags `every` transitions behind, or garbage waits for a newer one."""
-    newest = state.newest_rollup
-    waits = _last_deletion(state) >= max(newest, 1)
-    return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
-
-
 def is_duty(committed: Committed, every: int) -> bool:
     """Whether the writer of this append is the one to roll up: its is the first append from a multiple of `every` on.
 
@@ -46,14 +41,6 @@ def is_duty(committed: Committed, every: int) -> bool:
         return False
     writers = committed.before.writers.values()
     return all(not writer.outcomes or writer.outcomes[-1].seqno < due for writer in writers)
-
-
-def _last_deletion(state: State) -> SeqNo:
-    """At which seqno the newest garbage was deleted that waits for a rollup beyond that; 0 for none.
-
-    SUBTLE: old rollups are garbage that waits for no newer one; or each rollup would make the next one due.
-    """
-    return max((g.seqno for key, g in state.garbage.items() if parse_rollup_key(key) is None), default=SeqNo(0))
 
 
 @charged
@@ -73,7 +60,7 @@ def _move_beyond_garbage(machine: Machine, id_: WriterId) -> None:
 
     A live worker extends its lease. A tombstone has no worker, and takes one more rollup.
     """
-    if _last_deletion(machine.state) < machine.version.seqno:
+    if last_deletion(machine.state) < machine.version.seqno:
         return
     if not id_:
         write_rollup(machine, id_)
@@ -100,3 +87,8 @@ def write_rollup(machine: Machine, worker: WriterId) -> RolledUp:
     if isinstance(answer, r.TooOld):
         return RolledUp(None, version.seqno, 0, behind)
     raise refused(machine.shard, answer)
+
+
+def do_rollups(call: Call) -> RolledUp:
+    """The duty `rollups`."""
+    return roll_up(call.machine, call.worker, force=call.force, dry_run=call.dry_run)

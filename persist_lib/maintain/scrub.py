@@ -1,19 +1,45 @@
-"""The scrub: read parts again, verify their digests, and recompute what the state says of them."""
+"""The scrub: read parts again, verify their digests, and recompute what the state says of them.
+
+An engine reads and adds up, and knows nothing else: `local_adder` does it here, Spark does it elsewhere (see
+`jobs.engine`). What its answers mean is judged here, wherever they come from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
-from persist_lib.core.state import Batch
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.state import Batch, Part, State
+from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Damage
+from persist_lib.ids import ShardId
+from persist_lib.location.api import Blob
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.task import recompute
+from persist_lib.maintain.call import Call
+from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
+from persist_lib.shard.runs import Stored, inputs_of
+
+TASK_BYTES = 64 * MIB
+"""About what one task reads."""
 
 Progress = Callable[[int, int], None]
+
+
+class SumTask(msgspec.Struct, frozen=True, array_like=True):
+    """Some parts of one run of one batch, to be read again, verified and added up."""
+
+    shard: str
+    parts: TaskInput
+    schemas: tuple[Schema, ...]
+
+
+Adder = Callable[[Sequence[SumTask]], Iterable[Sums | Damage]]
+"""Carries out tasks anywhere. Answers the sums that each one found, or the damage, in the tasks' order."""
 
 
 class Scrubbed(msgspec.Struct, frozen=True):
@@ -29,33 +55,75 @@ class Scrubbed(msgspec.Struct, frozen=True):
 
 
 @charged
-def scrub(machine: Machine, *, after: int = 0, progress: Progress | None = None) -> Scrubbed:
+def scrub(
+    machine: Machine, *, after: int = 0, engine: Adder | None = None, progress: Progress | None = None
+) -> Scrubbed:
     """Re-read the batches that were appended or compacted after seqno `after`; `newest` is what to pass the next time.
 
-    Changes nothing. Every batch is read, also when an earlier one is damaged.
+    Changes nothing. Every batch is read, also when an earlier one is damaged. A batch that was replaced while it was
+    read is not damaged when its objects are gone.
     """
     version = machine.fetch()
-    state = version.state
-    batches = [batch for batch in state.trace if batch.born > after and batch.count]
+    batches = to_scrub(version.state, after)
+    tasks = [tasks_of(machine.shard, batch, version.state.schemas) for batch in batches]
+    answers = iter((engine or local_adder(machine.blob))([task for some in tasks for task in some]))
     damaged = []
-    for done, batch in enumerate(batches, 1):
-        if problem := _problem(machine, batch):
+    for done, (batch, some) in enumerate(zip(batches, tasks, strict=True), 1):
+        if problem := judge(machine, batch, [next(answers) for _ in some]):
             damaged.append((batch.id, problem))
         if progress is not None:
             progress(done, len(batches))
-    return Scrubbed(
-        len(batches), sum(b.count for b in batches), sum(b.size for b in batches), tuple(damaged), version.seqno
-    )
+    size = sum(batch.size for batch in batches)
+    return Scrubbed(len(batches), sum(batch.count for batch in batches), size, tuple(damaged), version.seqno)
 
 
-def _problem(machine: Machine, batch: Batch) -> str | None:
+def to_scrub(state: State, after: int) -> list[Batch]:
+    """The batches that a scrub reads."""
+    return [batch for batch in state.trace if batch.born > after and batch.count]
+
+
+def tasks_of(shard: ShardId, batch: Batch, schemas: tuple[Schema, ...]) -> list[SumTask]:
+    """The batch in pieces of about `TASK_BYTES`."""
+    return [SumTask(shard, piece, schemas) for run in inputs_of((batch,)) for piece in cut(run)]
+
+
+def cut(run: TaskInput) -> Iterator[TaskInput]:
+    """A run in pieces of about `TASK_BYTES`."""
+    piece: list[Part] = []
+    for part in run.parts:
+        piece.append(part)
+        if sum(one.size for one in piece) >= TASK_BYTES:
+            yield TaskInput(tuple(piece), run.lower, run.upper)
+            piece = []
+    if piece:
+        yield TaskInput(tuple(piece), run.lower, run.upper)
+
+
+def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> str:
+    """What is wrong with a batch, from what reading its pieces answered; empty for a sound one.
+
+    SUBTLE: a batch that was rewritten alone kept its id, and has other parts. So it is compared as a whole.
+    """
+    damage = [answer for answer in answers if isinstance(answer, Damage)]
+    if not damage:
+        return total(answer for answer in answers if isinstance(answer, Sums)).differences(batch.sums)
+    is_there = any(other == batch for other in machine.fetch().state.trace)
+    return damage[0].message if is_there else ""
+
+
+def local_adder(blob: Blob) -> Adder:
+    """Read here, one task after the other, each when its answer is asked for."""
+    return lambda tasks: (add_up_task(task, blob) for task in tasks)
+
+
+def add_up_task(task: SumTask, blob: Blob) -> Sums | Damage:
+    """What the task's updates add up to, or why that cannot be told."""
     try:
-        found = recompute(machine, batch)
+        return Stored(blob, ShardId(task.shard), task.schemas, task.schemas[-1]).sums([task.parts])
     except Damage as damage:
-        # Replaced and collected while we read is no damage.
-        gone = all(b.id != batch.id or b.born != batch.born for b in machine.fetch().state.trace)
-        return None if gone else damage.message
-    for name, actual in found.items():
-        if actual != getattr(batch, name):
-            return f"{name} is {actual}, the state says {getattr(batch, name)}"
-    return None
+        return damage
+
+
+def do_scrub(call: Call) -> Scrubbed:
+    """The duty `scrub`."""
+    return scrub(call.machine, after=call.after, engine=call.adder, progress=call.progress)

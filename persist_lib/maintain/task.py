@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
-from persist_lib.core.state import Batch
+from persist_lib.core.sums import total
 from persist_lib.format.encoded import EncodedPart
 from persist_lib.format.merged import merge_to_parts, parts_of
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.ids import ShardId, WriterId
-from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.location.api import Blob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.batches import as_part
-from persist_lib.shard.commit import Machine
 from persist_lib.shard.gathering import SHARE, gather
-from persist_lib.shard.runs import Stored, inputs_of, open_runs, overlapping
+from persist_lib.shard.runs import Stored, overlapping
 
 
 def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Executor | None = None) -> TaskResult:
@@ -27,17 +25,14 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Exec
 
     Run twice it leaves orphans, never damage. Raises Missing when an input is gone, Corrupt when one is damaged.
     """
-    shard, parts, diff_sum, fingerprint_ = ShardId(task.shard), [], 0, 0
+    shard, parts, sums = ShardId(task.shard), [], []
     for encoded in _merged(task, blob, pool or Runtime(background=False).pool(1, "persist-merge")):
         key = part_key(WriterId(task.uploader), entropy())
         blob.set(blob_key(shard, key), encoded.data)
         parts.append(as_part(encoded, key, task.schema))
-        diff_sum += encoded.said.diff_sum
-        fingerprint_ += encoded.said.fingerprint
+        sums.append(encoded.said.sums)
         del encoded  # or it stays in memory while the next one grows
-    return TaskResult(
-        tuple(parts), sum(part.rows for part in parts), (diff_sum + 2**63) % 2**64 - 2**63, fingerprint_ % 2**64
-    )
+    return TaskResult(tuple(parts), total(sums))
 
 
 def _merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]:
@@ -53,16 +48,3 @@ def _merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart
         gathered.streams(stored), schema, task.schema,
         advance_to=task.advance_to, part_bytes=task.part_bytes, merge_bytes=task.merge_bytes,
     )  # fmt: skip
-
-
-def recompute(machine: Machine, batch: Batch) -> dict[str, int]:
-    """Count, diff sum and fingerprint of a batch, from what its parts hold within the registered bounds."""
-    schemas = machine.state.schemas
-    count = diff_sum = print_ = 0
-    schema = schemas[-1]
-    for run in open_runs(machine.blob, machine.shard, inputs_of((batch,)), schemas, schema):
-        for table in run:
-            count += table.num_rows
-            diff_sum += diff_sum_of(diffs_of(table))
-            print_ += fingerprint(schema, table)
-    return {"count": count, "diff_sum": (diff_sum + 2**63) % 2**64 - 2**63, "fingerprint": print_ % 2**64}

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.config import Config
-from persist_lib.core.diff import MODULUS
 from persist_lib.core.state import Batch, Part
+from persist_lib.core.sums import Sums, total
 from persist_lib.errors import DiffOverflow, PersistError
 from persist_lib.format.parts import EncodedPart, encode_inline, encode_part
 from persist_lib.format.paths import blob_key, part_key
@@ -54,8 +54,7 @@ class Stored(NamedTuple):
     """A part that is stored, and the sums over its updates."""
 
     part: Part
-    diff_sum: int
-    fingerprint: int
+    sums: Sums
 
 
 class ByTime(msgspec.Struct, frozen=True):
@@ -78,10 +77,10 @@ class ByTime(msgspec.Struct, frozen=True):
             sums.append(total)
         return cls(times, *sums)
 
-    def from_(self, lower: int) -> tuple[int, int, int]:
-        """Count, diff sum and fingerprint of the updates at `lower` or later."""
+    def from_(self, lower: int) -> Sums:
+        """The sums over the updates at `lower` or later."""
         start = int(np.searchsorted(self.times, lower))
-        return (
+        return Sums(
             int(self.counts[start:].sum()),
             int(self.diff_sums[start:].sum()),
             int(self.fingerprints[start:].sum()),
@@ -99,11 +98,16 @@ class Built(msgspec.Struct, frozen=True):
         """The batch registered from `lower` on: its statistics are those of the tighter bounds."""
         if lower <= self.batch.lower or self.by_time is None or lower.time is None:
             return self.batch
-        count, diff_sum, print_ = self.by_time.from_(lower.time)
+        sums = self.by_time.from_(lower.time)
         kept = msgspec.structs.replace(
-            self.batch, lower=lower, count=count, diff_sum=diff_sum, fingerprint=print_, exact=False
+            self.batch,
+            lower=lower,
+            count=sums.count,
+            diff_sum=sums.diff_sum,
+            fingerprint=sums.fingerprint,
+            exact=False,
         )
-        return kept if count else Batch(0, 0, lower, self.batch.upper, MINIMUM, 0, 0, 0)
+        return kept if sums.count else Batch(0, 0, lower, self.batch.upper, MINIMUM, 0, 0, 0)
 
 
 class Builder:
@@ -154,7 +158,7 @@ class Builder:
         if second is None and (first.num_rows <= FEW or first.nbytes <= inline_bytes):
             inline = encode_inline(self._schema, self._schema_id, first)
             if inline.size <= inline_bytes:
-                stored = Stored(as_part(inline, None, self._schema_id), inline.said.diff_sum, inline.said.fingerprint)
+                stored = Stored(as_part(inline, None, self._schema_id), inline.said.sums)
                 return self._built([stored], lower, upper, [_by_time(self._schema, first)] if by_time else [], first)
         return self._upload(first, second, chunks, lower, upper, by_time)
 
@@ -238,11 +242,10 @@ class Builder:
         table: pa.Table | None,
     ) -> Built:
         parts = [piece.part for piece in stored]
+        sums = stored[0].sums if len(stored) == 1 else total(piece.sums for piece in stored)
         batch = Batch(
             0, 0, lower, upper, MINIMUM,
-            count=sum([part.rows for part in parts]),
-            diff_sum=(sum([piece.diff_sum for piece in stored]) + 2**63) % MODULUS - 2**63,
-            fingerprint=sum([piece.fingerprint for piece in stored]) % MODULUS,
+            count=sums.count, diff_sum=sums.diff_sum, fingerprint=sums.fingerprint,
             parts=tuple(parts), runs=_runs(parts),
         )  # fmt: skip
         return Built(batch, ByTime.of(times) if times else None, table)
@@ -255,15 +258,15 @@ class Builder:
     def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
         """Upload it; answers all that is to be remembered, so that its bytes are not."""
         within(self._deadline, lambda: self._blob.set(blob_key(self._shard, key), encoded.data))
-        return Stored(as_part(encoded, key, self._schema_id), encoded.said.diff_sum, encoded.said.fingerprint)
+        return Stored(as_part(encoded, key, self._schema_id), encoded.said.sums)
 
 
 def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
     """How the state refers to an encoded part that was stored under `key`, or holds it itself (None)."""
     said = encoded.said
     return Part(
-        key or PartKey(""), encoded.size, said.rows, encoded.digests, said.key_lower, said.key_upper, said.time_lower,
-        said.time_upper, schema_id, None if key else bytes(encoded.data), said.earliest,
+        key or PartKey(""), encoded.size, said.sums.count, encoded.digests, said.key_lower, said.key_upper,
+        said.time_lower, said.time_upper, schema_id, None if key else bytes(encoded.data), said.earliest,
     )  # fmt: skip
 
 

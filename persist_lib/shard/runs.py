@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Batch, Part
+from persist_lib.core.sums import Sums
 from persist_lib.errors import Missing
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import PartSource, decode_inline, decode_part, open_run, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.ranged import ChunkedReader, Map
+from persist_lib.format.sums import add_up
 from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap import caching
@@ -85,6 +88,10 @@ class Stored(NamedTuple):
     def streams(self, inputs: Sequence[TaskInput]) -> list[Iterator[pa.Table]]:
         """See `open_runs`."""
         return open_runs(self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper)
+
+    def sums(self, inputs: Sequence[TaskInput]) -> Sums:
+        """What the updates add up to, read in bounded memory. Raises Damage where a part is not what was written."""
+        return add_up(self.schema, chain.from_iterable(self.streams(inputs)))
 
 
 def read_whole(

@@ -13,8 +13,9 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.core.diff import MODULUS, apply_diff
+from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import Batch, Part, State, Version
+from persist_lib.core.sums import MODULUS
 from persist_lib.core.validate import check_change, check_state
 from persist_lib.format.digest import verify
 from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_state, row_digest
@@ -134,7 +135,10 @@ def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> N
 
 
 def _check_batch(client: Client, shard: str, state: State, batch: Batch) -> None:
-    """Recompute from the bytes all that the state says about a batch."""
+    """Recompute from the bytes all that the state says about a batch.
+
+    SUBTLE: not by `format.sums`, on purpose. A mistake there would be stored, and a check that shares it finds nothing.
+    """
     count = diff_sum = print_ = 0
     newest = state.schemas[-1]
     for run in batch.run_parts():

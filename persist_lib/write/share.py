@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import Policy, plan_flush
+from persist_lib.core.plan.compaction import plan_flush, policy_of
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
 from persist_lib.ids import WriterId
@@ -114,7 +114,7 @@ class Share:
 
     def _flush(self) -> bool:
         """Merge the newest inline batches into a part, so that the state has room again."""
-        request = plan_flush(self.machine.state, Policy(part_bytes=self.machine.config.part_bytes))
+        request = plan_flush(self.machine.state, policy_of(self.machine.config))
         if request is None or sum(batch.inline_size for batch in request.inputs) < INLINE_TOTAL_BYTES // 2:
             return False
         return carry_out(self.machine, self._registration, request, local_engine(self.machine)).seqno is not None

@@ -20,12 +20,13 @@ from typer.testing import CliRunner, Result
 
 import persist_lib as persist
 from persist_lib.cli.app import app
+from persist_lib.core import duties
 
 SCHEMA = persist.Schema(key={"order_id": "int64"}, value={"state": "string"})
 SMALL = persist.Config(inline_bytes=0)
 """Every append an object, so that there is garbage."""
 BATCHES = 12
-DUTIES = ["maintain", "compact", "roll-up", "expire", "retain", "collect", "audit"]
+DUTIES = ["maintain", *(duty.name for duty in duties.DUTIES if duty.is_upkeep)]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_the_census_is_of_the_shards_named_or_of_all(sh: Shell):
 
 
 def test_show_says_who_holds_back_what(abandoned: Shell):
-    abandoned("compact", "orders")
+    abandoned("compaction", "orders")
     text = abandoned("show", "orders")
     assert "reader report" in text
     assert "min left" in text
@@ -150,7 +151,7 @@ def test_the_log_tells_every_transition_newest_last(sh: Shell):
 
 def test_the_plan_is_what_a_dry_run_would_do(sh: Shell):
     plan = sh.json("plan", "orders")
-    dry = sh.json("compact", "orders", "--dry-run")["shards"][0]["plan"]
+    dry = sh.json("compaction", "orders", "--dry-run")["shards"][0]["plan"]
     assert plan["requests"] == dry["requests"]
     assert plan["debt"] > 0
     assert "merge" in sh("plan", "orders")
@@ -251,37 +252,37 @@ def test_what_another_writer_covered_is_skipped_when_asked(sh: Shell, tmp_path: 
 
 def test_upkeep_does_what_it_says_and_a_second_time_finds_nothing(abandoned: Shell):
     sh = abandoned
-    assert f"{BATCHES} → 1 batch" in sh("compact", "orders")
-    assert "nothing to compact" in sh("compact", "orders")
-    assert f"{BATCHES} objects" in sh("collect", "orders")
-    assert "may still read" in sh("collect", "orders")
-    assert "rolled up" in sh("roll-up", "orders")
-    assert "no rollup is due" in sh("roll-up", "tidy")
-    assert "rolled up" in sh("roll-up", "tidy", "--force")
-    assert "retired 1 of 1" in sh("expire", "tidy")
-    assert "no lease is overdue" in sh("expire", "tidy")
-    assert "0 orphans" in sh("audit", "--all")
+    assert f"{BATCHES} → 1 batch" in sh("compaction", "orders")
+    assert "nothing to compact" in sh("compaction", "orders")
+    assert f"{BATCHES} objects" in sh("garbage", "orders")
+    assert "may still read" in sh("garbage", "orders")
+    assert "rolled up" in sh("rollups", "orders")
+    assert "no rollup is due" in sh("rollups", "tidy")
+    assert "rolled up" in sh("rollups", "tidy", "--force")
+    assert "retired 1 of 1" in sh("leases", "tidy")
+    assert "no lease is overdue" in sh("leases", "tidy")
+    assert "0 orphans" in sh("orphans", "--all")
     assert "sound" in sh("scrub", "--all")
 
 
 def test_maintain_tidies_up_and_prints_before_beside_after(sh: Shell):
-    sh("retention", "orders", 3)
+    sh("set-retention", "orders", 3)
     text = sh("maintain", "--all")
     assert "before" in text
     assert f"{BATCHES} → 1 batch" in text
     sh("maintain", "--all")  # what the first pass made garbage may wait for a rollup of the second
     again = {shard["shard"]: shard for shard in sh.json("maintain", "--all")["shards"]}
-    assert again["orders"]["compact"]["applied"] == []
-    assert again["orders"]["collect"]["keys"] == []
+    assert again["orders"]["compaction"]["applied"] == []
+    assert again["orders"]["garbage"]["keys"] == []
     assert again["orders"]["after"]["since"] == [BATCHES - 4]
     assert again["orders"]["after"]["garbage"] == 0
 
 
 def test_garbage_goes_once_nobody_can_read_it(sh: Shell):
-    sh("compact", "orders")
-    sh("roll-up", "orders")
+    sh("compaction", "orders")
+    sh("rollups", "orders")
     objects = sum(name.endswith(".parquet") for name in sh.files())
-    assert f"deleted {BATCHES} objects" in sh("collect", "orders")
+    assert f"deleted {BATCHES} objects" in sh("garbage", "orders")
     assert sum(name.endswith(".parquet") for name in sh.files()) == objects - BATCHES
     assert len(sh.json("snapshot", "orders", "--as-of", 9)["rows"]) == 1
 
@@ -298,12 +299,12 @@ def test_holds_keep_history_until_they_are_released(sh: Shell):
 
 
 def test_retention_is_set_shown_carried_out_and_taken_away(sh: Shell):
-    assert sh.json("retention", "orders")["retention"] is None
-    sh("retention", "orders", "3")
-    assert sh.json("retention", "orders")["retention"] == 3
-    assert f"[0] → [{BATCHES - 4}]" in sh("retain", "orders")
+    assert sh.json("set-retention", "orders")["retention"] is None
+    sh("set-retention", "orders", "3")
+    assert sh.json("set-retention", "orders")["retention"] == 3
+    assert f"[0] → [{BATCHES - 4}]" in sh("retention", "orders")
     assert "SinceViolation" in sh.fails(1, "snapshot", "orders", "--as-of", 1)
-    assert sh.json("retention", "orders", "none")["retention"] is None
+    assert sh.json("set-retention", "orders", "none")["retention"] is None
 
 
 def test_a_shard_is_finished_only_by_typing_its_name(sh: Shell):
@@ -351,13 +352,13 @@ def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: st
     assert "orders" in sh(duty, "orders", "--dry-run")
     assert json.loads(sh(duty, "orders", "--dry-run", "--json"))["dry_run"] is True
     assert sh.files() == before
-    sh.run(duty, "orders", *(["--force"] if duty == "roll-up" else []))
+    sh.run(duty, "orders", *(["--force"] if duty == "rollups" else []))
     assert duty == "finish" or sh.files() != before
 
 
 LOOKING = [
     ("shards",), ("census",), ("show", "orders"), ("log", "orders"), ("plan", "orders"), ("hold", "list", "orders"),
-    ("snapshot", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("retention", "orders"),
+    ("snapshot", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("set-retention", "orders"),
     ("scrub", "--all"),
 ]  # fmt: skip
 
@@ -375,7 +376,7 @@ def test_looking_changes_no_byte_and_creates_no_location(sh: Shell, words: tuple
 WRONG: dict[str, tuple[int, tuple[object, ...]]] = {
     "NotFound": (1, ("show", "nothing")),
     "InvalidName": (2, ("show", "../etc")),
-    "InvalidUsage": (2, ("collect",)),
+    "InvalidUsage": (2, ("garbage",)),
     "SchemaMismatch": (2, ("append", "tidy", "wrong.jsonl", "--lower", 1, "--upper", 2)),
     "UpperMismatch": (1, ("append", "tidy", "--lower", 5, "--upper", 6)),
     "TimedOut": (1, ("snapshot", "tidy", "--as-of", 99)),
@@ -429,7 +430,7 @@ def test_damage_is_found_named_and_has_its_own_exit_code(sh: Shell):
     assert "tidy: 1 batch, 1 update" in scrubbed.stdout
     assert part.name in sh.fails(3, "snapshot", "orders")
     part.unlink()
-    assert sh.fails(3, "compact", "orders").startswith("Missing")
+    assert sh.fails(3, "compaction", "orders").startswith("Missing")
 
 
 def test_a_newer_format_is_refused_and_left_alone(sh: Shell):
@@ -440,7 +441,7 @@ def test_a_newer_format_is_refused_and_left_alone(sh: Shell):
 
 
 def test_a_shard_that_fails_does_not_keep_the_others_waiting(sh: Shell):
-    done = sh.run("compact", "nothing", "orders", "--json")
+    done = sh.run("compaction", "nothing", "orders", "--json")
     assert done.exit_code == 1
     told = json.loads(done.stdout)
     assert [shard["shard"] for shard in told["shards"]] == ["orders"]
@@ -516,13 +517,13 @@ def test_every_command_has_help_with_an_example():
 
 
 def test_what_a_command_asked_of_the_location_is_said_in_a_line_and_priced_as_wished(sh: Shell):
-    done = sh.run("compact", "orders", "--dry-run")
+    done = sh.run("compaction", "orders", "--dry-run")
     assert done.stderr.rstrip().endswith("$0"), "files are free"
     assert re.search(r"\d+ requests?, .* read, .* written, \$0", done.stderr)
     sh.env["PERSIST_PRICES"] = "s3"
-    assert "for <$0.0001" in sh("compact", "orders", "--dry-run")
-    assert "for $13.00" in sh("compact", "orders", "--dry-run", "--prices", '{"get": 1, "put": 1}')
-    found = sh.json("compact", "orders")
+    assert "for <$0.0001" in sh("compaction", "orders", "--dry-run")
+    assert "for $13.00" in sh("compaction", "orders", "--dry-run", "--prices", '{"get": 1, "put": 1}')
+    found = sh.json("compaction", "orders")
     assert found["cost"]["gets"] == found["shards"][0]["cost"]["gets"] == BATCHES
     assert found["cost"]["dollars"] >= found["shards"][0]["plan"]["cost"]["dollars"] > 0
     assert "prices are" in sh.fails(2, "plan", "orders", "--prices", "gold")

@@ -405,7 +405,7 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
             assert contents_of(read.snapshot(5).to_arrow()) == {(n, "before"): 1 for n in range(6)}
             write.compare_and_append([{"id": 6, "word": "after"}], 6, 7)
         expire_everybody(blobs, restored)
-        assert persist_command("audit", "--all").returncode == 0
+        assert persist_command("orphans", "--all").returncode == 0
         with persist.open(blobs, restored, config=config, runtime=QUIET, read_only=True) as client:
             state = client.inspect("orders").state
             referred = {part.key for batch in state.trace for part in batch.parts} | set(state.garbage)
@@ -415,6 +415,6 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
 
 
 def expire_everybody(blobs: str, consensus: str) -> None:
-    """As `persist expire --all` does once the leases of before the restore are over."""
+    """As `persist leases --all` does once the leases of before the restore are over."""
     with persist.open(blobs, consensus, runtime=QUIET) as client:
         client.machine("orders").commit(lambda _state, now: Expire(now + 10**9))

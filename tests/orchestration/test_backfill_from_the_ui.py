@@ -46,7 +46,7 @@ def test_a_backfill_over_chosen_shards_is_one_run_that_compacts_them_and_no_othe
             assert run["tags"]["dagster/backfill"] == backfill
             assert run["tags"]["dagster/asset_partition_range_start"] == "a"
             assert run["tags"]["dagster/asset_partition_range_end"] == "c"
-            assert instance.get_materialized_partitions(dg.AssetKey("compacted")) == {"a", "b", "c"}
+            assert instance.get_materialized_partitions(dg.AssetKey("compaction")) == {"a", "b", "c"}
             assert instance.get_materialized_partitions(dg.AssetKey("census")) == set()
     assert [client.census(name).batches for name in names] == [1, 1, 1, 4]
     for name, model in models.items():
@@ -88,7 +88,7 @@ def launch(dev: DagsterDev, partitions: list[str]) -> str:
     """What the UI sends for "materialize selected partitions"."""
     config = {"ops": {"shard_duties": {"config": {"engine": "spark"}}}}
     params = {
-        "partitionNames": partitions, "assetSelection": [{"path": ["compacted"]}], "runConfigData": config,
+        "partitionNames": partitions, "assetSelection": [{"path": ["compaction"]}], "runConfigData": config,
         "tags": [{"key": "team", "value": "storage"}], "title": "pay the debts",
     }  # fmt: skip
     answer = dev.ask(BACKFILL, params=params)["launchPartitionBackfill"]

@@ -34,7 +34,7 @@ def test_every_duty_tells_its_requests_bytes_and_dollars(
     for duty in DUTIES:
         assert all(isinstance(figures[duty][name], (int, float)) for name in FIGURES), duty
         assert figures[duty]["location_requests"] > 0, duty
-    compacted = figures["compacted"]
+    compacted = figures["compaction"]
     assert compacted["bytes_read"] >= compacted["bytes_in"]
     assert compacted["bytes_written"] >= compacted["bytes_out"]
     assert "| dollars |" in compacted["report"]

@@ -13,6 +13,7 @@ from jobs.session import SparkSettings
 from orchestration.checks import CHECKS
 from orchestration.duties import DUTIES
 from orchestration.run import RunReport, run_maintenance
+from persist_lib.core.sums import Sums
 from tests.spark.collections import SMALL, check, damage_a_part, parts_of, referred, stored, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
@@ -37,16 +38,16 @@ def test_one_run_maintains_many_shards_with_spark_and_every_check_passes(
     for name, model in models.items():
         duties = report.figures[name]
         assert set(duties) == set(DUTIES)
-        compacted, census = duties["compacted"], duties["census"]
+        compacted, census = duties["compaction"], duties["census"]
         assert (compacted["batches_before"], compacted["batches_after"]) == (4, 1)
         assert compacted["bytes_in"] > compacted["bytes_out"] > 0
-        assert duties["collected_garbage"]["deleted_bytes"] == compacted["bytes_in"]
+        assert duties["garbage"]["deleted_bytes"] == compacted["bytes_in"]
         assert census["batches"] == 1
         assert f"| batches_before | {compacted['batches_before']} |" in compacted["report"]
         assert [record.data["batches"] for record in compacted["trace"].records] == [1]
         check(client, name, model)
         assert stored(client, name) == referred(client, name)
-    assert instance.get_materialized_partitions(dg.AssetKey("compacted")) == set(models)
+    assert instance.get_materialized_partitions(dg.AssetKey("compaction")) == set(models)
     version = instance.fetch_materializations(
         dg.AssetRecordsFilter(dg.AssetKey("census"), asset_partitions=["a"]), limit=1
     )
@@ -63,8 +64,8 @@ def test_a_second_run_finds_nothing_to_do(client: persist.Client, folder: Path, 
     report = run(folder, instance, engine="local")
     assert report.success
     figures = report.figures["s"]
-    assert figures["compacted"]["requests"] == 0
-    assert figures["collected_garbage"]["deleted"] == 0
+    assert figures["compaction"]["requests"] == 0
+    assert figures["garbage"]["deleted"] == 0
     assert figures["scrub"]["batches"] == 0, "the scrub goes on from where the last one got to"
     assert client.inspect("s").seqno <= before + 1
 
@@ -77,8 +78,8 @@ def test_a_poisoned_shard_stops_no_other_and_fails_the_run_by_its_name(
     report = run(folder, instance, engine="local")
     assert not report.success
     assert report.failure == "1 shards failed, all others are done: bad"
-    assert instance.get_materialized_partitions(dg.AssetKey("compacted")) == {"a", "c"}
-    assert "bad" in instance.get_materialized_partitions(dg.AssetKey("collected_garbage"))
+    assert instance.get_materialized_partitions(dg.AssetKey("compaction")) == {"a", "c"}
+    assert "bad" in instance.get_materialized_partitions(dg.AssetKey("garbage"))
     for name in ("a", "c"):
         assert client.census(name).batches == 1
         check(client, name, models[name])
@@ -89,7 +90,7 @@ def test_a_damaged_part_fails_the_scrub_s_check(
 ) -> None:
     write(client, "s", batches=1, rows=200)
     victim = damage_a_part(folder, "s")
-    report = run(folder, instance, job="scrubbing")
+    report = run(folder, instance, job="scrub")
     assert [verdict.check for verdict in report.failed_checks] == ["parts_undamaged"]
     assert victim.name in report.failed_checks[0].says
     assert not report.success
@@ -99,11 +100,11 @@ def test_too_many_batches_fail_the_census_s_check(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance
 ) -> None:
     write(client, "s", batches=60, rows=1)
-    report = run(folder, instance, job="counting")
+    report = run(folder, instance, job="census")
     assert [verdict.check for verdict in report.failed_checks] == ["batch_count_within_bound"]
     assert report.success, "debts are no failure"
     assert run(folder, instance, job="compaction", engine="local").failed_checks == []
-    assert run(folder, instance, job="counting").failed_checks == []
+    assert run(folder, instance, job="census").failed_checks == []
 
 
 def test_an_orphan_fails_a_dry_audit_s_check_and_a_real_one_removes_it(
@@ -113,11 +114,11 @@ def test_an_orphan_fails_a_dry_audit_s_check_and_a_real_one_removes_it(
     part = next(parts_of(folder, "s"))
     orphan = part.with_name("0" * len(part.stem) + part.suffix)
     orphan.write_bytes(part.read_bytes())
-    dry = run(folder, instance, job="auditing", dry_run=True)
+    dry = run(folder, instance, job="orphans", dry_run=True)
     assert [verdict.check for verdict in dry.failed_checks] == ["no_orphan"]
     assert orphan.exists()
-    assert instance.get_materialized_partitions(dg.AssetKey("orphan_audit")) == set()
-    assert run(folder, instance, job="auditing").failed_checks == []
+    assert instance.get_materialized_partitions(dg.AssetKey("orphans")) == set()
+    assert run(folder, instance, job="orphans").failed_checks == []
     assert not orphan.exists()
 
 
@@ -127,9 +128,9 @@ def test_garbage_that_nobody_holds_fails_a_dry_collection_s_check(
     write(client, "s", batches=4, rows=50)
     client.compact("s")
     client.roll_up("s", force=True)
-    dry = run(folder, instance, job="collection", dry_run=True)
+    dry = run(folder, instance, job="garbage", dry_run=True)
     assert [verdict.check for verdict in dry.failed_checks] == ["no_overdue_garbage"]
-    assert run(folder, instance, job="collection").failed_checks == []
+    assert run(folder, instance, job="garbage").failed_checks == []
 
 
 def test_an_engine_that_loses_data_is_caught_before_anything_is_committed(
@@ -160,13 +161,13 @@ def test_reads_that_changed_fail_the_check_and_the_run(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, "s", batches=4, rows=50)
-    from orchestration.reads import Contents, ReadProbe  # noqa: PLC0415
+    from orchestration.reads import ReadProbe  # noqa: PLC0415
 
     measured: list[int] = []
 
-    def drifting(self: ReadProbe) -> dict[int, Contents]:
+    def drifting(self: ReadProbe) -> dict[int, Sums]:
         measured.append(1)
-        return {point: Contents(len(measured), 0, self.expected + len(measured) - 1) for point in self.points}
+        return {point: Sums(len(measured), 0, self.expected + len(measured) - 1) for point in self.points}
 
     monkeypatch.setattr(ReadProbe, "measure", drifting)
     report = run(folder, instance, engine="local")

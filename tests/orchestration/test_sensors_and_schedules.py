@@ -14,6 +14,7 @@ import persist_lib as persist
 from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
+from persist_lib.core.duties import DUTIES
 from tests.spark.collections import SMALL, write
 
 pytestmark = pytest.mark.dagster
@@ -98,6 +99,19 @@ def test_debts_of_all_shards_are_one_run_and_are_asked_for_once(
     ]
 
 
+def test_debts_are_what_the_settings_say(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
+    write(client, "a", batches=1, rows=50)
+    write(client, "a", batches=1, rows=5)
+    for weight, indebted in ((0.5, []), (1e9, [["a"]])):
+        settings = {**SMALL, "compaction_weight": weight}
+        repository = build_definitions(Settings(location=f"file:{folder}", config=settings)).get_repository_def()
+        given = Persist(location=f"file:{folder}", config=settings)
+        data = tick(repository, "compaction_debt", instance, given)
+        asked = [one.run_config["ops"]["compaction_of_shards"]["config"]["shards"] for one in data.run_requests or ()]
+        assert asked == indebted
+        given.teardown_after_execution(dg.build_init_resource_context())
+
+
 def test_debts_wait_while_a_compaction_is_queued(
     client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
 ) -> None:
@@ -110,7 +124,9 @@ def test_debts_wait_while_a_compaction_is_queued(
 
 
 def test_every_schedule_requests_a_valid_run(repository: dg.RepositoryDefinition, instance: dg.DagsterInstance) -> None:
-    assert len(repository.schedule_defs) == 5
+    assert {one.name for one in repository.schedule_defs} == {
+        f"{duty.name}_schedule" for duty in DUTIES if duty.schedule
+    }
     for schedule in repository.schedule_defs:
         at = dt.datetime(2026, 1, 4, 3, 41, tzinfo=dt.UTC)
         with dg.build_schedule_context(instance=instance, scheduled_execution_time=at) as context:

@@ -72,5 +72,5 @@ def test_a_batch_of_any_size_has_exact_sums_or_overflows_only_where_a_total_does
     assert len(rows) == len(expected)
     assert (found.batch.diff_sum - sum(expected.values())) % 2**64 == 0
     for lower in (0, 1):
-        _, diff_sum, _ = found.by_time.from_(lower) if found.by_time is not None else (0, 0, 0)
+        diff_sum = found.by_time.from_(lower).diff_sum if found.by_time is not None else 0
         assert (diff_sum - sum(total for (_, time), total in expected.items() if time >= lower)) % 2**64 == 0

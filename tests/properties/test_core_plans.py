@@ -13,8 +13,8 @@ from bench.policy import AMPLIFICATION, HISTORIES, WRITER, Simulation, figures, 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.leases import plan_expiry
 from persist_lib.core.plan.compaction import Policy, Request, batch_bound, plan_compaction, plan_flush, task_inputs
+from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.transitions import apply
 from persist_lib.frontier import MAX_TIME, TOP, at
@@ -143,7 +143,7 @@ def test_times_are_never_advanced_beyond_the_slice_they_are_in(sizes, since):
 def test_a_slice_that_ends_at_the_empty_frontier_is_advanced_to_since_or_to_the_last_time_of_all():
     batch = Batch(0, 1, at(5), TOP, at(0), 0, 0, 0)
     for since, expected in ((at(9), 9), (TOP, MAX_TIME)):
-        assert Request((batch,), since, 0, "merge", Cost()).advance_to == expected
+        assert Request((batch,), since, 0, "merge", Cost(), 1).advance_to == expected
 
 
 def inline(rows, lower, size=1000):

@@ -78,11 +78,11 @@ def test_parts_and_inline_bytes_give_back_what_was_stored(data):
     ):
         assert decoded.schema.equals(schema.updates)
         assert read(schema, decoded) == read(schema, table)
-        assert (stored.said.rows, stored.schema_id) == (len(updates), 3)
+        assert (stored.said.sums.count, stored.schema_id) == (len(updates), 3)
         assert stored.said.time_lower == min(time for _, time, _ in updates)
         assert stored.said.time_upper == max(time for _, time, _ in updates)
-        assert stored.said.diff_sum == sum(diff for _, _, diff in updates)
-        assert stored.said.fingerprint == fingerprint(schema, table)
+        assert stored.said.sums.diff_sum == sum(diff for _, _, diff in updates)
+        assert stored.said.sums.fingerprint == fingerprint(schema, table)
 
 
 @given(st.data())

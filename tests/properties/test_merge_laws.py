@@ -126,8 +126,8 @@ def test_the_fingerprint_is_conserved_by_merging_and_adds_up_over_runs_and_parts
     assert sum(fingerprint(schema, run) for run in runs) % 2**64 == whole
     streams = [streamed(data, run) for run in runs]
     parts = list(merge_to_parts(streams, schema, 0, advance_to=3, part_bytes=1, window_rows=4))
-    assert sum(part.said.fingerprint for part in parts) % 2**64 == whole
-    assert (sum(part.said.diff_sum for part in parts) - sum(diff for _, _, diff in updates)) % 2**64 == 0
+    assert sum(part.said.sums.fingerprint for part in parts) % 2**64 == whole
+    assert (sum(part.said.sums.diff_sum for part in parts) - sum(diff for _, _, diff in updates)) % 2**64 == 0
     decoded = [decode_part("k", part.data, part.digests, schema) for part in parts]
     assert totals(update for table in decoded for update in read(schema, table)) == totals(updates, 3)
 

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.leases import plan_expiry
 from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.plan.compaction import plan_compaction
+from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_collection, plan_orphans
 from persist_lib.core.state import Batch, Outcome, Part, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES

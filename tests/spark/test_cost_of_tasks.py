@@ -37,11 +37,13 @@ def test_a_scrub_costs_what_its_tasks_read_also_of_a_damaged_part(
 ) -> None:
     write(client, "s", seed=1)
     parts = sum(len(batch.parts) for batch in client.inspect("s").state.trace)
-    [scrub] = scrub_shards(client, ["s"], lambda: spark)
+    [scrub] = [one.scrubbed for one in scrub_shards(client, ["s"], lambda: spark, engine="spark")]
+    assert scrub is not None
     assert not scrub.damaged
     assert scrub.cost.gets == parts
     assert scrub.cost.bytes_read > client.inspect("s").state.size
     damage_a_part(folder, "s")  # type: ignore[arg-type]
-    [scrub] = scrub_shards(client, ["s"], lambda: spark)
+    [scrub] = [one.scrubbed for one in scrub_shards(client, ["s"], lambda: spark, engine="spark")]
+    assert scrub is not None
     assert scrub.damaged
     assert scrub.cost.gets == parts

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist_lib as persist
 from jobs import audit, scrub
+from jobs.engine import EngineName
 from jobs.session import SparkSettings, ship, spark_conf
-from tests.spark.collections import check, damage_a_part, parts_of, write
+from tests.spark.collections import SCHEMA, check, damage_a_part, parts_of, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def damaged(outcomes: Iterable[scrub.ScrubOutcome]) -> dict[str, tuple[tuple[tuple[int, int], str], ...]]:
+    """What was found, by shard."""
+    found = {}
+    for outcome in outcomes:
+        assert outcome.scrubbed is not None, outcome.error
+        found[outcome.shard] = outcome.scrubbed.damaged
+    return found
 
 
 def test_the_scrub_reads_all_shards_on_spark_and_names_the_damaged_one(
@@ -22,19 +35,83 @@ def test_the_scrub_reads_all_shards_on_spark_and_names_the_damaged_one(
 ) -> None:
     for i, name in enumerate(("a", "b", "c")):
         write(client, name, batches=2, rows=500, seed=i)
-    assert [one.damaged for one in scrub.scrub_shards(client, ["a", "b", "c"], lambda: spark)] == [{}, {}, {}]
+    assert damaged(scrub.scrub_shards(client, ["a", "b", "c"], lambda: spark, engine="spark")) == dict.fromkeys(
+        "abc", ()
+    )
     victim = damage_a_part(folder, "b")
-    found = {one.shard: one.damaged for one in scrub.scrub_shards(client, ["a", "b", "c"], lambda: spark)}
-    assert [name for name, damaged in found.items() if damaged] == ["b"]
-    (said,) = found["b"].values()
+    found = damaged(scrub.scrub_shards(client, ["a", "b", "c"], lambda: spark, engine="spark"))
+    assert [name for name, problems in found.items() if problems] == ["b"]
+    assert found["b"] == client.scrub("b").damaged, "wherever it is read, it is judged the same"
+    ((_, said),) = found["b"]
     assert victim.name in said
 
 
 def test_the_scrub_notices_a_part_that_is_gone(client: persist.Client, spark: SparkSession, folder: Path) -> None:
     write(client, "a", batches=2, rows=100)
     min(parts_of(folder, "a")).unlink()
-    (one,) = scrub.scrub_shards(client, ["a"], lambda: spark)
-    assert len(one.damaged) == 1
+    found = damaged(scrub.scrub_shards(client, ["a"], lambda: spark, engine="spark"))
+    assert found == {"a": client.scrub("a").damaged}
+    assert len(found["a"]) == 1
+
+
+def test_only_large_shards_are_scrubbed_on_spark_unless_the_engine_says_otherwise(client: persist.Client) -> None:
+    write(client, "large", batches=4, rows=4000)
+    write(client, "small", batches=1, rows=10)
+    asked: list[str] = []
+
+    def sessions() -> SparkSession:
+        asked.append("started")
+        return cast("SparkSession", Here(lambda: None))
+
+    for shard, engine, is_asked in (
+        ("small", "auto", False), ("large", "auto", True), ("small", "spark", True), ("large", "local", False),
+    ):  # fmt: skip
+        asked.clear()
+        found = damaged(scrub.scrub_shards(client, [shard], sessions, engine=cast("EngineName", engine)))
+        assert found == {shard: ()}
+        assert bool(asked) is is_asked, (shard, engine)
+
+
+class Here:
+    """A session that runs its tasks in this process, after `first`."""
+
+    def __init__(self, first: Callable[[], object]) -> None:
+        self._first, self._tasks = first, 0
+
+    def addTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def range(self, start: int, end: int, step: int, parts: int) -> Here:
+        self._tasks = end
+        return self
+
+    def mapInArrow(self, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], ddl: str) -> Here:  # noqa: N802
+        self._first()
+        self._found = pa.Table.from_batches(work(iter([pa.record_batch({"id": range(self._tasks)})])))
+        return self
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        return self._found
+
+
+def test_a_batch_that_was_rewritten_and_collected_while_it_was_scrubbed_is_not_damaged(client: persist.Client) -> None:
+    """It keeps its id, and has other parts."""
+    with client.open_writer("a", SCHEMA) as write:
+        write.compare_and_append([{"k": 1, "v": "x", "_time": time} for time in range(10)], 0, 10)
+    with client.open_reader("a") as read:
+        read.downgrade_since(9)
+    before = client.inspect("a").state.trace
+
+    def rewrite() -> None:
+        client.compact("a", policy=persist.Policy(weight=1e9, advance=0.01))
+        client.roll_up("a", force=True)
+        assert client.collect("a").keys
+
+    found = damaged(scrub.scrub_shards(client, ["a"], lambda: cast("SparkSession", Here(rewrite)), engine="spark"))
+    after = client.inspect("a").state.trace
+    assert [batch.id for batch in before] == [batch.id for batch in after]
+    assert before[0].keys != after[0].keys
+    assert found == {"a": ()}
 
 
 def test_the_audit_program_deletes_orphans_of_many_shards_and_nothing_else(

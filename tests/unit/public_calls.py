@@ -220,7 +220,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Cost.priced": (lambda _: {"prices": persist.Prices()}, {"prices": instance(persist.Prices)}),
     "Policy": (
         lambda _: {"weight": 0.5, "advance": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None},
-        {"weight": share, "advance": share, "inline_fill": share, "part_bytes": integer(1, math.inf),
+        {"weight": share, "advance": share, "inline_fill": share, "part_bytes": or_none(integer(1, math.inf)),
          "prices": or_none(instance(persist.Prices))},
     ),
     "Prices": (
@@ -336,7 +336,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda p: {"name": p.name, "force": True, "dry_run": False}, {"name": name, "force": flag, "dry_run": flag}
     ),
     "Client.scrub": (
-        lambda p: {"name": p.name, "after": 0, "progress": None}, {"name": name, "after": time, "progress": progress}
+        lambda p: {"name": p.name, "after": 0, "engine": None, "progress": None},
+        {"name": name, "after": time, "engine": progress, "progress": progress},
     ),
     "Client.set_hold": (
         lambda p: {"name": p.name, "hold": "kept", "since": 4, "opaque": b"y", "expected": b"x"},

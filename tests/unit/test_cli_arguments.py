@@ -104,9 +104,9 @@ def test_a_consensus_beside_a_location_that_is_open_is_refused() -> None:
     ("hold", "set", "victim", ""),
     ("hold", "set", "victim", "audit", "--since", ""),
     ("hold", "release", "victim", ""),
-    ("retention", "victim", ""),
-    ("retention", "victim", "_"),
-    ("retention", "victim", "1__0"),
+    ("set-retention", "victim", ""),
+    ("set-retention", "victim", "_"),
+    ("set-retention", "victim", "1__0"),
     ("snapshot", "victim", "--columns", ""),
     ("snapshot", "victim", "--key", ""),
     ("snapshot", "victim", "-o", "", "--format", "csv"),
@@ -129,8 +129,8 @@ def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: t
 
 @pytest.mark.parametrize("words", [
     ("show", "victm"), ("log", "VICTIM"), ("snapshot", "victms"), ("maintain", "victm"), ("finish", "victm", "--yes"),
-    ("retention", "victm", "5"), ("hold", "set", "victm", "audit"), ("append", "victm", "--lower", "1", "--upper", "2"),
-    ("plan", "victm"), ("collect", "victm", "--dry-run"),
+    ("set-retention", "victm", "5"), ("hold", "set", "victm", "audit"), ("plan", "victm"),
+    ("append", "victm", "--lower", "1", "--upper", "2"), ("garbage", "victm", "--dry-run"),
 ])  # fmt: skip
 def test_of_a_mistyped_shard_the_names_that_are_near_are_told(words: tuple[str, ...]) -> None:
     done = run(*words)
@@ -164,9 +164,9 @@ def test_a_location_for_blobs_alone_says_what_it_lacks_and_what_does_without() -
 
 
 def test_a_retention_that_no_shard_can_have_is_refused_in_words() -> None:
-    done = run("retention", "victim", str(2**70))
+    done = run("set-retention", "victim", str(2**70))
     assert done.exit_code == 2
     assert "the retention distance (times behind upper, or None) must be an integer in [0, " in done.stderr
     assert f"got {2**70}" in done.stderr
     assert "Malformed" not in done.stderr
-    assert run("retention", "victim", str(2**64 - 1)).exit_code == 0
+    assert run("set-retention", "victim", str(2**64 - 1)).exit_code == 0

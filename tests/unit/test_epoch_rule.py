@@ -7,11 +7,11 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core.plan.garbage import plan_collection
+from persist_lib.core.plan.rollup import is_due
 from persist_lib.core.state import Garbage, Reader, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import PartKey, SeqNo, format_reader_id, format_writer_id, parse_rollup_key
-from persist_lib.maintain.rollups import is_due
 from persist_lib.testing import check_swept
 from tests.worlds import SCHEMA, SMALL, World, row
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.leases import LONGEST_LEASE_MS
+from persist_lib.core.plan.expiry import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
 from persist_lib.ids import SeqNo
 from persist_lib.location import embedded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import msgspec
@@ -13,9 +14,10 @@ from typer.testing import CliRunner
 
 import persist_lib as persist
 from persist_lib.cli.app import app
+from persist_lib.core.duties import DUTIES
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
-from persist_lib.maintain import duties, local_engine
+from persist_lib.maintain import garbage, liveness, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.shards import EAGER, TINY, filled
@@ -27,6 +29,9 @@ def world() -> Iterator[World]:
     world = World()
     yield world
     world.close()
+
+
+UPKEEP = [duty.name for duty in DUTIES if duty.is_upkeep]
 
 
 def settle(client: persist.Client, shard: str = "s", most: int = 6) -> int:
@@ -123,6 +128,33 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(world: World) -> 
     assert would.compacted.plan.requests
     done = client.maintain("s", policy=EAGER)
     assert done.compacted.plan == would.compacted.plan
+
+
+def test_settings_decide_how_everybody_plans_and_a_policy_wins_over_them(world: World) -> None:
+    eager = world.client(TINY.model_copy(update={"compaction_weight": 1e9, "compaction_advance": 0.01}))
+    lazy = world.client(TINY)
+    with lazy.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([row(k) for k in range(50)], 0, 1)
+        write.compare_and_append([row(1, time=1)], 1, 2)
+    assert [client.census("s").debt for client in (eager, lazy)] == [51, 0]
+    assert [bool(client.compact("s", dry_run=True).plan.requests) for client in (eager, lazy)] == [True, False]
+    assert eager.maintain("s", dry_run=True).compacted.plan.debt == 51
+    assert not eager.compact("s", policy=persist.Policy(), dry_run=True).plan.requests
+    assert lazy.compact("s", policy=EAGER, dry_run=True).plan.debt == 51
+
+
+def test_the_parts_of_a_compaction_are_as_large_as_its_policy_says(world: World) -> None:
+    client, rng = world.client(TINY.model_copy(update={"task_bytes": 1 << 30})), Random(1)
+    with client.open_writer("s", SCHEMA) as write:
+        for time in range(3):
+            write.compare_and_append([row(k, rng.randbytes(60).hex(), time) for k in range(1000)], time, time + 1)
+    policy = persist.Policy(weight=1e9, part_bytes=1 << 20)
+    (applied,) = client.compact("s", policy=policy).applied
+    assert applied.parts_out == 1
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([row(1, time=3)], 3, 4)
+    (applied,) = client.compact("s", policy=EAGER).applied
+    assert applied.parts_out > 1, "what a policy leaves open is what the settings say"
 
 
 def test_orphans_of_a_writer_that_died_go_when_it_is_retired_and_not_before(world: World) -> None:
@@ -314,15 +346,19 @@ def test_a_damaged_batch_keeps_no_other_duty_from_being_done_and_is_raised_at_th
     gone._handles.clear()
     client.set_retention("s", 2)
     world.clock.advance(10 * TINY.lease_ms)
-    with pytest.raises(persist.Corrupt, match=r"1 of 6 duties failed, the others were done: expire, retain,") as caught:
+    with pytest.raises(
+        persist.Corrupt, match=f"1 of {len(UPKEEP)} duties failed, the others were done: leases, retention,"
+    ) as caught:
         client.maintain("s")
     assert key in str(caught.value)
-    assert list(cast("dict[str, str]", caught.value.failed)) == ["compact"]
+    assert list(cast("dict[str, str]", caught.value.failed)) == ["compaction"]
     done = cast("dict[str, Any]", caught.value.done)
-    assert list(done) == ["expire", "retain", "roll_up", "collect", "audit"]
-    assert [overdue.id for overdue in done["expire"].overdue] == [left.id]
-    assert done["retain"].after > done["retain"].before
-    assert len(done["audit"].orphans) == 1
+    assert set(done) == set(UPKEEP) - {"compaction"}
+    assert list(done)[:4] == ["leases", "retention", "rollups", "garbage"]
+    assert list(done)[-1] == "orphans"
+    assert [overdue.id for overdue in done["leases"].overdue] == [left.id]
+    assert done["retention"].after > done["retention"].before
+    assert len(done["orphans"].orphans) == 1
     assert not client.audit_orphans("s", dry_run=True).orphans
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.failed) == (persist.Corrupt, caught.value.failed)
@@ -338,12 +374,12 @@ def test_of_several_failures_the_gravest_is_raised_and_all_are_named(
     def fails(*_: object, **__: object) -> None:
         raise Determinate("the store is away")
 
-    monkeypatch.setattr(duties, "retain", fails)
-    monkeypatch.setattr(duties, "collect", fails)
-    with pytest.raises(persist.Corrupt, match="3 of 6 duties failed") as caught:
+    monkeypatch.setattr(liveness, "retain", fails)
+    monkeypatch.setattr(garbage, "collect", fails)
+    with pytest.raises(persist.Corrupt, match=f"3 of {len(UPKEEP)} duties failed") as caught:
         client.maintain("s")
     assert str(caught.value).count("the store is away") == 2
-    assert list(cast("dict[str, str]", caught.value.failed)) == ["retain", "compact", "collect"]
+    assert list(cast("dict[str, str]", caught.value.failed)) == ["retention", "compaction", "garbage"]
 
 
 def test_damage_of_one_shard_hinders_no_other_from_the_command_line(tmp_path: Path) -> None:
@@ -357,9 +393,9 @@ def test_damage_of_one_shard_hinders_no_other_from_the_command_line(tmp_path: Pa
     world.close()
     answer = CliRunner().invoke(app, ["--location", f"file:{tmp_path}/data", "maintain", "--all"])
     assert answer.exit_code == 3
-    assert "bad: 1 of 6 duties failed" in answer.output
-    assert "compact  FAILED" in answer.output
-    assert "audit    done" in answer.output
+    assert f"bad: 1 of {len(UPKEEP)} duties failed" in answer.output
+    assert "compaction FAILED" in answer.output
+    assert "orphans    done" in answer.output
     assert "good: 6 → 1 batch" in answer.output
 
 
@@ -392,8 +428,11 @@ def test_an_engine_that_lies_is_refused_and_the_shard_is_as_it_was(world: World,
 
     def lying(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
         for result in honest(tasks):
-            wrong = () if lie == "parts" else getattr(result, lie) + 1
-            yield msgspec.structs.replace(result, **{lie: wrong})
+            if lie == "parts":
+                yield msgspec.structs.replace(result, parts=())
+            else:
+                sums = msgspec.structs.replace(result.sums, **{lie: getattr(result.sums, lie) + 1})
+                yield msgspec.structs.replace(result, sums=sums)
 
     with pytest.raises(CompactionRefused):
         client.compact("s", policy=EAGER, engine=lying)

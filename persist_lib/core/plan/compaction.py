@@ -18,8 +18,10 @@ from typing import Literal
 import msgspec
 
 from persist_lib.arguments import check_type, parse_integer, parse_number
+from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
+from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.schema.schema import Schema
@@ -33,11 +35,10 @@ class Policy(msgspec.Struct, frozen=True):
     weight: float = 0.5
     """A batch is in debt below this share of what is newer than it. Larger: fewer batches, more rewriting."""
     advance: float = 1 / 3
-    """A batch is rewritten when since has passed about this share of its updates. If each of them took back another
-    one,
+    """A batch is rewritten when since has passed about this share of its updates. If each of them took back another,
     the batch holds three times what it has to."""
-    part_bytes: int = 128 * 1024 * 1024
-    """Size of an output part: only for the price."""
+    part_bytes: int | None = None
+    """Size of an output part. None: what the settings say."""
     inline_fill: float = 0.5
     """Inline batches are flushed into parts when they fill this share of what a state may carry."""
     prices: Prices | None = None
@@ -46,19 +47,38 @@ class Policy(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in ("weight", "advance", "inline_fill"):
             parse_number(getattr(self, name), name)
-        parse_integer(self.part_bytes, "part_bytes", 1)
+        if self.part_bytes is not None:
+            parse_integer(self.part_bytes, "part_bytes", 1)
         if self.prices is not None:
             check_type(self.prices, Prices, "prices", "persist.Prices()")
 
 
+DEFAULTS = Config()
+
+
+def policy_of(config: Config, policy: Policy | None = None, prices: Prices | None = None) -> Policy:
+    """How to plan with these settings: `policy`, or what the settings say. What `policy` leaves open is filled in.
+
+    This is the only place where settings become a policy. Whoever plans for a location calls it.
+    """
+    if policy is None:
+        policy = Policy(weight=config.compaction_weight, advance=config.compaction_advance)
+    part_bytes = config.part_bytes if policy.part_bytes is None else policy.part_bytes
+    return msgspec.structs.replace(policy, part_bytes=part_bytes, prices=policy.prices or prices)
+
+
 class Request(msgspec.Struct, frozen=True):
-    """One slice of the trace to be replaced: its batches, the since to advance to, why, and at what price."""
+    """One slice of the trace to be replaced: its batches, the since to advance to, why, and at what price.
+
+    `part_bytes` is about the size of the parts that are to be written.
+    """
 
     inputs: tuple[Batch, ...]
     since: Antichain
     schema: int
     reason: Reason
     cost: Cost
+    part_bytes: int
 
     @property
     def ids(self) -> tuple[tuple[int, int], ...]:
@@ -208,12 +228,13 @@ def _empty_runs(trace: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:
 def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Policy) -> Request:
     objects = [part for batch in inputs for part in batch.parts if part.inline is None]
     size = sum(part.size for part in objects)
-    puts = -(-sum(batch.size for batch in inputs) // policy.part_bytes) if any(b.count for b in inputs) else 0
+    part_bytes = policy.part_bytes or DEFAULTS.part_bytes
+    puts = -(-sum(batch.size for batch in inputs) // part_bytes) if any(b.count for b in inputs) else 0
     gets = sum(-(-part.size // CHUNK_BYTES) for part in objects)
     cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
         policy.prices or S3_LIST
     )
-    return Request(inputs, state.since, _schema_of(inputs), reason, cost)
+    return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes)
 
 
 def _schema_of(inputs: tuple[Batch, ...]) -> int:
@@ -248,9 +269,7 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True):
     """What a task wrote: parts in key order, and the sums over them."""
 
     parts: tuple[Part, ...]
-    count: int
-    diff_sum: int
-    fingerprint: int
+    sums: Sums
 
 
 def task_inputs(request: Request) -> tuple[TaskInput, ...]:
@@ -275,11 +294,9 @@ def cut_evenly(boundaries: Sequence[tuple[bytes, int]], n: int) -> list[bytes]:
 def output_batch(request: Request, results: list[TaskResult]) -> Batch:
     """The batch that stands for a request's inputs, from its tasks' results in key order."""
     parts = tuple(part for result in results for part in result.parts)
-    diff_sum = sum(result.diff_sum for result in results)
+    sums = total(result.sums for result in results)
     return Batch(
         request.inputs[0].lo, request.inputs[-1].hi, request.lower, request.upper, request.since,
-        count=sum(result.count for result in results),
-        diff_sum=(diff_sum + 2**63) % 2**64 - 2**63,
-        fingerprint=sum(result.fingerprint for result in results) % 2**64,
+        count=sums.count, diff_sum=sums.diff_sum, fingerprint=sums.fingerprint,
         parts=parts, runs=(0,) if parts else (),
     )  # fmt: skip

@@ -1,0 +1,148 @@
+"""The duties: what keeps a shard small, cheap and clean. One table, one name each.
+
+The library's `maintain`, the commands of `persist`, their keys in JSON, and Dagster's assets, jobs and schedules are
+made from this table. A new duty is a line here, a module in `maintain/`, a test, and a line in docs/operations.md.
+
+Only facts are here, so that `persist --help` does not load Arrow. `entry` names the function that carries a duty out,
+in `maintain`; `maintain.duties.carry_out` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Duty(NamedTuple):
+    """One kind of upkeep. `name` is its command, its key, its asset, its job and the start of its schedule's name."""
+
+    name: str
+    entry: str
+    """`module:function` in `persist_lib.maintain`; it takes a `Call`, and answers what it did."""
+    does: str
+    """What it does, in one sentence: the first line of its command's help, and the asset's description."""
+    help: str = ""
+    """More of the command's help, with examples."""
+    after: tuple[str, ...] = ()
+    """The duties that it builds on."""
+    is_upkeep: bool = True
+    """Whether `maintain` does it, and it has a dry run. The others change nothing."""
+    is_last: bool = False
+    """Whether it begins when the worker of the others is retired, so that what that one left is judged too."""
+    schedule: str = ""
+    """When it is due by the clock, in cron's words, UTC. Minutes are odd: not everything has to start on the hour."""
+    job: tuple[str, ...] = ()
+    """What its Dagster job does, in order. Empty: only this."""
+    kinds: tuple[str, ...] = ()
+    """What it is made with, for Dagster's graph."""
+
+
+DUTIES: tuple[Duty, ...] = (
+    Duty(
+        "leases", "liveness:do_leases", "Retire readers and writers whose lease has ended.",
+        """
+    They find out at their next call, and register anew. since does not move by this; it moves on with the next reader
+    or hold that does.
+
+    \b
+    persist leases --all --dry-run      who is overdue, for how long, and what that holds back
+    """,
+        schedule="* * * * *",
+    ),
+    Duty(
+        "retention", "liveness:do_retention", "Give up the history that the retention policy does not keep.",
+        """
+    As far as readers and holds allow.
+
+    \b
+    persist set-retention orders 1000   set the policy
+    persist retention orders            carry it out
+    """,
+        after=("leases",),
+    ),
+    Duty(
+        "compaction", "compaction:do_compaction", "Merge batches that are in debt, so that reading stays fast.",
+        """
+    Never changes what anybody reads. The price is that of the requests, at the location's prices (see --prices).
+    `persist plan` shows the same as --dry-run.
+
+    \b
+    persist compaction orders --dry-run
+    persist compaction --all
+    """,
+        after=("retention",), kinds=("spark", "parquet"),
+        job=("leases", "retention", "compaction", "rollups", "garbage", "census"),
+    ),
+    Duty(
+        "rollups", "rollups:do_rollups", "Copy a shard's state to Blob, if that is due, so that opening it stays fast.",
+        """
+    Garbage may wait for it, too.
+
+    \b
+    persist rollups --all
+    persist rollups orders --force
+    """,
+        after=("compaction",),
+    ),
+    Duty(
+        "garbage", "garbage:do_garbage", "Delete garbage that nobody can reach any more, and truncate the log.",
+        """
+    No age is consulted: an object goes when no live reader can still read a state that refers to it. What has to wait
+    is listed with the reader, or the missing rollup, that it waits for.
+
+    \b
+    persist garbage orders --dry-run
+    persist garbage --all
+    """,
+        after=("rollups",), schedule="7 * * * *", job=("retention", "rollups", "garbage"),
+    ),
+    Duty(
+        "orphans", "orphans:do_orphans", "Delete objects that were uploaded, never linked, and that nobody can link.",
+        """
+    Lists the shard's objects, then reads its state. An object of a live writer is pending: it may be linked yet.
+
+    \b
+    persist orphans --all --dry-run
+    """,
+        after=("garbage",), is_last=True, schedule="23 2 * * *",
+    ),
+    Duty(
+        "scrub", "scrub:do_scrub", "Read every batch again, and verify digests, counts and fingerprints.",
+        """
+    Changes nothing. Exit code 3 if anything is damaged.
+
+    \b
+    persist scrub --all
+    persist scrub orders --after 4711
+    """,
+        after=("compaction",), is_upkeep=False, schedule="41 3 * * 0", kinds=("spark", "parquet"),
+    ),
+    Duty(
+        "census", "census:do_census",
+        "Count everything about shards: batches, debt, garbage, leases, rollups, dollars.",
+        """
+    Without names, of all shards.
+
+    \b
+    persist census orders
+    persist census --json | jq '.shards[] | {shard, debt, garbage_size}'
+    """,
+        after=("orphans", "scrub"), is_upkeep=False, schedule="*/15 * * * *",
+    ),
+)  # fmt: skip
+"""In the order that frees the most: what is expired lets since move, what is compacted becomes garbage, and so on."""
+
+NAMES: tuple[str, ...] = tuple(duty.name for duty in DUTIES)
+BY_NAME: Mapping[str, Duty] = {duty.name: duty for duty in DUTIES}
+
+
+def figures_of(answer: object) -> dict[str, int | float]:
+    """What a duty did, in figures: the numbers in its answer, and how many of what is named there. Not its cost."""
+    figures: dict[str, int | float] = {}
+    for name in getattr(answer, "__struct_fields__", ()):
+        value = getattr(answer, name)
+        if isinstance(value, (int, float)):
+            figures[name] = value
+        elif isinstance(value, (tuple, list, dict, frozenset)):
+            figures[name] = len(value)
+    return figures

@@ -1,0 +1,21 @@
+"""When a whole copy of the state is due in Blob, so that opening a shard replays little and garbage can go."""
+
+from __future__ import annotations
+
+from persist_lib.core.state import State
+from persist_lib.ids import SeqNo, parse_rollup_key
+
+
+def is_due(state: State, seqno: SeqNo, every: int) -> bool:
+    """Whether the newest rollup lags `every` transitions behind, or garbage waits for a newer one."""
+    newest = state.newest_rollup
+    waits = last_deletion(state) >= max(newest, 1)
+    return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
+
+
+def last_deletion(state: State) -> SeqNo:
+    """At which seqno the newest garbage was deleted that waits for a rollup beyond that; 0 for none.
+
+    SUBTLE: old rollups are garbage that waits for no newer one; or each rollup would make the next one due.
+    """
+    return max((g.seqno for key, g in state.garbage.items() if parse_rollup_key(key) is None), default=SeqNo(0))

@@ -1,0 +1,33 @@
+"""Orphans as part of upkeep: audited, and audited again where only a rollup could tell whose a loose one is."""
+
+from __future__ import annotations
+
+import msgspec
+
+from persist_lib.maintain.call import Call
+from persist_lib.maintain.garbage import Audited, audit_orphans
+from persist_lib.maintain.rollups import roll_up
+from persist_lib.maintain.worker import Worker
+
+
+def do_orphans(call: Call) -> Audited:
+    """Delete what was never linked. A rollup decides about the loose ones, which its writer may be about to link."""
+    audited = audit_orphans(call.machine, dry_run=call.dry_run, progress=call.progress)
+    if audited.loose_rollups and not call.dry_run:
+        with Worker(call.machine, call.leases) as worker:
+            roll_up(call.machine, worker, force=True)
+        audited = _together(audited, audit_orphans(call.machine))
+    return audited
+
+
+def _together(first: Audited, second: Audited) -> Audited:
+    """What two audits in a row found."""
+    return msgspec.structs.replace(
+        second,
+        orphans=first.orphans + second.orphans,
+        size=first.size + second.size,
+        swept=first.swept + second.swept,
+        uploads=first.uploads + second.uploads,
+        uploads_size=first.uploads_size + second.uploads_size,
+        cost=first.cost + second.cost,
+    )
