@@ -93,11 +93,27 @@ def test_all_are_appended_with_one_compare_and_set_and_answered_in_order(world: 
 def test_one_is_as_good_as_many_and_none_is_nothing(world: World) -> None:
     client = world.client()
     (a,) = writers(client, "a")
+    world.requests.clear()
     assert client.compare_and_append_many(next_of(a))[0].upper == persist.at(1)
+    assert [request.kind for request in world.requests] == ["compare_and_set"], "as an append to one shard is"
     world.requests.clear()
     assert client.compare_and_append_many([]) == []
     assert client.compare_and_append_many(iter([])) == []
     assert world.requests == []
+
+
+def test_a_repeated_call_reads_only_the_shards_that_are_not_known_to_remember_it(memory: World) -> None:
+    client = memory.client()
+    a, b = writers(client, "a", "b")
+    appends, old = next_of(a, b), {shard: client.machine(shard).version for shard in "ab"}
+    done = client.compare_and_append_many(appends, token=b"t")
+    for stale in ("", "a", "b"):
+        for shard in stale:
+            client.machine(shard)._version = old[shard]
+        memory.requests.clear()
+        again = client.compare_and_append_many(appends, token=b"t")
+        assert [(one.seqno, one.upper, one.count) for one in again] == [(one.seqno, one.upper, 1) for one in done]
+        assert [request.kind for request in memory.requests] == ["scan"] * len(stale)
 
 
 @pytest.mark.parametrize("config", [persist.Config(), SMALL])
