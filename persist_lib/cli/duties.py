@@ -13,7 +13,7 @@ from persist_lib.cli.outcomes import Outcome
 from persist_lib.cli.session import Advance, Session
 from persist_lib.cli.units import spent
 from persist_lib.cli.values import error_value, jsonable, worst
-from persist_lib.core.duties import Duty
+from persist_lib.core.duties import BY_NAME, Duty
 from persist_lib.errors import PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -24,14 +24,14 @@ Doing = Callable[["Client", str, Advance], Outcome]
 
 def _run(session: Session, what: str, names: list[str] | None, is_all: bool, dry_run: bool, do: Doing) -> None:
     """Carry a duty out for each shard. A dry run has a client that cannot write."""
+    is_look = what in BY_NAME and not BY_NAME[what].is_upkeep
+    dry = " (dry run)" if dry_run and not is_look else ""
     with session.open(read_only=dry_run) as client:
 
         def one(name: str) -> tuple[str, Outcome]:
             with session.progress(f"{what} {name}") as advance:
                 outcome = do(client, name, advance)
-            session.show(
-                f"{name}{' (dry run)' if dry_run and what != 'scrub' else ''}: {outcome.summary}", *outcome.details
-            )
+            session.show(f"{name}{dry}: {outcome.summary}", *outcome.details)
             return name, outcome
 
         wanted = chosen(client, names, is_all)
@@ -80,7 +80,10 @@ def command_of(duty: Duty) -> Callable[..., None]:
         _run(session, duty.name, names, is_all, dry_run, lambda client, name, advance: outcomes.of_duty(
             client, duty.name, name, dry_run, advance))  # fmt: skip
 
-    return documented(run, duty)
+    def look(session: Session, names: Shards = None, is_all: AllShards = False) -> None:
+        run(session, names, is_all, dry_run=True)
+
+    return documented(run if duty.is_upkeep else look, duty)
 
 
 def documented(run: Callable[..., None], duty: Duty) -> Callable[..., None]:
