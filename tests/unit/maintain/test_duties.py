@@ -13,7 +13,7 @@ from persist_lib.core.duties import BY_NAME, DUTIES, NAMES, figures_of
 from persist_lib.maintain.duties import carry_out, entry_of
 from tests.worlds import SCHEMA, row
 
-MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+MANUAL = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 @pytest.mark.parametrize("duty", DUTIES, ids=lambda duty: duty.name)

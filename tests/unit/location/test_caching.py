@@ -31,7 +31,7 @@ from persist_lib.testing import contents_of
 from persist_lib.testing.recording import RecordingLocation
 from tests.shelf import Shelf, files_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 OBJECTS = persist.Config(inline_bytes=0)
 QUIET = Runtime(background=False)

@@ -71,7 +71,7 @@ def test_a_compare_and_set_syncs_the_log_once(path: Path) -> None:
         pytest.skip("needs strace")
     run = subprocess.run(
         ["strace", "-f", "-e", "trace=fsync,fdatasync,write", sys.executable, "-c", program],
-        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     between = run.stderr.split("BEGIN")[-1].split("END")[0]
     assert between.count("sync(") == 1

@@ -14,7 +14,7 @@ from importlinter import configuration
 from importlinter.contracts.forbidden import ForbiddenContract
 from importlinter.contracts.layers import LayersContract
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 LAYERED = [contract for contract in OPTIONS["contracts"] if contract["type"] == "layers"]
 FORBIDDEN = [contract for contract in OPTIONS["contracts"] if contract["type"] == "forbidden"]

@@ -17,7 +17,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.arguments import shown
-from tests.unit.public_calls import INNER, LEGAL, USES_UP, VALUES, Place, call, callable_of, public
+from tests.unit.client.public_calls import INNER, LEGAL, USES_UP, VALUES, Place, call, callable_of, public
 
 
 def test_everything_public_has_a_legal_call_and_a_kind_for_each_argument():

@@ -33,7 +33,7 @@ from persist_lib.shard.refusals import refused
 from persist_lib.testing.faults import FaultyConsensus, Outcome, Script
 from persist_lib.testing.recording import RecordingConsensus
 from persist_lib.testing.rival import Rival
-from tests.unit.core_shard import CREATE, SCHEMA, SHARD, WRITER, Store, always, append_next, appending, roll_up
+from tests.unit.core.core_shard import CREATE, SCHEMA, SHARD, WRITER, Store, always, append_next, appending, roll_up
 
 
 def rows(store):

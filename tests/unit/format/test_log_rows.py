@@ -1,6 +1,6 @@
 """The bytes of rows and rollups: fixed for ever, the same in any process, and refused when a single bit is off.
 
-The golden files were written once by `python tests/unit/test_encoding.py`; they are never written again for a format
+The golden files were written once by `python tests/unit/format/test_log_rows.py`; they are never written again for a format
 that was released.
 """
 
@@ -38,7 +38,7 @@ from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
 from tests.framing import framed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 
 SCHEMA = Schema(key={"id": "int64 not null", "größe": "decimal128(18, 2)"}, value={"at": "timestamp[us, UTC]"})

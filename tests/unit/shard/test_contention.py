@@ -27,7 +27,7 @@ from persist_lib.shard.contention import (
 )
 from persist_lib.testing.recording import RecordingConsensus
 from persist_lib.testing.rival import Rival
-from tests.unit.core_shard import CREATE, Store, always, appending, batch
+from tests.unit.core.core_shard import CREATE, Store, always, appending, batch
 
 RIVAL = format_writer_id(2)
 

@@ -30,7 +30,7 @@ from tests.worlds import SCHEMA, Storm, World, row
 LEASE_S = 1.0
 DAY_S, YEAR_S = 86_400, 365 * 86_400
 CONFIG = persist.Config(lease_ms=int(LEASE_S * 1000))
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.testing import ManualClock
 from tests.logs import after
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def tree(path: Path) -> dict[str, tuple[int, int]]:

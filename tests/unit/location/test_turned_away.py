@@ -17,7 +17,7 @@ from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.location.postgres.consensus import connection_failed
 from persist_lib.location.wrap.around import AroundConsensus, Operation, T
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
-from tests.unit.core_shard import Store, always
+from tests.unit.core.core_shard import Store, always
 
 LONG_S = 60.0
 SCHEMA = persist.Schema(key={"id": "int64"})

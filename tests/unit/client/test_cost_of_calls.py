@@ -172,7 +172,7 @@ def test_a_split_that_is_read_in_another_process_tells_there_what_it_cost(tmp_pa
             [split] = snapshot.splits(1)
             program = [sys.executable, "-W", "error", "-c", PROGRAM]
             done = subprocess.run(
-                program, input=pickle.dumps(split), capture_output=True, check=True, cwd=Path(__file__).parents[2]
+                program, input=pickle.dumps(split), capture_output=True, check=True, cwd=Path(__file__).parents[3]
             )
             rows, cost = pickle.loads(done.stdout)
             assert rows == 1000
