@@ -1,7 +1,7 @@
 """The bytes of rows and rollups: fixed for ever, the same in any process, and refused when a single bit is off.
 
-The golden files were written once by `python tests/unit/format/test_log_rows.py`; they are never written again for a format
-that was released.
+The golden files were written once, by this file run as a program. They are never written again for a format that was
+released.
 """
 
 from __future__ import annotations

@@ -1,0 +1,330 @@
+"""What a failed append that was accepted earlier means for its future, for those behind it and for the next call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.errors import (
+    Determinate,
+    DiffOverflow,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    NotSent,
+    TimedOut,
+    UpperMismatch,
+)
+from persist_lib.testing import Outcome, Rival, Script, check_world, contents_of
+from tests.gated import LONG_S, Threaded, lose
+from tests.worlds import SCHEMA, SMALL, Storm, World, row
+
+
+def test_a_lost_race_fails_all_that_were_sent_together_and_all_behind_and_writes_none(
+    make: Callable[..., Threaded],
+) -> None:
+    """The rival moves upper to exactly where the later ones begin: they must not slip in behind somebody else's."""
+    t = make()
+    first = t.outstanding()
+    rest = [t.write.append_async([row(n, time=n)], n, n + 1) for n in range(1, 4)]
+    t.other.open_writer("s", SCHEMA).compare_and_append([row(-1)], 0, 1)
+    t.gate.open.set()
+    with pytest.raises(UpperMismatch):
+        first.result(LONG_S)
+    for future in rest:
+        with pytest.raises(NotSent) as told:
+            future.result(LONG_S)
+        assert isinstance(told.value.earlier, UpperMismatch)
+        assert isinstance(told.value.__cause__, UpperMismatch)
+    assert t.contents(0) == {(-1, "w"): 1}
+    # Everybody knows now.
+    t.write.append_async([row(1, time=1)], 1, 2).result(LONG_S)
+    check_world(t.other, "s")
+
+
+def test_together_they_fail_with_one_reason_and_an_error_each(make: Callable[..., Threaded]) -> None:
+    t = make()
+    first = t.outstanding()
+    rest = [t.write.append_async([row(n, time=n)], n, n + 1) for n in range(1, 4)]
+    rival = t.other.open_writer("s", SCHEMA)
+    first.add_done_callback(lambda _: rival.compare_and_append([row(-1, time=1)], 1, 3))
+    t.gate.open.set()
+    errors = [future.exception(LONG_S) for future in rest]
+    assert all(isinstance(error, UpperMismatch) and error.actual == persist.at(3) for error in errors)
+    assert len({id(error) for error in errors}) == 3
+    assert t.contents(2) == {(0, "w"): 1, (-1, "w"): 1}
+
+
+CALLS: dict[str, Callable[[persist.WriteHandle], Any]] = {
+    "append_async": lambda write: write.append_async([row(1, time=1)], 1, 2).result(LONG_S),
+    "compare_and_append": lambda write: write.compare_and_append([row(1, time=1)], 1, 2),
+    "append": lambda write: write.append([row(1, time=1)], 1, 2),
+    "advance_upper": lambda write: write.advance_upper(2),
+    "finish": lambda write: write.finish(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_failure_that_nobody_knows_of_fails_the_next_call_once(make: Callable[..., Threaded], call: str) -> None:
+    t = make()
+    lose(t)
+    with pytest.raises(NotSent, match="upper is"):
+        CALLS[call](t.write)
+    assert t.other.inspect("s").state.upper == persist.at(1)
+    CALLS[call](t.write)
+    assert t.other.inspect("s").state.upper > persist.at(1)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("look", ["result", "exception"])
+def test_a_failure_that_somebody_looked_at_fails_nothing(make: Callable[..., Threaded], call: str, look: str) -> None:
+    t = make()
+    first = lose(t)
+    with suppress(UpperMismatch):
+        getattr(first, look)()
+    CALLS[call](t.write)
+
+
+def test_flush_and_close_raise_what_it_was(make: Callable[..., Threaded]) -> None:
+    t = make()
+    lose(t)
+    with pytest.raises(UpperMismatch):
+        t.write.flush()
+    t.write.flush()
+    t = make()
+    lose(t)
+    with pytest.raises(UpperMismatch):
+        t.write.close()
+    assert not t.other.inspect("s").state.writers.keys() & {"w"}
+    t.write.close()
+
+
+def test_the_end_of_a_block_does_not_hide_what_went_wrong_in_it(make: Callable[..., Threaded]) -> None:
+    t = make()
+
+    def fail() -> None:
+        with t.write:
+            lose(t)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    t = make()
+
+    def fail_in_the_clients() -> None:
+        with t.client:
+            lose(t)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_the_clients()
+    t = make()
+    with pytest.raises(UpperMismatch), t.write:
+        lose(t)
+    t = make()
+    with pytest.raises(UpperMismatch), t.client:
+        lose(t)
+
+
+def test_what_was_accepted_in_a_block_is_written_at_its_end_also_after_an_exception(
+    make: Callable[..., Threaded],
+) -> None:
+    t = make()
+    with t.write:
+        for n in range(20):
+            t.write.append_async([row(n, time=n)], n, n + 1)
+    assert len(t.contents(19)) == 20
+    t = make()
+
+    def fail() -> None:
+        with t.write:
+            t.write.append_async([row(0)], 0, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(t.contents(0)) == 1
+    with pytest.raises(LeaseExpired):
+        t.write.append_async([row(1, time=1)], 1, 2)
+
+
+def test_closing_fails_what_does_not_make_it_in_time(make: Callable[..., Threaded]) -> None:
+    t = make(persist.Config(timeout_s=0.3))
+    first = t.outstanding()
+    second = t.write.append_async([row(1, time=1)], 1, 2)
+    opening = threading.Timer(1.0, t.gate.open.set)
+    opening.start()
+    with pytest.raises(TimedOut, match="1 appends that it had accepted were not sent") as told:
+        t.write.close()
+    opening.join()
+    assert "go on" not in told.value.message, "they do not"
+    assert "Nothing of those was written" in told.value.message
+    assert first.result(LONG_S).upper == persist.at(1), "it was on its way, and its lease was kept so long"
+    with pytest.raises(NotSent, match="closed before its turn came"):
+        second.result(LONG_S)
+    assert len(t.contents(0)) == 1
+
+
+def test_wrong_updates_are_refused_at_the_call_and_concern_nothing_else(make: Callable[..., Threaded]) -> None:
+    t = make()
+    first = t.outstanding()
+    most = 2**62
+    for wrong, error in [
+        (([row(1, time=7)], 1, 2), InvalidUsage),
+        (([{"id": 1}], 1, 2), InvalidUsage),
+        (([], 2, 1), InvalidUsage),
+        (([row(1, time=1, diff=most)] * 3, 1, 2), DiffOverflow),
+    ]:
+        with pytest.raises(error):
+            t.write.append_async(*wrong)
+    second = t.write.append_async([row(1, time=1, diff=most), row(2, time=1, diff=most)] * 1, 1, 2)
+    t.gate.open.set()
+    assert first.result(LONG_S).count == 1
+    assert second.result(LONG_S).count == 2
+
+
+def test_one_whose_timeout_has_passed_when_its_turn_comes_is_not_sent(make: Callable[..., Threaded]) -> None:
+    t = make()
+    first = t.outstanding()
+    late = t.write.append_async([row(1, time=1)], 1, 2, timeout=0.05)
+    behind = t.write.append_async([row(2, time=2)], 2, 3)
+    time.sleep(0.1)
+    t.gate.open.set()
+    first.result(LONG_S)
+    with pytest.raises(TimedOut):
+        late.result(LONG_S)
+    # It may have gone along with the one whose time had come, and fails likewise.
+    with pytest.raises((NotSent, TimedOut)):
+        behind.result(LONG_S)
+    assert t.write.fetch_upper() == persist.at(1)
+
+
+@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("config", [persist.Config(timeout_s=1), SMALL.model_copy(update={"timeout_s": 1})])
+def test_the_token_of_those_sent_together_decides_all_of_them(
+    world: World, happens: bool, asynchronous: bool, config: persist.Config
+) -> None:
+    outcome = Outcome.HAPPENED_UNKNOWN if happens else Outcome.LOST_UNKNOWN
+    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan", first=outcome)
+    client = world.client(config, plan=storm)
+    write = client.open_writer("s", SCHEMA, batching=persist.Batching(bytes=10**6, age_s=100))
+    write.compare_and_append([row(0)], 0, 1)
+    batches = [([row(n, time=n)] * (n != 2) + [row(-n, time=n)], n, n + 1) for n in range(1, 5)]
+    futures = [write.append_async(*batch, timeout=1) for batch in batches]
+    storm.blows = True
+    with pytest.raises(Indeterminate):
+        write.flush()
+    storm.blows = False
+    errors = [future.exception() for future in futures]
+    tokens = [error.token for error in errors if isinstance(error, Indeterminate)]
+    assert len(set(tokens)) == 1, "they have one token, and each its times"
+    # The last one first, and one twice.
+    for n in (3, 0, 3, 1, 2):
+        if asynchronous:
+            future = write.append_async(*batches[n], token=tokens[n])  # type: ignore[arg-type]
+            write.flush()
+            done = future.result()
+        else:
+            done = write.compare_and_append(*batches[n], token=tokens[n])  # type: ignore[arg-type]
+        assert (done.count, done.upper) == (1 if n == 1 else 2, persist.at(5))
+    read = world.client().open_reader("s")
+    assert len(contents_of(read.snapshot(4).to_arrow())) == 8
+    check_world(client, "s")
+
+
+def test_what_did_not_happen_is_told_to_all_by_any_token(world: World) -> None:
+    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan")
+    client = world.client(persist.Config(timeout_s=1), plan=storm)
+    write = client.open_writer("s", SCHEMA, batching=persist.Batching(bytes=10**6, age_s=100))
+    write.compare_and_append([row(0)], 0, 1)
+    batches = [([row(n, time=n)], n, n + 1) for n in range(1, 4)]
+    futures = [write.append_async(*batch) for batch in batches]
+    storm.blows = True
+    with pytest.raises(Indeterminate):
+        write.flush()
+    storm.blows = False
+    world.client().open_writer("s", SCHEMA).compare_and_append([row(-1, time=1)], 1, 2)
+    for n in (1, 0, 2):
+        error = futures[n].exception()
+        assert isinstance(error, Indeterminate)
+        with pytest.raises(UpperMismatch):
+            write.compare_and_append(*batches[n], token=error.token)  # type: ignore[arg-type]
+    assert len(contents_of(world.client().open_reader("s").snapshot(1).to_arrow())) == 2
+
+
+def test_a_cancelled_append_is_not_sent_and_neither_is_what_follows(make: Callable[..., Threaded]) -> None:
+    t = make()
+    first = t.outstanding()
+    futures = [t.write.append_async([row(n, time=n)], n, n + 1) for n in range(1, 5)]
+    assert futures[1].cancel()
+    assert not first.cancel(), "it is on its way"
+    t.gate.open.set()
+    assert futures[0].result(LONG_S).upper == persist.at(2)
+    for future in futures[2:]:
+        with pytest.raises(NotSent, match="cancelled"):
+            future.result(LONG_S)
+    assert t.write.fetch_upper() == persist.at(2)
+    t.write.append_async([], 2, 3).result(LONG_S)
+
+
+def test_the_last_one_cancelled_fails_nothing(make: Callable[..., Threaded]) -> None:
+    t = make()
+    t.outstanding()
+    assert t.write.append_async([row(1, time=1)], 1, 2).cancel()
+    t.gate.open.set()
+    t.write.flush()
+    t.write.compare_and_append([row(1, time=1)], 1, 2)
+
+
+def test_an_expired_writer_fails_what_it_has_and_registers_anew(world: World) -> None:
+    client = world.client(persist.Config(lease_ms=1000))
+    write = client.open_writer("s", SCHEMA, batching=persist.Batching(bytes=10**6, age_s=100))
+    write.compare_and_append([row(0)], 0, 1)
+    futures = [write.append_async([row(n, time=n)], n, n + 1) for n in range(1, 3)]
+    world.clock.advance(2)
+    assert world.client().expire("s").overdue
+    with pytest.raises(LeaseExpired):
+        write.flush()
+    assert all(isinstance(future.exception(), LeaseExpired) for future in futures)
+    write.append_async([row(1, time=1)], 1, 2)
+    write.flush()
+    assert write.fetch_upper() == persist.at(2)
+
+
+def test_a_rival_that_wins_every_other_race_never_makes_an_append_go_missing(world: World) -> None:
+    """Whoever appends at the upper that a failure tells loses nothing and doubles nothing."""
+    rival = Rival(world.inner.consensus)
+    write = world.client(rival=rival).open_writer("s", SCHEMA)
+    assert write.id
+    other = world.client().open_writer("s", SCHEMA)
+    upper, mine = 0, 0
+    for n in range(40):
+        if n % 2:
+            rival.before_next(lambda: other.advance_upper((other.fetch_upper().time or 0) + 1))
+        try:
+            upper = write.append_async([row(n, time=upper)], upper, upper + 1).result(0).upper.time or 0
+            mine += 1
+        except UpperMismatch as error:
+            upper = error.actual.time  # type: ignore[attr-defined]
+    assert mine == 20
+    assert upper == 40
+    found = contents_of(world.client().open_reader("s").snapshot(39).to_arrow())
+    assert sorted(id_ for id_, _ in found) == list(range(0, 40, 2))
+
+
+def test_a_failed_upload_fails_those_sent_together_and_leaves_nothing(world: World) -> None:
+    plan = Script({("set", n): Outcome.REFUSED for n in range(1, 200)})
+    client = world.client(SMALL.model_copy(update={"timeout_s": 0.2}), plan=plan)
+    write = client.open_writer("s", SCHEMA, batching=persist.Batching(bytes=10**6, age_s=100))
+    futures = [write.append_async([row(n, time=n)], n, n + 1) for n in range(3)]
+    with pytest.raises(Determinate):
+        write.flush()
+    assert all(type(future.exception()) is Determinate for future in futures)
+    assert client.inspect("s").state.upper == persist.at(0)
