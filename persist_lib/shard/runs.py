@@ -86,7 +86,6 @@ class Stored(NamedTuple):
         return self.key_lower is None and self.key_upper is None
 
     def streams(self, inputs: Sequence[TaskInput]) -> list[Iterator[pa.Table]]:
-        """See `open_runs`."""
         return open_runs(self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper)
 
     def sums(self, inputs: Sequence[TaskInput]) -> Sums:

@@ -56,7 +56,6 @@ class Script:
         self.seen: Counter[str] = Counter()
 
     def decide(self, operation: Operation) -> Fate:
-        """See `Plan`."""
         with self._lock:
             self.seen[operation.kind] += 1
             fate = self._fates.get((operation.kind, self.seen[operation.kind]), Fate())
@@ -78,7 +77,6 @@ class Chances:
         self._is_stopped = False
 
     def decide(self, operation: Operation) -> Fate:  # noqa: ARG002 - the same for all
-        """See `Plan`."""
         with self._lock:
             if self._is_stopped:
                 return Fate()

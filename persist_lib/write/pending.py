@@ -71,7 +71,6 @@ class AppendFuture(Future[Appended]):
         self.is_told = False
 
     def result(self, timeout: float | None = None) -> Appended:
-        """See `Future`."""
         try:
             answer = super().result(timeout)
         except Exception:
@@ -81,7 +80,6 @@ class AppendFuture(Future[Appended]):
         return answer
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See `Future`."""
         try:
             error = super().exception(timeout)
         except Exception:

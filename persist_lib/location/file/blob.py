@@ -38,7 +38,6 @@ class FileBlob:
         self._staging = Staging(self._root / TEMPORARY, self._runtime.entropy)
 
     def get(self, key: str) -> bytes | None:
-        """See `api.Blob`."""
         try:
             with open(self._path(key), "rb", buffering=0) as file:  # noqa: PTH123 - a raw file: one read of its size
                 return file.readall()
@@ -48,7 +47,6 @@ class FileBlob:
             raise _failed(Determinate, "read", key, error) from error
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        """See `api.Blob`."""
         check_range(key, start, end)
         try:
             return _read_range(self._path(key), start, end)
@@ -58,12 +56,10 @@ class FileBlob:
             raise _failed(Determinate, "read", key, error) from error
 
     def check_in_place(self) -> None:
-        """See `api.StaysInPlace`."""
         with _failing_as(Determinate, "look for the directory of", "the location"):
             self._directories.check_in_place()
 
     def set(self, key: str, data: bytes | memoryview) -> None:
-        """See `api.Blob`."""
         check_key(key)
         view = memoryview(data).cast("B")
         for _ in range(ATTEMPTS):
@@ -120,7 +116,6 @@ class FileBlob:
             raise written_before(key, len(data), len(found))
 
     def delete(self, key: str) -> bool:
-        """See `api.Blob`."""
         self.check_in_place()
         try:
             self._path(key).unlink()
@@ -140,7 +135,7 @@ class FileBlob:
         self._directories.prune(parent)
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """See `api.Blob`. One fsync for many of one directory."""
+        """One fsync for many of one directory."""
         groups: dict[str, list[str]] = defaultdict(list)
         for key in dict.fromkeys(keys):
             groups[check_key(key).rpartition("/")[0]].append(key)
@@ -171,7 +166,7 @@ class FileBlob:
         return failures
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """See `api.Blob`. A page is a directory. An unreadable one is an error, never an empty one."""
+        """A page is a directory. An unreadable one is an error, never an empty one."""
         check_prefix(prefix)
         return self._walk(prefix)
 
@@ -190,7 +185,7 @@ class FileBlob:
                     yield BlobEntry(below + name, size)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See `api.SendsInPieces`: half-written files below `prefix`, and those of dead processes that do not say.
+        """Half-written files below `prefix`, and those of dead processes that do not say.
 
         A file that does not name its key was made by a release before, or its key is very long. It is listed once its
         process is gone, whatever the prefix, as one below it.
@@ -204,7 +199,6 @@ class FileBlob:
                 yield Upload(key, left.path, left.size, left.is_dead)
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
-        """See `api.SendsInPieces`."""
         self.check_in_place()
         failed: dict[Upload, Exception] = {}
         for upload in uploads:
@@ -219,7 +213,6 @@ class FileBlob:
         return self._staging.sweep()
 
     def close(self) -> None:
-        """See `api.Blob`."""
         self._staging.close()
         self._directories.close()
 

@@ -29,17 +29,14 @@ class MemoryBlob:
         self._objects: dict[str, bytes] = {}
 
     def get(self, key: str) -> bytes | None:
-        """See `api.Blob`."""
         return self._objects.get(check_key(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        """See `api.Blob`."""
         check_range(key, start, end)
         data = self._objects.get(key)
         return None if data is None else data[start:end]
 
     def set(self, key: str, data: bytes | memoryview) -> None:
-        """See `api.Blob`."""
         check_key(key)
         copy = bytes(data)
         with self._lock:
@@ -47,24 +44,23 @@ class MemoryBlob:
                 raise written_before(key, len(copy), len(self._objects[key]))
 
     def delete(self, key: str) -> bool:
-        """See `api.Blob`."""
         return self._objects.pop(check_key(key), None) is not None
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """See `api.Blob`. Never fails."""
+        """Never fails."""
         for key in keys:
             self.delete(key)
         return {}
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """See `api.Blob`. As of the call."""
+        """As of the call."""
         check_prefix(prefix)
         with self._lock:
             found = [BlobEntry(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix)]
         return iter(found)
 
     def close(self) -> None:
-        """See `api.Blob`."""
+        """Nothing to do."""
 
 
 class MemoryConsensus:
@@ -76,12 +72,10 @@ class MemoryConsensus:
         self._logs: dict[str, list[Row]] = {}
 
     def head(self, key: str) -> Row | None:
-        """See `api.Consensus`."""
         rows = self._logs.get(key)
         return rows[-1] if rows else None
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """See `api.Consensus`."""
         check_limit(limit)
         with self._lock:
             rows = self._logs.get(key)
@@ -91,11 +85,9 @@ class MemoryConsensus:
             return rows[first : first + limit]
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """See `api.Consensus`."""
         return self.compare_and_set_many({key: (expected, data)})
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        """See `api.Consensus`."""
         with self._lock:
             if not all(is_newest(expected, self.head(key)) for key, (expected, _) in changes.items()):
                 return False
@@ -105,7 +97,6 @@ class MemoryConsensus:
             return True
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """See `api.Consensus`."""
         with self._lock:
             head = self.head(key)
             if head is None or seqno > head.seqno:
@@ -117,7 +108,6 @@ class MemoryConsensus:
             return dropped
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        """See `api.Consensus`."""
         with self._lock:
             if not is_newest(newest, self.head(key)):
                 return 0
@@ -132,13 +122,12 @@ class MemoryConsensus:
             return len(rows) - len(kept)
 
     def list_keys(self) -> Iterator[str]:
-        """See `api.Consensus`. As of the call."""
+        """As of the call."""
         with self._lock:
             return iter([key for key, rows in self._logs.items() if rows])
 
     def now(self) -> int:
-        """See `api.Consensus`."""
         return now_ms(self._clock)
 
     def close(self) -> None:
-        """See `api.Consensus`. Nothing to release."""
+        """Nothing to release."""

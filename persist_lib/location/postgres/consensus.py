@@ -138,21 +138,19 @@ class PostgresConsensus:
         return self._runtime.deadline(patience_s(self._operation_s))
 
     def head(self, key: str) -> Row | None:
-        """See `api.Consensus`. Never stale here."""
+        """Never stale here."""
         rows = _rows(self._read(self._sql.head, [(key, TEXT)]))
         return rows[0] if rows else None
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """See `api.Consensus`."""
         check_limit(limit)
         return _rows(self._read(self._sql.scan, [(key, TEXT), (from_seqno, INT8), (limit, INT8)]))
 
     def list_keys(self) -> Iterator[str]:
-        """See `api.Consensus`. As of the call."""
+        """As of the call."""
         return iter(sorted((key or b"").decode() for (key,) in self._read(self._sql.keys, [])))
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """See `api.Consensus`."""
         sql = self._sql.create if expected is None else self._sql.append
         values: list[tuple[Value, int]] = [(key, TEXT), (bytes(data), BYTEA)]
         lock = 2
@@ -164,7 +162,6 @@ class PostgresConsensus:
         return won
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        """See `api.Consensus`."""
         if not changes:
             return True
         values: list[tuple[Value, int]] = []
@@ -177,14 +174,12 @@ class PostgresConsensus:
         return won
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """See `api.Consensus`."""
         newest, dropped = self._write(self._sql.truncate, [(key, TEXT), (seqno, INT8)], None, f"truncate {key!r}")
         if newest is None or seqno > newest:
             raise passes_newest(key, seqno, None if newest is None else SeqNo(newest))
         return dropped or 0
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        """See `api.Consensus`."""
         values: list[tuple[Value, int]] = [(key, TEXT), (seqno, INT8), *_expected(newest)]
         taken = self._write(self._sql.rewind, values, 2, f"take {key!r} back to v{seqno}")[0] or 0
         if taken < 0:
@@ -192,11 +187,10 @@ class PostgresConsensus:
         return taken
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
-        """See `api.WakesWaiters`."""
         return self._notifier is not None and self._notifier.wait(key, seqno, longest_s)
 
     def now(self) -> int:
-        """See `api.Consensus`: the server's clock, as of its last answer, and the time that has passed since."""
+        """The server's clock, as of its last answer, and the time that has passed since."""
         return self._clock.now(self._ask)
 
     def _ask(self) -> int:
@@ -208,7 +202,6 @@ class PostgresConsensus:
             raise read_failed(error, self._name) from error
 
     def close(self) -> None:
-        """See `api.Consensus`."""
         if self._notifier is not None:
             self._notifier.close()
         self._sessions.close()

@@ -63,7 +63,6 @@ class S3Blob:
         return {"Bucket": self._target.bucket, "Key": self._target.path(BLOBS, check_key(key))}
 
     def get(self, key: str) -> bytes | None:
-        """See `api.Blob`."""
         at = self._at(key)
         with reading(f"read blob {key!r}"):
             try:
@@ -74,7 +73,6 @@ class S3Blob:
                 raise
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        """See `api.Blob`."""
         check_range(key, start, end)
         if start == end:
             return None if self._size(key) is None else b""
@@ -103,7 +101,7 @@ class S3Blob:
                 raise
 
     def set(self, key: str, data: bytes | memoryview) -> None:
-        """See `api.Blob`. Without a retry of its own."""
+        """Without a retry of its own."""
         at = self._at(key)
         view = memoryview(data).cast("B")
         for _ in range(ATTEMPTS):
@@ -155,7 +153,7 @@ class S3Blob:
             raise
 
     def delete(self, key: str) -> bool:
-        """See `api.Blob`. Of two who delete at the same moment both may be told that there was one."""
+        """Of two who delete at the same moment both may be told that there was one."""
         if self._size(key) is None:
             return False
         with writing(f"delete blob {key!r}"):
@@ -163,12 +161,12 @@ class S3Blob:
         return True
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """See `api.Blob`. One request for a thousand."""
+        """One request for a thousand."""
         names = {self._at(key)["Key"]: key for key in keys}
         return {names[name]: error for name, error in delete_objects(self._clients, list(names), self._page).items()}
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """See `api.Blob`. A page is one request of up to a thousand keys. A page that fails is an error."""
+        """A page is one request of up to a thousand keys. A page that fails is an error."""
         check_prefix(prefix)
         return self._pages(prefix)
 
@@ -187,7 +185,7 @@ class S3Blob:
                 return
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See `api.SendsInPieces`. Pages of a thousand."""
+        """Pages of a thousand."""
         check_prefix(prefix)
         root, bucket = self._target.path(BLOBS, ""), self._target.bucket
         after: dict[str, str] = {}
@@ -206,7 +204,7 @@ class S3Blob:
                 return
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
-        """See `api.SendsInPieces`. A request for each."""
+        """A request for each."""
         failed: dict[Upload, Exception] = {}
         for upload in uploads:
             try:
@@ -224,7 +222,6 @@ class S3Blob:
                 raise
 
     def close(self) -> None:
-        """See `api.Blob`."""
         self._clients.close()
 
 

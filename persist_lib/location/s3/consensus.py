@@ -128,7 +128,6 @@ class S3Consensus:
             return str(answer["Metadata"].get(ATTEMPT, ""))
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """See `api.Consensus`."""
         seqno = next_seqno(expected)
         if seqno < self._recent_floor(key) or (expected is not None and not self._was_there(key, expected)):
             return False
@@ -224,7 +223,7 @@ class S3Consensus:
         )
 
     def head(self, key: str) -> Row | None:
-        """See `api.Consensus`. Whatever is below the floor, the newest row is above it, and is never deleted."""
+        """Whatever is below the floor, the newest row is above it, and is never deleted."""
         while True:
             newest = None
             for newest in self._names(key, self._last_seen(key)):  # noqa: B007 - the last one
@@ -236,7 +235,7 @@ class S3Consensus:
                 return rows[0]
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """See `api.Consensus`. A LIST, a GET for each row (several at a time), and one for the floor."""
+        """A LIST, a GET for each row (several at a time), and one for the floor."""
         check_limit(limit)
         while True:
             seqnos = [*islice(self._names(key, from_seqno), limit)]
@@ -298,7 +297,7 @@ class S3Consensus:
         return rows
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """See `api.Consensus`. The floor first, the rows after: who dies in between leaves rows that do not count."""
+        """The floor first, the rows after: who dies in between leaves rows that do not count."""
         if not self._raise_floor(key, seqno):
             return 0
         below = [*takewhile(lambda found: found < seqno, self._names(key, SeqNo(0)))]
@@ -308,7 +307,7 @@ class S3Consensus:
         return len(below)
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        """See `api.Consensus`. From the newest down, so that it has no gap whenever it dies; then it is done again."""
+        """From the newest down, so that it has no gap whenever it dies; then it is done again."""
         rows = [*self._names(key, max(FIRST, min(seqno, newest.seqno)))]
         if not rows or rows[-1] != newest.seqno or not (self._start_of(key, rows[-1]) or b"").startswith(newest.start):
             return 0
@@ -353,7 +352,6 @@ class S3Consensus:
         return True
 
     def list_keys(self) -> Iterator[str]:
-        """See `api.Consensus`."""
         root = self._target.path("log", "")
         token: dict[str, str] = {}
         while True:
@@ -368,7 +366,7 @@ class S3Consensus:
                 return
 
     def now(self) -> int:
-        """See `api.Consensus`: S3's clock, to the second, as of its last answer, and the time that has passed since."""
+        """S3's clock, to the second, as of its last answer, and the time that has passed since."""
         return self._clock.now(self._ask)
 
     def _ask(self) -> int:
@@ -377,7 +375,6 @@ class S3Consensus:
         return _date_of(answer) or 0
 
     def close(self) -> None:
-        """See `api.Consensus`."""
         self._clients.close()
 
 

@@ -108,21 +108,19 @@ class SqliteConsensus:
         return connection
 
     def check_in_place(self) -> None:
-        """See `api.StaysInPlace`."""
         self.connections.use(check_in_place)
 
     def head(self, key: str) -> Row | None:
-        """See `api.Consensus`. Never stale here."""
+        """Never stale here."""
         rows = self._read(NEWEST, (key,))
         return sqlite_file.row_of(rows[0], key, self.path) if rows else None
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """See `api.Consensus`."""
         check_limit(limit)
         return [sqlite_file.row_of(row, key, self.path) for row in self._read(SCAN, (key, from_seqno, limit))]
 
     def list_keys(self) -> Iterator[str]:
-        """See `api.Consensus`. As of the call."""
+        """As of the call."""
         return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
@@ -138,7 +136,7 @@ class SqliteConsensus:
         return self.connections.use(read)
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """See `api.Consensus`. An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
+        """An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
 
         def append(session: Session) -> bool:
             check_in_place(session)
@@ -150,7 +148,6 @@ class SqliteConsensus:
         return self._write(append)
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        """See `api.Consensus`."""
         if not changes:
             return True
 
@@ -165,7 +162,6 @@ class SqliteConsensus:
         return self._write(lambda session: _transaction(session, lambda: append_all(session)))
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """See `api.Consensus`."""
 
         def drop(session: Session) -> int:
             newest: SeqNo | None = session.cursor.execute(NEWEST_SEQNO, (key,)).get
@@ -180,7 +176,6 @@ class SqliteConsensus:
         return self._write(lambda session: _transaction(session, lambda: drop(session)))
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        """See `api.Consensus`."""
 
         def take_back(session: Session) -> int:
             found = [Row(*row) for row in session.cursor.execute(NEWEST, (key,))]
@@ -219,11 +214,10 @@ class SqliteConsensus:
                 self.turn.release()
 
     def now(self) -> int:
-        """See `api.Consensus`: this machine's clock."""
+        """This machine's clock."""
         return now_ms(self._clock)
 
     def close(self) -> None:
-        """See `api.Consensus`."""
         self.connections.close()
 
 

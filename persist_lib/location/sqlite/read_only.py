@@ -45,17 +45,14 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         return connection
 
     def head(self, key: str) -> Row | None:
-        """See `api.Consensus`."""
         rows = self._read(NEWEST, (key,))
         return sqlite_file.row_of(rows[0], key, self._path) if rows else None
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """See `api.Consensus`."""
         check_limit(limit)
         return [sqlite_file.row_of(row, key, self._path) for row in self._read(SCAN, (key, from_seqno, limit))]
 
     def list_keys(self) -> Iterator[str]:
-        """See `api.Consensus`."""
         return iter([sqlite_file.key_of(key, self._path) for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
@@ -108,11 +105,9 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         )
 
     def now(self) -> int:
-        """See `api.Consensus`."""
         return now_ms(self._clock)
 
     def close(self) -> None:
-        """See `api.Consensus`."""
         self._connections.close()
 
 

@@ -46,43 +46,35 @@ class AroundBlob(Around):
         self.inner = inner
 
     def get(self, key: str) -> bytes | None:
-        """See `api.Blob`."""
         return self.around(Operation("get", key), lambda: self.inner.get(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        """See `api.Blob`."""
         return self.around(Operation("get_range", key), lambda: self.inner.get_range(key, start, end))
 
     def set(self, key: str, data: bytes | memoryview) -> None:
-        """See `api.Blob`."""
         return self.around(Operation("set", key, memoryview(data).nbytes), lambda: self.inner.set(key, data))
 
     def delete(self, key: str) -> bool:
-        """See `api.Blob`."""
         return self.around(Operation("delete", key), lambda: self.inner.delete(key))
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """See `api.Blob`."""
         return self.around(Operation("delete_many", next(iter(keys), "")), lambda: self.inner.delete_many(keys))
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """See `api.Blob`."""
         return iter(self.around(Operation("list", prefix), lambda: [*self.inner.list(prefix)]))
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See `api.SendsInPieces`; none where the inner one does not."""
+        """; none where the inner one does not."""
         if (inner := sends_in_pieces(self.inner)) is None:
             return iter(())
         return iter(self.around(Operation("uploads", prefix), lambda: [*inner.uploads(prefix)]))
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
-        """See `api.SendsInPieces`."""
         if (inner := sends_in_pieces(self.inner)) is None or not uploads:
             return {}
         return self.around(Operation("abort_uploads", uploads[0].key), lambda: inner.abort_uploads(uploads))
 
     def close(self) -> None:
-        """See `api.Blob`."""
         self.inner.close()
 
 
@@ -101,20 +93,16 @@ class AroundConsensus(Around):
         self.inner = inner
 
     def head(self, key: str) -> Row | None:
-        """See `api.Consensus`."""
         return self.around(Operation("head", key), lambda: self.inner.head(key))
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """See `api.Consensus`."""
         return self.around(Operation("scan", key), lambda: self.inner.scan(key, from_seqno, limit))
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """See `api.Consensus`."""
         operation = Operation("compare_and_set", key, len(data))
         return self.around(operation, lambda: self.inner.compare_and_set(key, expected, data))
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        """See `api.Consensus`."""
         if not changes:
             return self.inner.compare_and_set_many(changes)
         size = sum(len(data) for _, data in changes.values())
@@ -122,30 +110,25 @@ class AroundConsensus(Around):
         return self.around(operation, lambda: self.inner.compare_and_set_many(changes))
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """See `api.Consensus`."""
         return self.around(Operation("truncate", key), lambda: self.inner.truncate(key, seqno))
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        """See `api.Consensus`."""
         return self.around(Operation("rewind", key), lambda: self.inner.rewind(key, seqno, newest))
 
     def list_keys(self) -> Iterator[str]:
-        """See `api.Consensus`."""
         return iter(self.around(Operation("list_keys", ""), lambda: [*self.inner.list_keys()]))
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
-        """See `api.WakesWaiters`. No request."""
+        """No request."""
         return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)
 
     def check_in_place(self) -> None:
-        """See `api.StaysInPlace`; nothing where the inner one cannot be replaced. No request."""
+        """; nothing where the inner one cannot be replaced. No request."""
         if isinstance(self.inner, StaysInPlace):
             self.inner.check_in_place()
 
     def now(self) -> int:
-        """See `api.Consensus`."""
         return self.inner.now()
 
     def close(self) -> None:
-        """See `api.Consensus`."""
         self.inner.close()

@@ -114,7 +114,6 @@ class _Kinds(Tally):
     """Events that are added up by kind, and not in its own sums."""
 
     def add_up(self) -> Sums:
-        """See `Tally`."""
         events = self[:]
         del self[: len(events)]
         for event in events:
@@ -235,7 +234,7 @@ class MeteredConsensus(AroundConsensus):
         self._commit = meter.kind("compare_and_set", prices, by_request=by_request)
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """See `api.Consensus`. As `around` would, for less: a small append consists of this one call."""
+        """As `around` would, for less: a small append consists of this one call."""
         if self.by_request:
             return super().compare_and_set(key, expected, data)
         meter, kind, has_failed = self.meter, self._commit, True

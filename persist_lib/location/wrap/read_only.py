@@ -31,11 +31,9 @@ class ReadOnlyBlob:
         self._inner = inner
 
     def get(self, key: str) -> bytes | None:
-        """See `api.Blob`."""
         return self._inner.get(key)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        """See `api.Blob`."""
         return self._inner.get_range(key, start, end)
 
     def set(self, key: str, data: bytes | memoryview) -> None:  # noqa: ARG002
@@ -51,11 +49,10 @@ class ReadOnlyBlob:
         raise read_only(f"delete {len(keys)} blobs")
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """See `api.Blob`."""
         return self._inner.list(prefix)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See `api.SendsInPieces`; none where the inner one does not."""
+        """; none where the inner one does not."""
         return self._inner.uploads(prefix) if isinstance(self._inner, SendsInPieces) else iter(())
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
@@ -63,7 +60,6 @@ class ReadOnlyBlob:
         raise read_only(f"give up {len(uploads)} uploads")
 
     def close(self) -> None:
-        """See `api.Blob`."""
         self._inner.close()
 
 
@@ -94,25 +90,19 @@ class ReadOnlyConsensus(RefusesWrites):
         self._inner = inner
 
     def head(self, key: str) -> Row | None:
-        """See `api.Consensus`."""
         return self._inner.head(key)
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """See `api.Consensus`."""
         return self._inner.scan(key, from_seqno, limit)
 
     def list_keys(self) -> Iterator[str]:
-        """See `api.Consensus`."""
         return self._inner.list_keys()
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
-        """See `api.WakesWaiters`."""
         return isinstance(self._inner, WakesWaiters) and self._inner.wait(key, seqno, longest_s)
 
     def now(self) -> int:
-        """See `api.Consensus`."""
         return self._inner.now()
 
     def close(self) -> None:
-        """See `api.Consensus`."""
         self._inner.close()

@@ -87,7 +87,7 @@ class RetryingBlob(_Retrying, AroundBlob):
         self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """See `api.Blob`. Only what could not be deleted is tried again."""
+        """Only what could not be deleted is tried again."""
         deadline = self.deadline()
         return within(deadline, lambda: self._delete_many(keys, deadline))
 
