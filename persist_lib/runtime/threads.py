@@ -210,7 +210,7 @@ class Condition(threading.Condition):
     __exit__ = property(attrgetter("_lock.__exit__"))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait, as of `threading.Condition`."""
+        """As `threading.Condition.wait` does."""
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)  # type: ignore[attr-defined]
