@@ -155,7 +155,7 @@ def test_a_client_from_before_that_closes_does_no_harm_to_what_was_put_in_place(
     fault(place)
     program = f"""
 import os
-from persist_lib.location.sqlite import SqliteConsensus
+from persist_lib.location.sqlite.consensus import SqliteConsensus
 new = SqliteConsensus({str(place.database)!r})
 assert all(new.compare_and_set("new-%d" % n, None, bytes(3000)) for n in range(50))
 {"new.close()" if ends == "close" else "os._exit(0)"}

@@ -162,11 +162,11 @@ def test_an_old_program_refuses_the_next_format_before_it_does_anything(place: P
     machine.gets_on(20)
     assert machine.stop() == "stopped"
     place.persist(new, "upgrade", SHARD)
-    place.persist(new, "roll-up", SHARD, "--force")
+    place.persist(new, "rollups", SHARD, "--force")
     before = place.everything()
     for words in (
-        ["show", SHARD], ["log", SHARD, "--limit", "100"], ["snapshot", SHARD], ["maintain", SHARD], ["collect", SHARD],
-        ["audit", SHARD], ["expire", SHARD], ["hold", "set", SHARD, "h"], ["finish", SHARD, "--yes"],
+        ["show", SHARD], ["log", SHARD, "--limit", "100"], ["snapshot", SHARD], ["maintain", SHARD], ["garbage", SHARD],
+        ["orphans", SHARD], ["leases", SHARD], ["hold", "set", SHARD, "h"], ["finish", SHARD, "--yes"],
         ["repair", SHARD, "--yes"], ["upgrade", SHARD],
     ):  # fmt: skip
         answer = place.persist(old, *words)

@@ -235,7 +235,7 @@ def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(p
 @pytest.mark.slow
 def test_another_process_writes_the_same_bytes_whatever_its_hash_seed_zone_and_locale():
     program = (
-        "import sys; sys.path.insert(0, '.'); from tests.unit import test_encoding as t;"
+        "import sys; sys.path.insert(0, '.'); from tests.unit.format import test_log_rows as t;"
         "sys.stdout.buffer.write(t.encode_row(t.ROW_2) + t.encode_state(t.STORED_2))"
     )
     env = {**os.environ, "PYTHONHASHSEED": "4242", "TZ": "Pacific/Apia", "LC_ALL": "C"}

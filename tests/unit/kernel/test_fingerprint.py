@@ -73,8 +73,8 @@ GOLDEN_TYPES = {
 def test_another_process_with_another_hash_seed_agrees(seed):
     code = """
 import pyarrow as pa
-from persist_lib.format.fingerprint import hash_rows
-from persist_lib.schema import Schema
+from persist_lib.kernel.fingerprint import hash_rows
+from persist_lib.schema.schema import Schema
 schema = Schema({"k": "string"}, {"v": "int8"})
 print(hash_rows(schema, pa.table({"k": ["key"], "v": pa.array([3], "int8")}))[0])
 """
