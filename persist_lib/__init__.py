@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """A name of `persist_lib.public`, which is loaded when the first of them is asked for.
+    """Return a name of `persist_lib.public`. That module is loaded when the first of its names is used.
 
-    Arrow takes a second to load. `persist --help`, and completion in a shell, import this package and need none of it.
+    Loading Arrow takes a second. `persist --help` and shell completion import this package and do not need Arrow.
     """
     names = vars(import_module("persist_lib.public"))
     if name == "__all__" or name in names.get("__all__", ()):

@@ -87,16 +87,16 @@ def open(  # noqa: A001 - `persist.open` is what users write
     read_only: bool = False,
     create: bool = True,
 ) -> Client:
-    """Open a location: `file:./data`, `memory:`, or blobs at `url` and Consensus elsewhere; or one that is open
-    already.
+    """Open a location and return a client of it.
 
-    A location that does not exist is created, unless `create` is false (then NotFound). A read-only client never writes
-    anything anywhere, not even a lease: what it reads may be collected under its eyes, and it then looks again at the
-    newest state.
+    `url` is where the blobs are, such as `file:./data` or `memory:`, or a location that is open already. `consensus` is
+    the URL of Consensus, if that is elsewhere. A location that does not exist is created, unless `create` is false:
+    then this raises NotFound. A read-only client never writes anything, not even a lease. Other clients may therefore
+    delete data that it still reads; it then reads the newest state again and goes on from there.
 
-    `prices` turn what is counted into dollars. Without them an S3 location has S3's list prices, and any other one is
-    free; `persist.Prices()` says what it would cost on S3. With a `cache` (short for the setting), what was read once
-    is not asked for again.
+    `prices` turn the counted requests and bytes into dollars. Without them an S3 location has S3's list prices, and any
+    other location is free; pass `persist.Prices()` to see what it would cost on S3. `cache` is short for the setting of
+    that name: with it, the client does not read the same bytes from the location twice.
     """
     config = Config() if config is None else check_type(config, Config, "config", "persist.Config(lease_ms=60_000)")
     runtime = Runtime() if runtime is None else check_type(runtime, Runtime, "runtime", "persist.Runtime()")
@@ -110,7 +110,10 @@ def open(  # noqa: A001 - `persist.open` is what users write
 
 
 class Client(Terms):
-    """One process's view of a location. Thread-safe; a context manager; `close` retires what it registered."""
+    """One process's view of a location. Safe to use from several threads, and as a context manager.
+
+    `close` retires the readers and writers that this client registered.
+    """
 
     def __init__(
         self,
@@ -146,12 +149,12 @@ class Client(Terms):
 
     @property
     def url(self) -> str:
-        """Where the blobs are, for any process."""
+        """The URL of the blobs. Any process can open it."""
         return self.location.url
 
     @property
     def consensus_url(self) -> str:
-        """Where Consensus is, for any process."""
+        """The URL of Consensus. Any process can open it."""
         return self.location.consensus_url
 
     def machine(self, name: str) -> Machine:
@@ -159,20 +162,27 @@ class Client(Terms):
         self._check_open()
         shard = parse_shard_id(name)
         if (found := self._machines.get(shard)) is None:
-            # SUBTLE: no lock, which a fork could find held. Of two machines made at once both threads get the first.
+            # SUBTLE: this takes no lock, as a fork could happen while another thread holds it. When two threads make a
+            # machine at once, both get the first one.
             machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads)
             found = self._machines.setdefault(shard, machine)
-            self._check_open()  # who closes after this finds the machine
+            self._check_open()  # a `close` that comes after this check finds the machine
         return found
 
     def metrics(self) -> Metrics:
-        """What this client asked of its location so far, by kind of operation; each attempt counts."""
+        """The operations that this client has asked of its location so far, by kind, and what they cost.
+
+        Each attempt counts, retries included.
+        """
         operations = self._meter.counts()
         cost = sum((count.cost for count in operations.values()), self._meter.elsewhere())
         return Metrics(operations, cost, self._cache.counts() if self._cache else None, self.leases.failures)
 
     def charge(self, cost: Cost) -> None:
-        """Count what another process spent for this client, and for the call that is under way, as Spark's tasks do."""
+        """Count the cost of work that another process, such as a Spark task, did for this client.
+
+        It is added to this client's metrics, and to the cost of the call that is under way.
+        """
         check_type(cost, Cost, "cost", "the cost that a call answered")
         for name in cost.__struct_fields__:
             check = parse_number if name == "dollars" else parse_integer
@@ -185,17 +195,18 @@ class Client(Terms):
         return sorted(self.consensus.list_keys())
 
     def open_shard(self, name: str, schema: Schema) -> tuple[WriteHandle, ReadHandle]:
-        """Handles to write and read a shard, which is created if there is none.
+        """Return handles to write and to read a shard. Creates the shard if it does not exist.
 
         Raises SchemaMismatch when the shard has another schema; nothing is changed then.
         """
         return self.open_writer(name, check_schema(schema)), self.open_reader(name, schema)
 
     def open_writer(self, name: str, schema: Schema, *, batching: Batching | None = None) -> WriteHandle:
-        """A handle to write; creates the shard if there is none.
+        """Return a handle to write to a shard. Creates the shard if it does not exist.
 
-        With `batching`, what `append_async` accepts is held back until it is many bytes or old; without, it is written
-        as soon as the append before it is done.
+        With `batching`, appends that `append_async` accepts are held back until they have that many bytes or that age
+        (in seconds). Without it, each is written as soon as the append before it is done. Raises SchemaMismatch when
+        the shard has another schema.
         """
         self._writable("open_writer")
         check_schema(schema)
@@ -208,7 +219,11 @@ class Client(Terms):
         return handle
 
     def open_reader(self, name: str, schema: Schema | None = None, *, purpose: str = "") -> ReadHandle:
-        """A handle to read, in the given schema or the newest. Raises NotFound when there is no such shard."""
+        """Return a handle to read a shard, in the given `schema` or in the shard's newest.
+
+        `purpose` is a short text that lists of readers show. Raises NotFound when there is no such shard, and
+        SchemaMismatch when the shard does not have `schema`.
+        """
         machine, purpose = self.machine(name), parse_text(purpose, "purpose", PURPOSE_LETTERS)
         if schema is not None:
             check_schema(schema)
@@ -223,18 +238,21 @@ class Client(Terms):
         return handle
 
     def worker(self, name: str) -> Worker:
-        """A maintenance worker for a `with` block."""
+        """A maintenance worker on a shard, for use in a `with` block, which retires it at the end."""
         self._writable("worker")
         return Worker(self.machine(name), self.leases)
 
     def policy(self, policy: Policy | None = None) -> Policy:
-        """How this client plans: `policy`, or its settings. What `policy` leaves open is as the settings say."""
+        """The policy by which this client plans compaction: `policy`, or one made of the client's settings.
+
+        Fields that `policy` leaves open are taken from the settings.
+        """
         if policy is not None:
             check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
         return policy_of(self.config, policy, self.prices)
 
     def census(self, name: str, policy: Policy | None = None) -> Census:
-        """What the shard is made of, in numbers."""
+        """Return the shard's figures: batches, debt, garbage, leases, rollups and dollars. Changes nothing."""
         return take_census(self.machine(name), self.policy(policy))
 
     def maintain(
@@ -245,9 +263,11 @@ class Client(Terms):
         engine: Engine | None = None,
         dry_run: bool = False,
     ) -> Maintained:
-        """All duties, here and now. One that fails keeps no other from being done; the gravest is raised at the end.
+        """Carry out all duties of upkeep on a shard, in this process, before this call returns.
 
-        The error is of that failure's own kind, and has `failed` (a message) and `done` (the answer) by duty.
+        When a duty fails, the others are still done, and the gravest failure is raised at the end. That error keeps its
+        own type, and has two more fields: `failed` (messages, by duty) and `done` (answers, by duty). With `dry_run`
+        nothing is changed, and the answers say what would be done. May be repeated at any time.
         """
         policy, dry_run = self.policy(policy), parse_flag(dry_run, "dry_run")
         _check_engine(engine)
@@ -263,7 +283,11 @@ class Client(Terms):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Compacted:
-        """Merge what is in debt."""
+        """Merge the batches that are in debt, so that reads stay fast. Never changes the shard's contents.
+
+        `engine` runs the merge tasks (None: this process does), and `progress` is called with how many are done and how
+        many there are. With `dry_run` nothing is changed, and the answer says what would be merged.
+        """
         policy, dry_run = self.policy(policy), parse_flag(dry_run, "dry_run")
         _check_engine(engine)
         _check_progress(progress)
@@ -272,33 +296,37 @@ class Client(Terms):
 
     @charged
     def roll_up(self, name: str, *, force: bool = False, dry_run: bool = False) -> RolledUp:
-        """Copy the state to Blob, if that is due."""
+        """Copy the shard's state to Blob, if that is due or `force` is true. This keeps opening the shard fast."""
         force, dry_run = parse_flag(force, "force"), parse_flag(dry_run, "dry_run")
         with Worker(self.machine(name), self.leases) as worker:
             return roll_up(worker.machine, worker, force=force, dry_run=dry_run)
 
     def expire(self, name: str, *, dry_run: bool = False) -> Expired:
-        """Retire readers and writers whose lease has ended."""
+        """Retire the readers and writers whose lease has ended. They learn of it at their next commit."""
         return expire(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
 
     def retain(self, name: str, *, dry_run: bool = False) -> Retained:
-        """Move the retention hold as the policy says."""
+        """Move the retention hold to where the shard's retention policy, set by `set_retention`, puts it."""
         return retain(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
 
     def collect(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
-        """Delete the garbage that nobody can reach, and truncate the log."""
+        """Delete the garbage that no reader can reach any more, and truncate the log."""
         _check_progress(progress)
         return collect(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
     def audit_orphans(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
-        """Delete objects that nobody can ever link."""
+        """Delete the uploaded objects that no state refers to and that no writer can ever link."""
         _check_progress(progress)
         return audit_orphans(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
     def scrub(
         self, name: str, *, after: int = 0, engine: Adder | None = None, progress: Progress | None = None
     ) -> Scrubbed:
-        """Re-read and verify every batch. Changes nothing."""
+        """Read every batch again and verify its digests, counts and fingerprint. Changes nothing.
+
+        Reads only the batches that were appended or compacted after the seqno `after`; pass the `newest` of the last
+        answer to go on from there. Damage does not end the scrub: the answer lists it in `damaged`.
+        """
         _check_engine(engine)
         _check_progress(progress)
         after = parse_integer(after, "after", 0, MAX_TIME)
@@ -307,15 +335,18 @@ class Client(Terms):
     def compare_and_append_many(
         self, appends: Iterable[Append], *, timeout: float | None = None, token: bytes | None = None
     ) -> list[Appended]:
-        """Append to several shards at once: all of it or nothing, for every reader and after every crash.
+        """Append to several shards at once. Either all of the appends are committed or none, even after a crash.
 
             client.compare_and_append_many([Append(orders, rows, 5, 6), Append(payments, others, 2, 3)])
 
-        Each is as `write.compare_and_append(updates, expected_upper, new_upper)`, on writers of this client, each of
-        another shard; the answers are in their order, with one token and cost in common. What one shard refuses
-        (UpperMismatch, LeaseExpired, ShardFinished: each says which) is refused for all, and nothing was written. After
-        Indeterminate, repeat the call with the `token` it carries: it answers what happened, for all. InvalidUsage
-        where Consensus has no transactions (S3 alone), before anything is uploaded.
+        Each `Append` has the arguments of `write.compare_and_append(updates, expected_upper, new_upper)`. The writers
+        must be handles of this client, each of another shard. Returns one `Appended` for each, in the same order; they
+        have the token and the cost in common. `timeout` is in seconds.
+
+        When one shard refuses its append (UpperMismatch, LeaseExpired or ShardFinished, which name the shard), all of
+        them are refused and nothing was written. After Indeterminate, repeat the call with the `token` that the error
+        carries: the answer then says what happened to all of them. Raises InvalidUsage, before anything is uploaded,
+        where Consensus has no transactions (S3 alone).
         """
         self._check_open()
         self._writable("compare_and_append_many")
@@ -326,20 +357,22 @@ class Client(Terms):
         return append_together(list(appends), self.consensus, self.machine, deadline, token)
 
     def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
-        """What became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.
+        """Find out what became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.
 
-        For an append with an unknown outcome, by whatever process and however long ago. The `answer` is `committed`
-        (with its `seqno`), `never`, `open` (not by now, but it may still come) or `unknown`; the first two are certain.
-        To decide what is open, repeat the append with its token. Raises NotFound when there is no such shard.
+        Use it for an append with an unknown outcome. Any process may have sent it, at any time in the past. The
+        `answer` is `committed` (with its `seqno`), `never`, `open` (not committed yet, but it may still be) or
+        `unknown`; the first two are certain. To decide one that is open, repeat the append with its token. Raises
+        NotFound when there is no such shard.
         """
         return judge(self.machine(name), parse_token(token), *parse_bounds(expected_upper, new_upper))
 
     def upgrade(self, name: str, to: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
-        """Write the shard's log in a newer format from now on; the newest that this release knows, by default.
+        """Write the shard's log in format `to` from now on. The default is the newest format that this release knows.
 
-        For when every program that uses the shard knows that format: older ones refuse the shard from then on, with
-        NewerFormat, before they do anything. There is no way back. A shard that has the format, or is finished, is left
-        as it is. Raises InvalidUsage for a format that this release does not know, or that is older than the shard's.
+        Call this when every program that uses the shard knows that format. From then on older programs refuse the shard
+        with NewerFormat before they do anything. The change cannot be undone. A shard that has the format already, or
+        is finished, is left as it is. Raises InvalidUsage for a format that this release does not know, or that is
+        older than the shard's.
         """
         to, dry_run = parse_integer(to, "to", FIRST, NEWEST), parse_flag(dry_run, "dry_run")
         if not dry_run:
@@ -347,14 +380,15 @@ class Client(Terms):
         return upgrade(self.machine(name), to, dry_run=dry_run)
 
     def repair(self, name: str, *, dry_run: bool = False) -> Repaired:
-        """Take back the newest versions of a shard that nobody can read, and all after them. Do a dry run first.
+        """Take back the first version of a shard that cannot be read, and all versions after it. Do a dry run first.
 
-        For a log that is damaged, or holds a row that no reader decodes: up to the first such version the shard is as
-        it was, and what was appended from there on is gone. Only for when nobody else uses the shard: clients that have
-        seen what is taken back raise HistoryRegressed from then on. Changes nothing where every version can be read.
+        Use it for a log that is damaged, or that holds a row that no reader can decode. Versions before the first such
+        one stay as they were; data that was appended from there on is lost. No other client may use the shard during
+        the repair, and clients that have seen a version that is taken back raise HistoryRegressed from then on. Changes
+        nothing when every version can be read.
 
-        Raises NewerFormat where a newer release wrote the log: upgrade instead. Raises Missing when a repair would not
-        make the shard readable.
+        Raises NewerFormat when a newer release wrote the log: upgrade this program instead. Raises Missing when a
+        repair would not make the shard readable.
         """
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
@@ -362,16 +396,16 @@ class Client(Terms):
         return repair(self.machine(name), dry_run=dry_run)
 
     def inspect(self, name: str) -> Version:
-        """The newest version of a shard's state, as it is."""
+        """Return the newest version of a shard's state: its metadata, unchanged. Raises NotFound."""
         return self.machine(name).fetch()
 
     def heartbeat(self) -> None:
-        """Renew leases that are due, here and now: what the background does by itself."""
+        """Renew the leases that are due, before this call returns. A background thread does the same by itself."""
         self._check_open()
         self.leases.tick()
 
     def close(self) -> None:
-        """Retire all handles and release the location. Idempotent. Whatever is called after that says so."""
+        """Close all handles and release the location. Idempotent. Later calls raise an error that says it is closed."""
         handles = [partial(self._close_handle, number) for number in reversed(list(self._handles))]
         _do_all([*handles, self.leases.close, self._end, self.location.close])
 
@@ -382,7 +416,7 @@ class Client(Terms):
             except Exception:
                 self._handles.pop(number, None)
                 raise
-            self._handles.pop(number, None)  # after an interrupt it is still there, to be closed by the next call
+            self._handles.pop(number, None)  # last: after an interrupt the handle is still there for the next `close`
 
     def _end(self) -> None:
         self._closed = True
@@ -428,9 +462,10 @@ def _check_progress(progress: object) -> None:
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:
-    """One after the other, each whatever becomes of those before it.
+    """Do the steps one after the other, each even if those before it failed.
 
-    SUBTLE: no stack of callbacks. Interrupted while it is filled, it would do the last steps without the first.
+    SUBTLE: this is no stack of callbacks (ExitStack). An interrupt while such a stack is filled would make it do the
+    last steps without the first.
     """
     if steps:
         try:

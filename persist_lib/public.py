@@ -1,4 +1,4 @@
-"""The public face of the library: every name that `import persist_lib` offers, and no other is promised to stay."""
+"""The public names of the library: all that `import persist_lib` offers. Other names may change in any release."""
 
 from __future__ import annotations
 

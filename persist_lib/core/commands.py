@@ -1,6 +1,6 @@
-"""What can be asked of a shard. Values only; `transitions` gives them their meaning, `refusals` says how it says no.
+"""The commands that change a shard. Values only; `transitions` gives them their meaning, `refusals` lists its answers.
 
-A command holds everything that its transition depends on, leases and random ids included, so that applying it is a
+A command holds everything that its transition depends on, leases and random ids included, so that applying it is a pure
 function. `lease_until` is always ms of the Consensus store's clock.
 """
 
@@ -50,7 +50,7 @@ class CompareAndAppend(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Push what of `batch` lies beyond the shard's upper. For several writers of identical data."""
+    """Push the part of `batch` that lies beyond the shard's upper. For several writers of identical data."""
 
     writer: WriterId
     token: bytes
@@ -59,7 +59,7 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """Extend leases, never by less than what they had. Ids that are not live are refused together."""
+    """Extend leases; never shorten one. Refused if none of the ids is live."""
 
     ids: tuple[str, ...]
     lease_until: int
@@ -103,7 +103,7 @@ class Expire(msgspec.Struct, frozen=True):
 
 
 class Retire(msgspec.Struct, frozen=True):
-    """Retire an id at its own wish, as `close()` does."""
+    """Retire an id at the request of its owner, as `close()` does."""
 
     id: str
 
@@ -131,7 +131,7 @@ class ForgetGarbage(msgspec.Struct, frozen=True):
 
 
 class ForgetRetired(msgspec.Struct, frozen=True):
-    """Drop retired ids below whose prefix nothing is left."""
+    """Drop retired ids that have no objects left under their prefix."""
 
     ids: tuple[str, ...]
 
@@ -144,7 +144,7 @@ class EvolveSchema(msgspec.Struct, frozen=True):
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """Write the log in a newer format from this very row on. Programs that do not know it refuse the shard then."""
+    """Write the log in a newer format from this row on. Programs that do not know the format then refuse the shard."""
 
     format: int
 

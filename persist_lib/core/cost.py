@@ -11,11 +11,11 @@ GIB = 2**30
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Dollars. The defaults are S3's list prices (us-east-1, standard, 2026). Never negative.
+    """Prices in dollars. The defaults are S3's list prices (us-east-1, standard, 2026). Never negative.
 
-    `commit` and `query` are for a Consensus that is no object store: 0, as a database is paid by the hour; where one
-    is paid by the request (DynamoDB, Aurora's I/O), say what. `egress_gib` is for a GiB read: 0 within a region, and
-    0.09 to the Internet.
+    `commit` and `query` are the prices of operations of a Consensus that is no object store. They are 0 by default, as
+    a database is usually paid by the hour; set them for one that is paid by the request (DynamoDB, Aurora's I/O).
+    `egress_gib` is the price of a GiB read: 0 within a region, and 0.09 to the Internet.
     """
 
     put: float = 5e-6
@@ -39,12 +39,12 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 S3_LIST = Prices()
 FREE = Prices(put=0.0, get=0.0, list=0.0, delete=0.0, gib_month=0.0)
-"""What a disk, a memory, or a server that is there anyway take for an operation."""
+"""The prices of a disk, of memory, and of a server that runs anyway."""
 NAMED = {"s3": S3_LIST, "free": FREE}
 
 
 def parse_prices(text: str) -> Prices:
-    """`s3`, `free`, or a JSON object with the prices that differ from S3's, as in `{"egress_gib": 0.09}`."""
+    """Parse `s3`, `free`, or a JSON object with the prices that differ from S3's, as in `{"egress_gib": 0.09}`."""
     try:
         return NAMED.get(text) or msgspec.json.decode(text, type=Prices)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -57,9 +57,9 @@ def parse_prices(text: str) -> Prices:
 class Cost(msgspec.Struct, frozen=True):
     """Requests, bytes, and dollars for them. Costs add up, pickle, and travel between processes.
 
-    Gets, puts, lists and deletes are requests to an object store, by price class (a HEAD is a get, each piece of a
-    large upload a put), or operations of a Blob that has no requests. Commits and queries are what a Consensus that is
-    no object store was asked for. Bytes are those of objects and rows, without headers.
+    Gets, puts, lists and deletes are requests to an object store, by price class (a HEAD is a get, and each piece of a
+    large upload is a put), or operations of a Blob that has no requests. Commits and queries are operations of a
+    Consensus that is no object store. Bytes are those of objects and rows, without headers.
     """
 
     bytes_read: int = 0
@@ -74,7 +74,7 @@ class Cost(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """How often the location was asked for something."""
+        """The number of all requests and operations together."""
         return self.gets + self.puts + self.lists + self.deletes + self.commits + self.queries
 
     def __add__(self, other: Cost) -> Cost:

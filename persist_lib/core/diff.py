@@ -1,7 +1,7 @@
 """The change from one state to the next: what a row of the log holds.
 
-A transition answers a `StateDiff`, and `apply_diff` is the only way to a new state, in a commit and in a replay. So a
-replay cannot come out differently. Old values are kept in the diff and must match.
+A transition returns a `StateDiff`, and `apply_diff` is the only way to make a new state, in a commit and in a replay.
+So a replay cannot come out differently. The diff also holds the old values, which must match those of the state.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class Duty(NamedTuple):
     after: tuple[str, ...] = ()
     """The duties that it builds on."""
     is_upkeep: bool = True
-    """Whether `maintain` does it, and it has a dry run. The others change nothing."""
+    """Whether `maintain` carries it out. These duties have a dry run; the others change nothing."""
     is_last: bool = False
-    """Whether it begins when the worker of the others is retired, so that what that one left is judged too."""
+    """Whether it begins after the worker of the others is retired, so that it also judges what that worker left."""
     schedule: str = ""
     """When it is due by the clock, in cron's words, UTC. Minutes are odd: not everything has to start on the hour."""
     job: tuple[str, ...] = ()
@@ -41,11 +41,11 @@ DUTIES: tuple[Duty, ...] = (
     Duty(
         "leases", "liveness:do_leases", "Retire readers and writers whose lease has ended.",
         """
-    They find out at their next call, and register anew. since does not move by this; it moves on with the next reader
-    or hold that does.
+    They find out at their next call, and register anew. This does not move since; it moves with the next reader or hold
+    that moves.
 
     \b
-    persist leases --all --dry-run      who is overdue, for how long, and what that holds back
+    persist leases --all --dry-run      ids that are overdue, for how long, and what they hold back
     """,
         schedule="* * * * *",
     ),
@@ -63,7 +63,7 @@ DUTIES: tuple[Duty, ...] = (
     Duty(
         "compaction", "compaction:do_compaction", "Merge batches that are in debt, so that reading stays fast.",
         """
-    Never changes what anybody reads. The price is that of the requests, at the location's prices (see --prices).
+    Never changes a shard's contents. The price is that of the requests, at the location's prices (see --prices).
     `persist plan` shows the same as --dry-run.
 
     \b
@@ -85,7 +85,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("compaction",),
     ),
     Duty(
-        "garbage", "garbage:do_garbage", "Delete garbage that nobody can reach any more, and truncate the log.",
+        "garbage", "garbage:do_garbage", "Delete garbage that no reader can reach any more, and truncate the log.",
         """
     No age is consulted: an object goes when no live reader can still read a state that refers to it. What has to wait
     is listed with the reader, or the missing rollup, that it waits for.
@@ -97,7 +97,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("rollups",), schedule="7 * * * *", job=("retention", "rollups", "garbage"),
     ),
     Duty(
-        "orphans", "orphans:do_orphans", "Delete objects that were uploaded, never linked, and that nobody can link.",
+        "orphans", "orphans:do_orphans", "Delete objects that were uploaded but never linked, and never can be.",
         """
     Lists the shard's objects, then reads its state. An object of a live writer is pending: it may be linked yet.
 

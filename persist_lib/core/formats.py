@@ -1,8 +1,8 @@
-"""The formats of the log: which there are, what each brought, and what a given change needs.
+"""The formats of the log: their numbers, what each of them added, and which one a given change needs.
 
 Rows and rollups carry the number of their format. A program reads every format up to `NEWEST`, and refuses a newer one
-before it does anything. A shard's state says which format is written; only `Upgrade` moves it, when every program of a
-fleet knows the next one. To add a format: raise `NEWEST`, and enter here each field and each command that it brings.
+before it does anything. A shard's state says which format is written. Only `Upgrade` moves it, when every program of a
+fleet knows the next one. To add a format: raise `NEWEST`, and enter here each field and each command that it adds.
 
     1   the first
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
@@ -18,7 +18,7 @@ from persist_lib.core.diff import StateDiff
 FIRST = 1
 NEWEST = 2
 CREATED = 2
-"""In which format shards are created, unless settings say otherwise. Nothing older than 2 was ever released."""
+"""The format in which shards are created, unless settings say otherwise. No release wrote a format older than 2."""
 
 REMEMBERS_OUTCOMES = 2
 
@@ -31,6 +31,6 @@ COMMANDS = {"Upgrade": 2}
 
 
 def needed(command: str, diff: StateDiff) -> int:
-    """The oldest format that can say this."""
+    """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) is not None]
     return max([FIRST, COMMANDS.get(command, FIRST), *fields])

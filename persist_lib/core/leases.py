@@ -1,4 +1,4 @@
-"""Liveness: extending leases, retiring ids, and what the live hold back. Leases never decide what is deleted.
+"""Liveness: extending leases, retiring ids, and the since that live readers hold. Leases never decide what is deleted.
 
 `now` and `lease_until` are ms of the Consensus store's clock.
 """
@@ -16,12 +16,12 @@ from persist_lib.ids import ReaderId, SeqNo, WriterId
 
 
 def expire(state: State, seqno: SeqNo, now: int) -> StateDiff | r.Refusal:
-    """Retire all that are overdue. SUBTLE: since stays where it is, even when the last reader goes."""
+    """Retire all ids whose lease has ended. SUBTLE: since stays where it is, even when the last reader is retired."""
     return retire(state, seqno, tuple(overdue.id for overdue in plan_expiry(state, now))) or r.NothingDue()
 
 
 def retire(state: State, seqno: SeqNo, ids: tuple[str, ...]) -> StateDiff | None:
-    """Take live ids out for ever; None when none of them is live."""
+    """Retire those of `ids` that are live, for ever; None when none of them is live."""
     writers = tuple((WriterId(i), state.writers[WriterId(i)], None) for i in ids if i in state.writers)
     readers = tuple((ReaderId(i), state.readers[ReaderId(i)], None) for i in ids if i in state.readers)
     if not writers and not readers:
@@ -55,7 +55,7 @@ def fold_since(
     readers: Mapping[ReaderId, Reader] | None = None,
     holds: Mapping[str, Hold] | None = None,
 ) -> tuple[Antichain, Antichain] | None:
-    """The change of the shard's since that these readers and holds allow; None for no change, never back."""
+    """The change of the shard's since that these readers and holds allow; None for no change. It never moves back."""
     readers = state.readers if readers is None else readers
     holds = state.holds if holds is None else holds
     frontiers = [reader.since for reader in readers.values()] + [hold.since for hold in holds.values()]

@@ -1,4 +1,4 @@
-"""How a shard says no to a command. Values only; `shard.refusals` makes exceptions of those that reach a caller."""
+"""Why a shard refuses a command. Values only; `shard.refusals` makes exceptions of those that reach a caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Exists(msgspec.Struct, frozen=True):
-    """The shard, the id or the key is there already or was there once."""
+    """The shard, the id or the key exists already, or existed once."""
 
     what: str
 
@@ -52,13 +52,13 @@ class OlderFormat(msgspec.Struct, frozen=True):
 
 
 class AlreadyDone(msgspec.Struct, frozen=True):
-    """Nothing to change, and that is a success: a token seen before, or data already covered."""
+    """There is nothing to change, which is a success: the token was seen before, or the data is there already."""
 
     outcome: Outcome | None = None
 
 
 class InlineFull(msgspec.Struct, frozen=True):
-    """The state carries as many inline bytes as it may; write the batch as an object. Bytes."""
+    """The state has `held` inline bytes and no room for the batch's: write the batch as an object."""
 
     held: int
 

@@ -17,21 +17,20 @@ from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
 
 RETENTION = "retention"
-"""The hold that the retention policy moves."""
+"""The name of the hold that the retention policy moves."""
 INLINE_TOTAL_BYTES = 1024 * 1024
-"""All inline batches of a shard together; a rollup carries them all."""
+"""The most bytes of all inline batches of a shard together. It is limited, as a rollup carries them all."""
 TOKENS_KEPT = 4
 """How many of its last tokens a writer's entry remembers in format 1."""
 OUTCOMES_KEPT = 1024
-"""How many of its last appends a shard remembers from format 2 on, by whomever they were: some 30 bytes each."""
+"""How many of its last appends a shard remembers from format 2 on, whichever writer made them: some 30 bytes each."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One sorted piece of a batch: an object, or inline bytes (then `key` is empty).
 
     The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive. `earliest` is
-    how
-    many of its updates are at `time_lower`: after a compaction, those that have nothing left to meet.
+    how many of its updates are at `time_lower`. After a compaction, no other update can be added up with those.
     """
 
     key: PartKey
@@ -113,7 +112,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Writer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A live writer: for what, until when (ms of the store's clock), and its last outcomes, oldest first."""
+    """A live writer: its purpose, when its lease ends (ms of the store's clock), its last outcomes, oldest first."""
 
     purpose: Literal["ingest", "maintenance"]
     lease_until: int
@@ -121,7 +120,7 @@ class Writer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Reader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A live reader: history it needs (`since`), the oldest state it may still read from, and until when it lives."""
+    """A live reader: the history it needs (`since`), the oldest state it may still read, and when its lease ends."""
 
     since: Antichain
     seqno: SeqNo
@@ -173,7 +172,7 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def upper(self) -> Antichain:
-        """Everything before it is known, for ever."""
+        """The frontier up to which the shard is complete: no updates before it can be added."""
         return self.trace[-1].upper if self.trace else MINIMUM
 
     @property
@@ -189,8 +188,8 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def is_finished(self) -> bool:
         """Whether this is a tombstone.
 
-        SUBTLE: not merely both frontiers empty. Writers and readers may bring both there by themselves; until Finish
-        the batches and ids are still there, to be given up.
+        SUBTLE: it is not enough that both frontiers are empty. Writers and readers can bring both there by themselves;
+        until Finish the batches and ids are still there.
         """
         is_empty = len(self.trace) == 1 and not self.trace[0].parts
         return is_empty and self.since == TOP and self.upper == TOP and not (self.writers or self.readers or self.holds)

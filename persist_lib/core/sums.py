@@ -2,7 +2,7 @@
 
     total([sums of one part, sums of another]) == sums of both
 
-These are the numbers that a batch says about itself, and that no compaction may change (but the count, which falls).
+A batch carries these numbers, and no compaction may change them, except that the count may fall.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: int = 0
 
     def differences(self, said: Sums) -> str:
-        """In what these sums are not what is `said` of them, as a sentence; empty where they are the same."""
+        """How these sums differ from those that the state has (`said`), as a sentence; empty if they are the same."""
         pairs = [(name, getattr(self, name), getattr(said, name)) for name in self.__struct_fields__]
         return "; ".join(
             f"{name} is {actual}, the state says {expected}" for name, actual, expected in pairs if actual != expected

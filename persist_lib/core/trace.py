@@ -13,7 +13,7 @@ from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.ids import PartKey, SeqNo
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Each this much of an object has a digest of its own, so that ranges of it can be verified."""
+"""Each chunk of this size in an object has a digest of its own, so that ranges of it can be verified."""
 DIGEST_BYTES = 16
 
 
@@ -42,7 +42,7 @@ def levels(trace: Iterable[Batch]) -> list[Level]:
 
 
 def push(state: State, batch: Batch, seqno: SeqNo) -> TraceEdit:
-    """Put a batch at the end. An empty batch on an empty one extends that, so idle time costs no space."""
+    """Put a batch at the end. An empty batch after an empty one extends that one, so idle time costs no space."""
     last = state.trace[-1] if state.trace else None
     if last is not None and last.count == 0 and batch.count == 0:
         since = last.since.join(batch.since)
@@ -53,7 +53,7 @@ def push(state: State, batch: Batch, seqno: SeqNo) -> TraceEdit:
 
 
 def batch_problems(batch: Batch, state: State) -> list[str]:
-    """What is wrong with a batch by itself, one sentence each; nothing for a sound one."""
+    """The problems of a batch by itself, one sentence each; empty for a sound batch."""
     found = []
     if not batch.lower < batch.upper:
         found.append(f"bounds [{batch.lower}, {batch.upper}) are empty")
@@ -81,14 +81,14 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
 
 
 def is_encodable(frontier: Antichain) -> bool:
-    """Whether it is empty or at a time that is one."""
+    """Whether the frontier is empty, or at a time from 0 to `MAX_TIME`."""
     return frontier.time is None or 0 <= frontier.time <= MAX_TIME
 
 
 def known_keys(state: State, keys: Iterable[PartKey]) -> list[PartKey]:
     """Those of `keys` that the trace refers to or that are garbage: neither may ever be linked again.
 
-    SUBTLE: only for keys, so that appends without an object do not pay for looking through the trace.
+    SUBTLE: without keys it returns at once, so that appends without an object do not pay for a look through the trace.
     """
     if not (asked := set(keys)):
         return []

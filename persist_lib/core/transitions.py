@@ -133,18 +133,19 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         return r.InlineFull(state.inline_size)
     outcome = Outcome(command.token, seqno, batch.upper)
     remembered = remember(state, outcome)
-    # From format 2 on the shard remembers for all of them; which append was a writer's last still tells who contends.
+    # From format 2 on the shard remembers the outcomes of all writers. A writer keeps only its last one, which tells
+    # the other processes that it contends.
     outcomes = (*writer.outcomes, outcome)[-TOKENS_KEPT:] if remembered is None else (outcome,)
     renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes)
     return StateDiff(trace=push(state, batch, seqno), writers=((command.writer, writer, renewed),), outcomes=remembered)
 
 
 def _remembered(state: State, command: c.CompareAndAppend | c.Append) -> Outcome | None:
-    """The outcome of this very append, if it was committed before. One that starts at upper cannot have been."""
+    """The outcome of this append, if it was committed before. An append that starts at upper cannot have been."""
     batch = command.batch
     if batch.lower == state.upper:
         return None
-    # Of an Append only what lay beyond upper was registered, so that it began wherever upper was.
+    # Of an Append, only the part beyond upper was registered, so it began where upper was then.
     lower = batch.upper if isinstance(command, c.Append) else batch.lower
     return find_outcome(state, command.token, lower, batch.upper)
 
@@ -160,19 +161,19 @@ def _upgrade(state: State, seqno: SeqNo, format_: int) -> StateDiff | r.Refusal:
 
 
 def _with_format(state: State, seqno: SeqNo, format_: int, diff: StateDiff) -> StateDiff:
-    """`diff`, with the format that it moves to, and what that format needs to start from."""
+    """`diff`, with the change to this format, and with the first values of what that format adds."""
     if format_ == state.format:
         return diff
     is_first = state.format < REMEMBERS_OUTCOMES <= format_
-    # Outcomes before this one are not known: a mark says so.
+    # A mark says that outcomes before it are not known.
     mark = OutcomesEdit(0, (Outcome(b"", seqno, state.upper),)) if is_first else None
     return msgspec.structs.replace(diff, format=(state.format, format_), outcomes=mark)
 
 
 def _lies_beyond(batch: Batch, upper: Antichain) -> bool:
-    """Whether all it holds is at or beyond `upper`, so that registering it from there on changes no sum of it.
+    """Whether all updates of the batch are at or beyond `upper`. Registering it from there on then changes no sum.
 
-    Otherwise only the caller, which has the data, can tell what remains: WrongUpper says where to cut.
+    Otherwise only the caller has the data to compute what remains. WrongUpper tells it where to cut.
     """
     return all(upper.is_before(part.time_lower) for part in batch.parts)
 
@@ -259,9 +260,9 @@ def _not_equivalent(state: State, gone: tuple[Batch, ...], output: Batch) -> str
 def _gains(old: Batch, new: Batch) -> bool:
     """Whether `new` is better than `old` in something, and worse in nothing.
 
-    SUBTLE: a batch rewritten alone keeps its id, so an id does not tell it from what it was before. Were any rewriting
-    allowed, a result that was committed, replaced and collected could be committed once more, and refer to what is no
-    longer there. As each rewriting has to gain, no earlier form of a batch ever comes back.
+    SUBTLE: a batch that is rewritten alone keeps its id, so its id does not tell its old form from the new one. If any
+    rewriting were allowed, a result that was committed, replaced and collected could be committed once more, and would
+    refer to objects that are gone. As each rewriting has to gain, no earlier form of a batch ever comes back.
     """
     was = (old.since, not old.exact, len(old.runs), old.inline_size, old.count)
     is_ = (new.since, not new.exact, len(new.runs), new.inline_size, new.count)

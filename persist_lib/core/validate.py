@@ -1,4 +1,4 @@
-"""What always holds of a state, as code: whole after each load, for what changed before each compare-and-set.
+"""What always holds of a state, as code. Checked in whole after each load, and for each change before it is committed.
 
 `check_state(state, seqno)` and `check_change(old, diff, new, seqno)` raise InvariantViolated with one sentence for each
 broken invariant. Neither is ever compiled out; a client never commits on top of a state that fails. A client that
@@ -76,7 +76,7 @@ def check_references(state: State, diffs: Iterable[StateDiff], seqno: SeqNo) -> 
 
 
 def _later(diff: StateDiff, new: State, seqno: SeqNo) -> list[str]:
-    """What is said to have happened after this very transition, and ids that were retired and are still live."""
+    """Things that are marked as later than this transition, and ids that are both retired and live."""
     marks = [garbage.seqno for _, _, garbage in diff.garbage if garbage is not None]
     marks += [retired for _, _, retired in diff.retired if retired is not None]
     marks += [batch.born for batch in diff.trace.added] if diff.trace is not None else []
@@ -159,7 +159,7 @@ def _keys(state: State) -> list[str]:
 
 
 def _outcomes(state: State, some: tuple[Outcome, ...], seqno: SeqNo) -> list[str]:
-    """What holds of the format, of the memory of outcomes, and of some outcomes that follow one another."""
+    """What is wrong with the format, with the number of outcomes, and with `some` outcomes that follow one another."""
     found = [] if FIRST <= state.format <= NEWEST else [f"format {state.format}"]
     if (state.format >= REMEMBERS_OUTCOMES) is not bool(state.outcomes):
         found.append(f"{len(state.outcomes)} outcomes are remembered in format {state.format}")

@@ -1,6 +1,7 @@
 """The contents that runs add up to as of a time: streamed in bounded memory, or as one table, on all cores.
 
-All updates of the runs are at or before that time. What each distinct data comes to is exact, or DiffOverflow.
+All updates of the runs are at or before that time. The sum of each distinct data is exact; one that does not fit raises
+DiffOverflow.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ def at_once(
     merge_bytes: int,
     pool: Executor,
 ) -> pa.Table | None:
-    """The contents as one table, whose columns are at least those that are wanted; None where they must be streamed.
+    """The contents as one table with at least the wanted columns; None when the caller has to stream them.
 
-    They must where a sum was split when it was compacted: it has to be added up again, to say that it does not fit.
+    They have to be streamed when compaction split a sum. That sum has to be added up again, to raise DiffOverflow if it
+    does not fit.
     """
     empty = stored.schema.contents.empty_table()
     if is_one_time(inputs):
@@ -64,13 +66,13 @@ def at_once(
 
 
 def is_one_time(inputs: Sequence[TaskInput]) -> bool:
-    """Whether this is one run whose updates all have one time: consolidated already, there is nothing to merge."""
+    """Whether this is one run whose updates all have one time. Then it is consolidated, and needs no merge."""
     times = {time for run in inputs for part in run.parts for time in (part.time_lower, part.time_upper)}
     return len(inputs) <= 1 and len(times) <= 1
 
 
 def _merged(stored: Stored, gathered: Gathered, merge_bytes: int) -> Run:
-    """The contents of what was gathered, whose updates all have one time, and of the runs beside it."""
+    """The contents of the gathered table, whose updates all have one time, and of the runs beside it."""
     runs = gathered.streams(stored)
     if gathered.table is not None and not gathered.rest:
         return _settled(runs, stored.schema, merge_bytes)
@@ -78,10 +80,10 @@ def _merged(stored: Stored, gathered: Gathered, merge_bytes: int) -> Run:
 
 
 def _settled(runs: Sequence[Run], schema: Schema, merge_bytes: int) -> Run:
-    """The contents that one consolidated run is.
+    """The contents of one consolidated run.
 
-    SUBTLE: a sum that did not fit into 64 bits was split when it was compacted. It shows in diffs as large as they can
-    be, and has to be added up again, to say that it does not fit.
+    SUBTLE: compaction splits a sum that does not fit into 64 bits. Such a sum shows in diffs as large as they can be,
+    and has to be added up again, to raise DiffOverflow if it does not fit.
     """
     for run in runs:
         for table in run:
@@ -92,7 +94,7 @@ def _settled(runs: Sequence[Run], schema: Schema, merge_bytes: int) -> Run:
 
 
 def may_be_split(table: pa.Table) -> bool:
-    """Whether a diff is as large as one can be: then it may be a share of a sum that did not fit."""
+    """Whether a diff is as large as a diff can be. Then it may be a share of a sum that did not fit."""
     extremes = pc.min_max(table.column(DIFF)).as_py()
     return extremes["min"] == I64_MIN or extremes["max"] == I64_MAX
 
@@ -107,14 +109,14 @@ def _settle(schema: Schema, table: pa.Table, parallel: Parallel) -> pa.Table:
 def _settle_slice(schema: Schema, table: pa.Table) -> pa.Table:
     data = table.drop_columns([TIME])
     ties = adjacent_ties(columns_in_order(schema, data), _may_tie(table))
-    # A run is in order, so there are ties; were it not, it would be put in order.
+    # A run is in order, so the ties are known. If it were not, `consolidate` would sort it.
     return consolidate(schema, data, "split") if ties is None else add_up(data, None, ties, "split")
 
 
 def _may_tie(table: pa.Table) -> Rows | None:
-    """The rows whose data can equal that of the row after them; None for any.
+    """The rows whose data can equal that of the next row; None when any row's can.
 
-    A run is consolidated, so equal data has ascending times. SUBTLE: a sum that was split is the exception; its shares
+    A run is consolidated, so equal data has ascending times. SUBTLE: a sum that was split is the exception. Its shares
     are as large as a diff can be.
     """
     if table.num_rows == 0 or may_be_split(table):
@@ -124,10 +126,10 @@ def _may_tie(table: pa.Table) -> Rows | None:
 
 
 def _joined(schema: Schema, tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Contents that follow one another, where the last data of one may be the first of the next, each data once.
+    """Join contents that follow one another, so that each data is there once.
 
-    SUBTLE: two rows at a seam are two data, or one whose sum did not fit and was split. Its shares are kept then, as
-    large as they are, so that a reader can see that it was.
+    The last data of one may be the first data of the next. SUBTLE: two rows at a seam are two data, or one data whose
+    sum did not fit and was split. The shares of a split sum are kept as they are, so that a reader can see the split.
     """
     found: list[pa.Table] = []
     for table in tables:

@@ -1,8 +1,8 @@
-"""Reading: one handle, one reader id, snapshots of past times and listening to what comes.
+"""Reading: one handle, one reader id, snapshots as of a time, and listening to updates after a time.
 
-A handle keeps history from its `since` on: every snapshot at or beyond it, by anyone, at any later moment, is the
-same. A
-read-only handle keeps nothing: what it reads may be given up, and then it says so.
+A handle keeps history from its `since` on. As long as it does, every snapshot at or beyond that time has the same
+contents, whichever client reads it and whenever. A read-only handle keeps nothing: other clients may give up the
+history that it reads, and then it raises an error.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
 
 
 class Reading:
-    """A state that is being read from. Until `release`, or until this is dropped, all that it refers to is kept."""
+    """A state that is being read from. All that it refers to is kept until `release`, or until this is dropped."""
 
     def __init__(self, handle: ReadHandle, version: Version) -> None:
         self.version = version
         self._handle = handle
 
     def release(self) -> None:
-        """Let go. Idempotent."""
+        """Stop keeping the state. Idempotent."""
         self._handle.release(self)
 
 
@@ -70,7 +70,7 @@ class ReadHandle(Leased):
             self._register(purpose)
 
     def after_fork_in_child(self) -> None:
-        """The thread that may hold the lock is the parent's."""
+        """Make a new lock, as a thread that exists only in the parent may hold the old one."""
         self._lock = threading.RLock()
 
     @property
@@ -80,16 +80,16 @@ class ReadHandle(Leased):
 
     @property
     def since(self) -> Antichain:
-        """From when on this handle can read."""
+        """The earliest frontier at which this handle can read. Snapshots before it raise SinceViolation."""
         return self.machine.state.since if self.read_only else self._since
 
     @property
     def upper(self) -> Antichain:
-        """The shard's upper as far as this process knows; `fetch_upper` asks."""
+        """The newest upper of the shard that this process has seen. `fetch_upper` reads it from the location."""
         return self.machine.state.upper
 
     def fetch_upper(self) -> Antichain:
-        """The shard's upper right now."""
+        """Read the shard's current upper from the location."""
         return self.machine.fetch().state.upper
 
     def snapshot(
@@ -102,14 +102,12 @@ class ReadHandle(Leased):
         key_to: Sequence[object] | None = None,
         timeout: float | None = None,
     ) -> Snapshot:
-        """The contents as of a time (default: the newest complete one); waits until upper has passed it.
+        """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
-        `columns` leaves others out. `key` reads one key, or all that start with these values of the leading key
-        columns;
-        `key_from` and `key_to` read keys in `[from, to)`. Only parts and row groups that can hold such keys are
-        fetched.
-        Raises SinceViolation before since, TimedOut (after `timeout` seconds) when upper does not come,
-        LeaseExpired when this handle was retired.
+        `columns` are the columns to read (default: all). `key` reads one key, or all keys that start with these values
+        of the leading key columns; `key_from` and `key_to` read the keys in `[from, to)`. Only parts and row groups
+        that can hold such keys are fetched. Raises SinceViolation for a time before since, TimedOut when upper has not
+        passed the time after `timeout` seconds, and LeaseExpired when this handle was retired.
         """
         range_ = KeyRange.of(self.schema, key, key_from, key_to)
         names = self._parse_columns(columns)
@@ -126,10 +124,11 @@ class ReadHandle(Leased):
         return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent)
 
     def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
-        """What happens after `as_of`: updates at their exact times, and progress, until the frontier `until`.
+        """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
 
-        Iterating waits for news, and ends at `until` or when the shard is closed for writing; TimedOut when nothing
-        comes for `timeout` seconds (None: wait for ever). Has a lease of its own, and gives up history as it goes.
+        The iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
+        raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). The listener has a lease of
+        its own, and gives up history as it goes.
         """
         as_of, end = parse_time(as_of, "as_of"), parse_frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
@@ -143,23 +142,27 @@ class ReadHandle(Leased):
         return Listen(handle, as_of, end, timeout)
 
     def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
-        """Wait until upper is at or beyond `frontier`; answers upper. Raises TimedOut after `timeout` seconds."""
+        """Wait until upper is at or beyond `frontier`, and return upper. Raises TimedOut after `timeout` seconds."""
         target = parse_frontier(frontier, "frontier")
         return self._wait(self._deadline(timeout), target, lambda state: target <= state.upper).upper
 
     def downgrade_since(self, since: object) -> None:
-        """Give up history before `since`. What this handle still reads from stays until it is done."""
+        """Give up history before `since`. Reads of this handle that are under way can still be finished.
+
+        Never moves back: a `since` before the handle's own changes nothing. Raises InvalidUsage for a read-only handle,
+        and LeaseExpired when this handle was retired.
+        """
         given = parse_frontier(since, "since")
         if self.read_only:
             raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
         self._downgrade(self._since.join(given))
 
     def let_go(self, since: Antichain) -> None:
-        """History before `since` may be given up, not now but at the next tick, as listeners do."""
+        """Give up history before `since` at the next tick, not now. Listeners use this."""
         self._wanted = self._wanted.join(since)
 
     def acquire(self, as_of: int) -> Reading:
-        """Hold the newest state known, which must be able to tell the contents as of `as_of`."""
+        """Hold the newest known state. Raises unless the contents as of `as_of` can be read from it."""
         self._check_open()
         with self._lock:
             version = self.machine.version
@@ -169,12 +172,12 @@ class ReadHandle(Leased):
             return reading
 
     def expired(self, state: State | None = None) -> LeaseExpired | None:
-        """The error to raise if this handle is retired in `state` (by now, without one); None while it is live."""
+        """The error to raise if this handle is retired in `state` (None: the newest state); None while it is live."""
         state = state or self.machine.fetch().state
         return None if self.read_only or self.id in state.readers else self._lost()
 
     def close(self) -> None:
-        """Retire this reader and its listeners. since stays where it is until another reader or hold moves."""
+        """Retire this reader and its listeners. Idempotent. since stays until another reader or a hold moves it."""
         self._closed = True
         for listener in list(self._listeners.values()):
             listener.close()
@@ -184,7 +187,7 @@ class ReadHandle(Leased):
             self._leases.every_tick(self, None)
             self._leases.retire(self.machine, self.id)
             self._dropped.detach()
-            self.id = None  # last: after an interrupt, closing again does the rest
+            self.id = None  # last: after an interrupt, the next `close` does the rest
 
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
 
@@ -216,13 +219,14 @@ class ReadHandle(Leased):
         entry = state.readers.get(self.id) if self.id is not None else None
         if entry is None:
             return
-        # SUBTLE: not whenever there are newer states: moving the hold makes one itself, and so would never end.
+        # SUBTLE: do not move the hold just because there are newer states. Moving it makes a new state, so that would
+        # never end.
         oldest = self._oldest_active()
         is_in_the_way = any(entry.seqno <= g.seqno < oldest for g in state.garbage.values()) or any(
             entry.seqno < rollup <= oldest for rollup in state.rollups
         )
         if is_in_the_way or self._since < self._wanted:
-            with suppress(Refused):  # expired: the next read says so
+            with suppress(Refused):  # expired: the next read raises LeaseExpired
                 self._downgrade(self._since.join(self._wanted))
 
     def _downgrade(self, since: Antichain) -> None:
@@ -230,7 +234,7 @@ class ReadHandle(Leased):
         if reader is None:
             raise self._lost()
         oldest = self._oldest_active()
-        self._since = since  # first: no read below it begins while it is being given up
+        self._since = since  # first, so that no read before it begins while that history is being given up
         self.machine.commit(lambda _state, now: c.DowngradeSince(reader, since, oldest, now + lease_ms))
 
     def _oldest_active(self) -> SeqNo:
@@ -239,7 +243,7 @@ class ReadHandle(Leased):
             return min([*(reading.version.seqno for reading in self._readings), self.machine.version.seqno])
 
     def release(self, reading: Reading) -> None:
-        """A read is over."""
+        """Stop keeping the state of a read that is over."""
         with self._lock:
             self._readings.discard(reading)
 
@@ -258,9 +262,8 @@ class ReadHandle(Leased):
                 return state
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, and it is "
-                    f"{state.upper}. "
-                    "Nothing is lost; wait longer, or ask for an earlier time",
+                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, "
+                    f"and it is {state.upper}. Nothing is lost; wait longer, or ask for an earlier time",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
             patience.pause(version.seqno)
@@ -275,8 +278,8 @@ class ReadHandle(Leased):
         if at(as_of) < since:
             later = "Nothing can be read any more" if since.is_top() else f"Read at {since} or later"
             raise SinceViolation(
-                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. {later}; a "
-                "hold would have kept it",
+                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. "
+                f"{later}; a hold would have kept it",
                 as_of=as_of, since=since, shard=self.shard,
             )  # fmt: skip
 
@@ -284,8 +287,8 @@ class ReadHandle(Leased):
         if self._closed:
             return was_closed(self.machine, "reader")
         return LeaseExpired(
-            f"shard {self.shard}: reader {self.id} is not live: its lease ended without a heartbeat, so history that "
-            "it held may be gone; open a new reader",
+            f"shard {self.shard}: reader {self.id} is not live: its lease ended without a heartbeat, "
+            "so history that it held may be gone; open a new reader",
             id=self.id, shard=self.shard,
         )  # fmt: skip
 

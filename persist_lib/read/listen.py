@@ -1,4 +1,4 @@
-"""Listening: the updates after a time, each once, at its exact time, and never progress before data."""
+"""Listening: the updates after a time. Each comes once, at its exact time, and before the progress that covers it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from persist_lib.read.handle import ReadHandle
 
 BACK_OFF = 2
-"""How many times `poll_s` the pauses become, when nothing comes: little, as news should be heard at once."""
+"""The pauses grow to this many times `poll_s` when nothing comes. Few, as updates should be delivered soon."""
 
 
 class Updates(NamedTuple):
@@ -30,7 +30,7 @@ class Updates(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """All updates before `frontier` were delivered."""
+    """All updates before `frontier` have been delivered."""
 
     frontier: Antichain
 
@@ -39,7 +39,7 @@ Event = Updates | Progress
 
 
 class Listen:
-    """An iterator of events from just after `as_of`. Close it, or use it in a `with` block, to end its lease early."""
+    """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
 
     def __init__(self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None) -> None:
         self._handle = handle
@@ -47,9 +47,9 @@ class Listen:
         self._timeout_s = timeout_s
         self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
         self._events: Generator[None, None, None] = self._listen()
-        self._due: tuple[Event, bool] | None = None  # and whether its batch goes on behind it
-        self._is_midway = False  # what was delivered last
-        self._polled: list[Event] = []  # what was delivered to a `poll` that was interrupted
+        self._due: tuple[Event, bool] | None = None  # the event, and whether more of its batch follows
+        self._is_midway = False  # whether more of the last event's batch follows
+        self._polled: list[Event] = []  # events that a `poll` took before it was interrupted
         self._polled_from = self.frontier
         self._failure: PersistError | None = None
 
@@ -68,7 +68,7 @@ class Listen:
         return event
 
     def poll(self) -> list[Event]:
-        """What has come by now, without waiting. When it fails, nothing of it counts as delivered."""
+        """Return the events that have come by now, without waiting. If it raises, none of them counts as delivered."""
         self._handle.machine.fetch()
         if not self._polled:
             self._polled_from = self.frontier
@@ -83,11 +83,11 @@ class Listen:
         return events
 
     def _has_due(self, *, stop: bool = False) -> bool:
-        """Whether there is an event to deliver now; at the end without one: StopIteration, or False with `stop`.
+        """Whether there is an event to deliver now. At the end of the events: StopIteration, or False with `stop`.
 
-        SUBTLE: an interrupt comes after any call, and an event must be delivered once. So it is kept in `_due` until
-        instructions that call nothing take it from there. And a failure is told again at every further call, while
-        another generator goes on after an interrupt: one that has raised would say that all is over.
+        SUBTLE: an interrupt may come after any call, and each event must be delivered once. So an event is kept in
+        `_due` until instructions that call nothing take it from there. A failure is raised again at every later call.
+        After an interrupt a new generator goes on, as a generator that has raised would report the end.
         """
         if self._failure is not None:
             raise self._failure
@@ -107,7 +107,7 @@ class Listen:
         return self._due is not None
 
     def _resume(self) -> None:
-        """After an interrupt in the middle of it, go on from the frontier; or say that this is not possible."""
+        """After an interrupt, go on from the frontier; fail if only a part of a batch was delivered."""
         if self._due is not None:
             return
         if self._is_midway:
@@ -119,7 +119,7 @@ class Listen:
         self._events = self._listen()
 
     def close(self) -> None:
-        """End its lease. Idempotent."""
+        """End the listener's lease. Idempotent."""
         self._events.close()
         if not self._handle.read_only:
             self._handle.close()
@@ -135,7 +135,7 @@ class Listen:
         self.close()
 
     def _listen(self) -> Generator[None, None, None]:
-        """Pauses whenever an event is due, and when there are none by now."""
+        """Yields whenever an event is due, and when there is none yet."""
         while not self._is_done():
             before = self.frontier
             yield from self._news()
@@ -156,14 +156,13 @@ class Listen:
             if deadline.has_passed():
                 raise TimedOut(
                     f"shard {machine.shard}: nothing came after {self.frontier} for {deadline.timeout_s:g} s. "
-                    f"Nothing is lost: "
-                    "iterate on, or listen again from there",
+                    "Nothing is lost: iterate on, or listen again from there",
                     timeout_s=deadline.timeout_s, frontier=self.frontier,
                 )  # fmt: skip
             patience.pause(version.seqno)
 
     def _news(self) -> Generator[None, None, None]:
-        """What the newest known state has beyond the frontier, batch by batch."""
+        """Make due what the newest known state has beyond the frontier, batch by batch."""
         first = self.frontier.time
         if first is None:
             return
@@ -182,32 +181,31 @@ class Listen:
 
     def _batch(self, batch: Batch, schemas: tuple[Schema, ...]) -> Generator[None, None, None]:
         upper, machine = batch.upper.meet(self._until), self._handle.machine
-        # SUBTLE: compaction may have merged what was delivered with what was not; only times from the frontier on are
-        # news,
+        # SUBTLE: compaction may have merged delivered updates with new ones. Only times from the frontier on are new,
         # and those are exact, as this reader's since is behind the frontier.
         lower = self.frontier.time or 0
         tables: Iterable[pa.Table] = read_updates(
             machine.reads, machine.shard, (batch,), lower, upper.time, schemas, self._handle.schema
         )
         if self._handle.read_only:
-            tables = list(tables)  # a blob may vanish half way, and what was delivered must not come again
+            tables = list(tables)  # a blob may vanish half way, and delivered updates must not be delivered again
         for table in tables:
             if table.num_rows:
                 self._due = Updates(table), True
                 yield
         progress = Progress(upper), False
-        self._due, self.frontier = progress, upper  # SUBTLE: both or neither, whenever an interrupt comes
+        self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
         yield
 
     def _look_again(self, version: Version, missing: Missing) -> None:
-        """A vanished blob sends a client that holds nothing back to the newest state; for others it is an error."""
+        """After a blob has vanished: a read-only client goes on from the newest state; others raise `missing`."""
         if error := self._handle.expired():
             raise error from missing
         if not self._handle.read_only or self._handle.machine.fetch().seqno == version.seqno:
             raise missing
 
     def _give_up(self) -> None:
-        """Let history go that was delivered, now and then."""
+        """Give up the history that was delivered, at the next tick."""
         if not self._handle.read_only and self.frontier.time is not None:
             self._handle.let_go(at(max(0, self.frontier.time - 1)))
 

@@ -1,9 +1,8 @@
 """A snapshot: the contents of a shard as of one time, read in bounded memory, whole or in splits.
 
-A snapshot holds the state that it reads from, so that nothing it refers to is collected while it is in use: use it in a
-`with` block, or drop it. Splits are disjoint key ranges whose union is the snapshot; they pickle, and can be read in
-any
-process while the snapshot that made them is held.
+A snapshot holds the state that it reads from, so that nothing it refers to is collected while it is in use. Use it in a
+`with` block, or drop it after use. Splits are disjoint key ranges whose union is the snapshot. They pickle, and any
+process can read them while the snapshot that made them is held.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ MOST_SPLITS = 1 << 20
 
 
 class KeyRange(NamedTuple):
-    """Encoded keys in `[lower, upper)`; None is no bound."""
+    """Encoded keys in `[lower, upper)`; None means no bound."""
 
     lower: bytes | None = None
     upper: bytes | None = None
@@ -60,7 +59,7 @@ class KeyRange(NamedTuple):
         key_from: Sequence[object] | None,
         key_to: Sequence[object] | None,
     ) -> KeyRange:
-        """From values of the leading key columns: `key` for all that start so, or `[key_from, key_to)`."""
+        """The keys that start with `key`, or those in `[key_from, key_to)`: values of the leading key columns."""
         if key is not None and (key_from is not None or key_to is not None):
             raise InvalidUsage("pass either key, or key_from and key_to", key=key)
         if key is not None:
@@ -71,16 +70,16 @@ class KeyRange(NamedTuple):
         return cls(lower, upper)
 
     def meet(self, other: KeyRange) -> KeyRange:
-        """What lies in both."""
+        """The keys that are in both ranges."""
         lowers = [bound for bound in (self.lower, other.lower) if bound is not None]
         uppers = [bound for bound in (self.upper, other.upper) if bound is not None]
         return KeyRange(max(lowers, default=None), min(uppers, default=None))
 
 
 class Split(msgspec.Struct, frozen=True):
-    """One disjoint key range of a snapshot. Pickles; reads by itself in any process that reaches the location.
+    """One of the disjoint key ranges of a snapshot. It pickles, and any process that reaches the location can read it.
 
-    What that takes is told by `Spending`, as the cost of any call is:
+    `Spending` tells the cost of reading it, as of any call:
 
         with persist.Spending() as spent:
             table = split.to_arrow()
@@ -104,11 +103,14 @@ class Split(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of the parts that it reads from, some of them only in part."""
+        """Bytes of the parts that it reads from. Of some parts it reads only some chunks."""
         return sum(part.size for run in self.inputs for part in run.parts)
 
     def batches(self, blob: Blob | None = None) -> Iterator[pa.Table]:
-        """Its contents in key order, as tables of bounded size."""
+        """The split's contents in key order, as tables of bounded size.
+
+        `blob` is an open Blob of the location, such as `client.blob`; without one, this process opens the location.
+        """
         return self._batches(blob if blob is None else check_type(blob, Blob, "blob", "client.blob"))  # type: ignore[type-abstract]
 
     def _batches(self, blob: Blob | None) -> Iterator[pa.Table]:
@@ -118,14 +120,14 @@ class Split(msgspec.Struct, frozen=True):
         yield from tables
 
     def streamed(self, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
-        """The same. What is small is read whole before it returns, in the pool."""
+        """The same as `batches`. Small runs are read whole, in the pool, before this returns."""
         stored = self._stored(blob)
         tables = contents.stream(stored, self.inputs, self.merge_bytes, pool)
         names = _narrowed(self.schema.contents, self.columns).names
         return (t.select(names) for t in (tables if stored.schema == self.schema else _older(tables, self.schema)))
 
     def at_once(self, blob: Blob, pool: Executor) -> pa.Table | None:
-        """Its contents as one table, in parallel; None where they have to be streamed."""
+        """Its contents as one table, read in parallel; None when they have to be streamed."""
         stored = self._stored(blob)
         if stored.schema != self.schema:
             return None
@@ -138,22 +140,28 @@ class Split(msgspec.Struct, frozen=True):
 
     @property
     def _stored_schema(self) -> Schema:
-        """The reader's schema, or the newest of what it reads: what only newer columns tell apart is added up after."""
+        """The reader's schema, or the newest of the parts if that is newer.
+
+        Columns that the reader does not have are dropped after that, and rows that are equal then are added up.
+        """
         newest = max((part.schema for run in self.inputs for part in run.parts), default=0)
         return max(self.schema, self.schemas[newest], key=self.schemas.index)
 
     def is_contents(self) -> bool:
-        """Whether the parts are the contents as they are, unless a sum in them was split."""
+        """Whether the parts as stored are the contents. It does not look whether a sum in them was split."""
         return contents.is_one_time(self.inputs) and self._stored_schema == self.schema
 
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
-        """Its contents as one table."""
+        """The split's contents as one table. `blob` is as in `batches`."""
         target = _narrowed(self.schema.contents, self.columns)
         return pa.concat_tables([target.empty_table(), *self.batches(blob)]).combine_chunks()
 
 
 class Snapshot:
-    """A shard's contents as of `as_of`: the schema's columns, then `_diff`, each distinct data once, in key order."""
+    """A shard's contents as of the time `as_of`, in key order. Each distinct data is there once.
+
+    Its tables have the schema's columns, then `_diff`, the multiplicity.
+    """
 
     def __init__(
         self,
@@ -173,17 +181,20 @@ class Snapshot:
 
     @property
     def cost(self) -> Cost:
-        """What it took so far to find it and to read it here. What splits take is counted where they are read."""
+        """The cost so far of finding this snapshot and of reading it here.
+
+        The cost of reading splits is counted in the processes that read them.
+        """
         return self._spent.cost
 
     @property
     def schema(self) -> pa.Schema:
-        """What its tables look like."""
+        """The Arrow schema of its tables."""
         return _narrowed(self._handle.schema.contents, self._columns)
 
     @property
     def size(self) -> int:
-        """Bytes of the parts that it reads from."""
+        """Bytes of the parts that this snapshot reads from."""
         return self._whole().size
 
     def batches(self) -> Iterator[pa.Table]:
@@ -216,9 +227,9 @@ class Snapshot:
         return list(self.to_arrow().to_pylist())
 
     def splits(self, n: int) -> list[Split]:
-        """At most `n` disjoint key ranges of about equal size whose union is the snapshot.
+        """Cut the snapshot into at most `n` disjoint key ranges of about equal size, whose union is the snapshot.
 
-        Keep the reader or a hold until they are read.
+        Keep this snapshot and its reader until the splits have been read.
         """
         n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
         whole = self._whole()
@@ -229,7 +240,7 @@ class Snapshot:
         return [self._split(self._keys.meet(range_)) for range_ in ranges]
 
     def release(self) -> None:
-        """Let go of what it holds. Idempotent; dropping the snapshot does the same."""
+        """Stop keeping the state that this snapshot reads from. Idempotent. Dropping the snapshot does the same."""
         self._reading.release()
 
     __reduce__ = not_pickled(
@@ -248,7 +259,7 @@ class Snapshot:
         return self._split(self._keys)
 
     def _read(self, whole: Split) -> pa.Table | None:
-        """All of it at once; None when it must be streamed, or a blob vanished under a read-only client."""
+        """All of it as one table; None when it must be streamed, or when a blob vanished under a read-only client."""
         machine = self._handle.machine
         try:
             with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
@@ -268,9 +279,9 @@ class Snapshot:
         )  # fmt: skip
 
     def _resuming(self, keys: KeyRange) -> Iterator[pa.Table]:
-        """The contents; where a blob vanished under a read-only client, go on from the newest state.
+        """The contents. When a blob vanishes under a read-only client, go on from the newest state.
 
-        SUBTLE: contents are the same in every state, and come in key order, so going on after the last row is exact.
+        SUBTLE: contents are the same in every state, and come in key order. So it is exact to go on after the last row.
         """
         done = 0
         while True:
@@ -294,7 +305,7 @@ class Snapshot:
             return self._split(keys).streamed(machine.reads, pool)
 
     def _look_again(self, missing: Missing) -> None:
-        """Take the newest state, for a client that holds nothing; otherwise say what a missing blob means."""
+        """For a read-only client, take the newest state; otherwise raise the error that a missing blob means."""
         if error := self._handle.expired():
             raise error from missing
         before = self._reading.version.seqno
@@ -306,9 +317,9 @@ class Snapshot:
 
 
 def _older(tables: Run, schema: Schema) -> Run:
-    """Contents of a newer schema in an older one. The columns that go are the last ones, so the order stays.
+    """Convert contents of a newer schema to an older one. The dropped columns are the last ones, so the order stays.
 
-    SUBTLE: what is held back for the next table is a sum of a part of what there is: only a whole one may overflow.
+    SUBTLE: the sum that is held back for the next table is a partial one. Only a whole sum may raise DiffOverflow.
     """
     last = schema.contents.empty_table()
     for table in tables:
@@ -340,5 +351,5 @@ def _tuple(values: object) -> tuple[object, ...]:
 
 @lru_cache(maxsize=8)
 def _blob(urls: tuple[str, str]) -> Blob:
-    """The location's Blob in this process; opened once, as many splits are read from it."""
+    """The location's Blob in this process. It is opened once, as a process may read many splits from it."""
     return open_stack(*urls, Config(), Runtime(), read_only=True).blob

@@ -1,4 +1,4 @@
-"""How a call waits for a shard to move: told by the store where it tells, looking by itself otherwise."""
+"""How a call waits for a new version of a shard: the store notifies it if it can, and otherwise the call polls."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.commit import Machine
 
 LONGEST_WAIT_S = 5.0
-"""For a notification. They can be lost, so this is how late news may be then, and how often an idle waiter looks."""
+"""The longest wait for one notification. Notifications can be lost, so a waiter also looks once in this time."""
 GROWTH = 1.2
 
 
 class Patience:
-    """The pauses of one waiting call: of `first_s` each, growing to `longest_s` when nothing comes."""
+    """The pauses of one waiting call: `first_s` at first, growing to `longest_s` when nothing comes."""
 
     def __init__(self, machine: Machine, deadline: Deadline, first_s: float, longest_s: float) -> None:
         self._machine = machine
@@ -23,10 +23,10 @@ class Patience:
         self._told_at: SeqNo | None = None
 
     def pause(self, seqno: SeqNo) -> None:
-        """Until there may be something beyond `seqno`, the version that was looked at last.
+        """Wait until there may be a version beyond `seqno`, the one that the caller has seen.
 
-        SUBTLE: after having been told, and there was nothing new, one pause is an ordinary one: whatever a store tells,
-        no caller looks more often than without it.
+        SUBTLE: after a notification that brought nothing new, one pause is an ordinary one. So no caller reads more
+        often with notifications than without them, whatever the store sends.
         """
         told_at, self._told_at = self._told_at, None
         if told_at != seqno and self._was_told(seqno):

@@ -1,11 +1,12 @@
 """Building a batch: the user's updates become sorted, consolidated, fingerprinted parts, inline or in Blob.
 
-Memory is bounded by about two parts, however long the input: each part's worth of updates is one sorted run, unless the
-input comes in order. Objects are uploaded while the next one is built, until the caller's deadline; of a batch that
-fails before it is whole they are deleted again.
+Memory is bounded by about two parts, however long the input. Each part's worth of updates is one sorted run, unless the
+input comes in order. Each object is uploaded while the next one is built, until the caller's deadline. If the batch
+fails before it is whole, its objects are deleted again.
 
-Sums are exact. SUBTLE: what one part's worth adds up to is no total, as another may hold the same data. So a sum beyond
-64 bits stays several updates of its part; and where several parts could add up to one, they are read once more.
+Sums are exact. SUBTLE: the sum over one part's worth of updates is not final, as another part may hold the same data.
+So a sum beyond 64 bits stays several updates of its part; and if several parts could add up to such a sum, they are
+read once more.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ A = TypeVar("A")
 B = TypeVar("B")
 log = logging.getLogger("persist.write")
 FEW = 16
-"""Rows that are encoded without asking first how many bytes they are."""
+"""A table of at most this many rows is encoded without looking at its size first."""
 UPLOADS = 2
-"""Objects under way at once: one uploads while the next is encoded."""
+"""Objects that are uploaded at once. One is uploaded while the next is encoded."""
 DELETE_S = 0.5
-"""How long deleting what failed may take beyond the deadline; the audit finds what is left."""
+"""How long deleting the objects of a failed batch may take beyond the deadline. The audit finds what is left."""
 
 
 class Stored(NamedTuple):
@@ -58,7 +59,7 @@ class Stored(NamedTuple):
 
 
 class ByTime(msgspec.Struct, frozen=True):
-    """Per distinct time, ascending: how many updates, their diff sum and fingerprint; sums over suffixes."""
+    """For each distinct time, ascending: the count of updates, their diff sum and fingerprint. Gives suffix sums."""
 
     times: np.ndarray
     counts: np.ndarray
@@ -88,14 +89,14 @@ class ByTime(msgspec.Struct, frozen=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """A batch that is ready to be committed. `table` is there while it is inline, `by_time` if it was asked for."""
+    """A batch that is ready to be committed. `table` is set while it is inline, `by_time` if it was asked for."""
 
     batch: Batch
     by_time: ByTime | None = None
     table: pa.Table | None = None
 
     def trimmed(self, lower: Antichain) -> Batch:
-        """The batch registered from `lower` on: its statistics are those of the tighter bounds."""
+        """The batch registered from `lower` on, with the statistics of the tighter bounds."""
         if lower <= self.batch.lower or self.by_time is None or lower.time is None:
             return self.batch
         sums = self.by_time.from_(lower.time)
@@ -111,9 +112,9 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Builder:
-    """Builds batches for one uploader until a deadline. Bounds and schema are checked by whoever makes the tables.
+    """Builds batches for one uploader until a deadline. The caller has checked the tables' times and schema.
 
-    The uploader is asked for only when there is something to upload: updates that are refused register nobody.
+    `uploader` is called only when there is something to upload, so updates that are refused register no writer.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Builder:
         inline_bytes: int,
         by_time: bool = False,
     ) -> Built:
-        """The batch of all updates of `tables`; inline if its bytes are at most `inline_bytes`."""
+        """The batch of all updates of `tables`. It is inline if it has at most `inline_bytes` bytes."""
         chunks = _chunks(tables, self._config.part_bytes)
         first = next(chunks, None)
         if first is None:
@@ -163,7 +164,7 @@ class Builder:
         return self._upload(first, second, chunks, lower, upper, by_time)
 
     def externalised(self, built: Built) -> Built:
-        """The same batch with its inline part as an object."""
+        """The same batch, with its inline part uploaded as an object."""
         if built.table is None or not built.batch.parts:
             return built
         encoded = encode_part(self._schema, self._schema_id, built.table)
@@ -180,10 +181,10 @@ class Builder:
         return bool(self._keys)
 
     def discard(self) -> None:
-        """Delete what was uploaded, as far as that goes. Only for what no commit was ever asked to refer to.
+        """Try to delete what was uploaded. Call it only if no commit was ever asked to refer to the objects.
 
-        SUBTLE: an upload that got no answer may still arrive after this. Then it is an orphan for the audit, like what
-        cannot be deleted now.
+        SUBTLE: an upload that got no answer may still arrive after this. Then it is an orphan for the audit, as is an
+        object that cannot be deleted now.
         """
         keys, self._keys = [blob_key(self._shard, key) for key in self._keys], []
         if not keys:
@@ -194,7 +195,7 @@ class Builder:
         except PersistError as error:
             failed = error
         if failed:
-            log.info("shard %s: of %d unused objects some are left to the audit: %s", self._shard, len(keys), failed)
+            log.info("shard %s: some of %d unused objects are left to the audit: %s", self._shard, len(keys), failed)
 
     def _upload(
         self, first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], lower: Antichain, upper: Antichain,
@@ -218,11 +219,11 @@ class Builder:
             built = self._built([upload.result() for upload in uploads], lower, upper, times, None)
             return self._totalled(built) if second is not None and most >= I64_MAX else built
         except Exception:
-            self.discard()  # the pool's end has waited for what was under way
+            self.discard()  # leaving the pool has waited for the uploads that were under way
             raise
 
     def _totalled(self, built: Built) -> Built:
-        """The same, or DiffOverflow when several parts add up to what does not fit. Reads them, in bounded memory."""
+        """The same, or DiffOverflow when a sum over several parts does not fit. Reads them, in bounded memory."""
         schemas = [self._schema] * (self._schema_id + 1)
 
         def read() -> None:
@@ -256,13 +257,13 @@ class Builder:
         return key
 
     def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
-        """Upload it; answers all that is to be remembered, so that its bytes are not."""
+        """Upload an encoded part. Returns all that has to be kept of it, so that its bytes can be freed."""
         within(self._deadline, lambda: self._blob.set(blob_key(self._shard, key), encoded.data))
         return Stored(as_part(encoded, key, self._schema_id), encoded.said.sums)
 
 
 def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
-    """How the state refers to an encoded part that was stored under `key`, or holds it itself (None)."""
+    """How the state refers to an encoded part: stored under `key`, or inline (None)."""
     said = encoded.said
     return Part(
         key or PartKey(""), encoded.size, said.sums.count, encoded.digests, said.key_lower, said.key_upper,
@@ -305,13 +306,13 @@ def _all(first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], sch
 
 
 def _largest(table: pa.Table) -> int:
-    """The largest diff, by size. One that can be is also what a sum beyond 64 bits shows as."""
+    """The largest diff by absolute value. A sum beyond 64 bits shows as the largest diff that there can be."""
     diffs = integers(table.column(DIFF))
     return max(abs(int(diffs.min())), abs(int(diffs.max())))
 
 
 def _runs(parts: list[Part]) -> tuple[int, ...]:
-    """Parts that follow one another in key order are one run. Bounds that touch might overlap: a new run then."""
+    """Where runs start. Parts in key order are one run; where bounds touch, parts may overlap, and a new run starts."""
     return tuple(i for i, part in enumerate(parts) if i == 0 or not parts[i - 1].key_upper < part.key_lower)
 
 
@@ -325,8 +326,8 @@ def _by_time(schema: Schema, table: pa.Table) -> ByTime:
         return ByTime(distinct, counts, sums, np.add.reduceat(products, starts))
 
 
-# SUBTLE: at the end of the interpreter threads that are at work are waited for, but no others begin: what an outbox
-# still has to write is then encoded and uploaded by the thread that does it.
+# SUBTLE: when the interpreter ends, it waits for the threads that are at work, but none can start. The thread that
+# writes what an outbox still has then encodes and uploads by itself.
 
 
 def _submit(pool: Executor, work: Callable[[], A]) -> Future[A]:

@@ -1,12 +1,12 @@
 """The commit loop: the only way in which shards change, one of them or several together.
 
-Fetch the newest state (cached), build the command afresh, apply it, validate, encode the change, compare-and-set. A
-race that is lost is tried again from the newest state. A refusal is reported only after a fresh read. An indeterminate
+Fetch the newest state (cached), build the command anew, apply it, validate, encode the change, compare-and-set. After a
+lost race, the loop tries again from the newest state. It reports a refusal only after a fresh read. An indeterminate
 outcome is resolved from the log, never guessed.
 
 Several shards of one location change together by one compare-and-set over all their rows: all of the transitions are
-committed, or none. What one shard refuses is refused for all, a race lost in one is tried again for all, and an unknown
-outcome is one unknown outcome. A change of one shard is the case of one.
+committed, or none. If one shard refuses, all are refused; if one loses a race, all are tried again; and an unknown
+outcome is the same for all. A change of one shard is the special case of one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from persist_lib.shard.refusals import named, refused
 
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
-"""How long somebody else is given to make room in a full state, and how often to look."""
+"""How long to wait for another process to make room in a full state, and the pause between looks."""
 
 
 class Committed(NamedTuple):
-    """An acknowledged transition: what it is called in the log, and the states around it."""
+    """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts."""
 
     seqno: SeqNo
     token: bytes
@@ -53,7 +53,7 @@ class Committed(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A transition that only has to be committed: the version it follows, its row, the bytes of that, and the state."""
+    """A transition that is ready to commit: the version before it, its row, the row's bytes, and the state after it."""
 
     machine: Machine
     before: Version
@@ -72,18 +72,18 @@ class Prepared(NamedTuple):
         return row_to_follow(self.before), self.data
 
     def committed(self, attempts: int) -> Committed:
-        """How it is acknowledged."""
+        """The acknowledgement of this transition."""
         return Committed(self.row.seqno, self.row.token, self.before.state, self.state, attempts)
 
     def is_in_log(self) -> bool | None:
-        """Whether its row is there; False when another's is, for ever; None when there is no row in its place."""
+        """Whether its row is in its place; False when another row is, for ever; None when there is no row there."""
         rows = self.machine.consensus.scan(self.shard, self.row.seqno, 1)
         if not rows or rows[0].seqno != self.row.seqno:
             return None
         return rows[0].data == self.data
 
     def is_remembered(self) -> bool | None:
-        """Whether it was committed, as far as the newest state remembers its last appends; None when it does not."""
+        """Whether the newest state remembers that it was committed; None when it cannot tell."""
         state, row = self.machine.fetch().state, self.row
         known = (*state.outcomes, *(outcome for writer in state.writers.values() for outcome in writer.outcomes))
         if any((outcome.token, outcome.seqno) == (row.token, row.seqno) for outcome in known):
@@ -108,15 +108,15 @@ Done = Committed | r.AlreadyDone
 
 
 class Undone(NamedTuple):
-    """Nothing was changed: which of the transitions were refused, by their place, and why. Never empty."""
+    """Nothing was changed. Maps the place of each refused transition to its refusal. Never empty."""
 
     refusals: dict[int, r.Refusal]
 
 
 class Machine:
-    """One shard as one process sees it. Shared by all its handles there, so that they never race each other.
+    """One shard as one process sees it. All handles of a client share it, so that they never race each other.
 
-    `version` only advances. All methods are safe to call from several threads; whoever commits holds `turn`.
+    `version` only advances. All methods are safe to call from several threads; the committing thread holds `turn`.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class Machine:
         enrol(self, Stage.SHARDS)
 
     def after_fork_in_child(self) -> None:
-        """Whoever held the lock is not here. The version is whole: it is only ever replaced."""
+        """Make a new lock: the thread that held it is not in the child. The version is whole: it is only replaced."""
         self.turn = threading.RLock()
 
     def close(self, why: str) -> None:
-        """Ask nothing more of the location, and say `why`."""
+        """Ask nothing more of the location. Later calls raise InvalidUsage with `why`."""
         self._closed = why
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client that it belongs to is closed."""
+        """Whether its client is closed."""
         return self._closed is not None
 
     def check_open(self) -> None:
@@ -183,7 +183,7 @@ class Machine:
         return version
 
     def try_fetch(self) -> Version | None:
-        """The newest version there is, None when there is no such shard."""
+        """The newest version there is (linearizable); None when there is no such shard."""
         self.check_open()
         with self.turn:
             if (known := self._version) is None:
@@ -195,12 +195,12 @@ class Machine:
             return self._version
 
     def forget(self) -> None:
-        """Know no version any more: what was known has been taken back."""
+        """Forget the known version, as it has been taken back."""
         with self.turn:
             self._version = None
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
-        """Commit what `build` makes, or raise why not. Nothing to do is a success with no seqno of its own."""
+        """Commit the command that `build` makes, or raise its refusal. If there is nothing to do, that is a success."""
         answer = self.try_commit(build, timeout_s, token)
         if isinstance(answer, Committed):
             return answer
@@ -213,15 +213,16 @@ class Machine:
     def try_commit(
         self, build: Build, timeout_s: float | None = None, token: bytes | None = None
     ) -> Committed | r.Refusal:
-        """Commit what `build` makes, or answer the refusal of a state that was read afresh."""
+        """Commit the command that `build` makes, or return its refusal by a freshly read state."""
         deadline = self.runtime.deadline(self.config.timeout_s if timeout_s is None else timeout_s)
         answers = try_commit_all((Wanted(self, build),), deadline, token or self.runtime.token())
         return answers.refusals[0] if isinstance(answers, Undone) else answers[0]
 
     def others_made_room(self, refusal: r.Refusal, deadline: Deadline) -> bool:
-        """Whether it was refused for want of room, and others have made some meanwhile.
+        """Whether the state was full and another process has made room since. Waits up to `ROOM_S` for that.
 
-        Whoever is told that a state is full makes room, which is much work. Told all at once, all would do the same.
+        A process that is refused for want of room makes room itself, which is much work. Without this wait, all
+        processes that are refused at once would do the same work.
         """
         if not isinstance(refusal, r.InlineFull) or not self.pace.is_others_duty(self.version):
             return False
@@ -234,7 +235,7 @@ class Machine:
         return False
 
     def prepare(self, build: Build, token: bytes) -> Prepared | r.Refusal:
-        """What `build` makes of the newest version this process knows, or why that says no."""
+        """The transition that `build` makes of the newest version this process knows, or its refusal."""
         version = self._version if self._version is not None else self._create_or_fetch()
         seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
         command = build(version.state, now)
@@ -247,9 +248,9 @@ class Machine:
         return Prepared(self, version, row, encode_row(row, state.format), state)
 
     def adopt(self, prepared: Prepared, took_s: float) -> None:
-        """Know the version that was just committed, by an attempt that took so long (s).
+        """Take over the version that was just committed, by an attempt that took `took_s` seconds.
 
-        SUBTLE: to find out about an unknown outcome, newer versions than this one may have been fetched.
+        SUBTLE: resolving an unknown outcome may have fetched versions newer than this one.
         """
         if self._version is None or self._version.seqno < prepared.row.seqno:
             self._version = after(prepared.row, prepared.data, prepared.state)
@@ -260,9 +261,9 @@ class Machine:
 
 
 def try_commit_all(wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -> Sequence[Done] | Undone:
-    """Commit them all at once, or answer why not. All of one location, each shard once, at least one.
+    """Commit all transitions at once, or return their refusals. At least one, of one location, and each shard once.
 
-    Each transition has the same token. AlreadyDone with an outcome says that a call with this token was committed
+    All transitions have the same token. AlreadyDone with an outcome says that a call with this token was committed
     before. Raises TimedOut when races were lost until `deadline`; then nothing was changed. Raises Indeterminate when
     it is not known whether they were committed; to find out, repeat the call with the same token.
     """
@@ -270,7 +271,7 @@ def try_commit_all(wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -
     turns: list[Lock] = []
     give_back = giving_back(turns)
     try:
-        # SUBTLE: several turns are always taken in the order of names, or two threads could wait for each other.
+        # SUBTLE: turns are always taken in the order of shard names. Otherwise two threads could wait for each other.
         for machine in sorted(machines, key=_name):
             machine.check_open()
             turns += taking(machine.turn)
@@ -295,7 +296,7 @@ def _commit(
                 return _done_before(wanted, refusals, token)
             if is_fresh and not _others_made_room(machines, refusals, deadline):
                 return _refused(wanted, refusals)
-            # A version may be stale: look once more before saying no, or that it is so already.
+            # A version may be stale: read once more before reporting a refusal or that nothing has to be done.
             _fetch(machines)
             is_fresh = True
             continue
@@ -306,14 +307,14 @@ def _commit(
                 one.machine.adopt(one, took_s)
             return [one.committed(attempts) for one in prepared]
         if deadline.has_passed():
-            _fetch(machines)  # or the next call starts from the same stale versions, and loses again
+            _fetch(machines)  # otherwise the next call starts from the same stale versions, and loses again
             raise _timed_out(prepared, deadline, attempts)
         wait_after_loss(machines, deadline, deadline.runtime.monotonic() - started)
         is_fresh = True
 
 
 def _prepare(wanted: Sequence[Wanted], token: bytes) -> tuple[list[Prepared], dict[int, r.Refusal]]:
-    """The transitions, and why others of them are refused, by their place."""
+    """The transitions that can be committed, and the refusals of the others by their place."""
     prepared: list[Prepared] = []
     refusals: dict[int, r.Refusal] = {}
     for at, (machine, build) in enumerate(wanted):
@@ -326,7 +327,7 @@ def _prepare(wanted: Sequence[Wanted], token: bytes) -> tuple[list[Prepared], di
 
 
 def _compare_and_set(prepared: Sequence[Prepared]) -> bool:
-    """Append the rows of all, by one compare-and-set; whether it won."""
+    """Append the rows of all by one compare-and-set. Returns whether it won."""
     first = prepared[0]
     if len(prepared) == 1:
         return first.machine.consensus.compare_and_set(first.machine.shard, *first.change)
@@ -339,7 +340,7 @@ def _fetch(machines: Sequence[Machine]) -> None:
 
 
 def _others_made_room(machines: Sequence[Machine], refusals: Mapping[int, r.Refusal], deadline: Deadline) -> bool:
-    """Whether want of room is all that is in the way, and others have made some meanwhile."""
+    """Whether all refusals were for want of room, and other processes have made room since."""
     return all(machines[at].others_made_room(refusal, deadline) for at, refusal in refusals.items())
 
 
@@ -349,11 +350,12 @@ def _refused(wanted: Sequence[Wanted], refusals: dict[int, r.Refusal]) -> Sequen
 
 
 def _done_before(wanted: Sequence[Wanted], refusals: Mapping[int, r.Refusal], token: bytes) -> Sequence[Done]:
-    """What a call with this token did before, for each shard.
+    """What an earlier call with this token did, for each shard.
 
-    SUBTLE: as it was all or nothing, one shard that remembers speaks for all. Another may be known here in a version
-    from before, so it is read again; it may also have forgotten (a writer remembers its last few tokens, and ends with
-    its lease), and would then refuse what it has done. It answers AlreadyDone without an outcome.
+    SUBTLE: the earlier call did all or nothing, so one shard that remembers it speaks for all. The known version of
+    another shard may be from before that call, so it is read again. That shard may also have forgotten the call (a
+    writer remembers its last few tokens, and ends with its lease), and would then refuse a repetition. Its answer is
+    AlreadyDone without an outcome.
     """
     done: list[Done] = []
     for at, (machine, build) in enumerate(wanted):
@@ -366,7 +368,7 @@ def _done_before(wanted: Sequence[Wanted], refusals: Mapping[int, r.Refusal], to
 
 
 def _is_repeated(refusal: r.Refusal | Prepared) -> bool:
-    """Whether it says that the token was seen: the one refusal that is true of a stale state, for it stays true."""
+    """Whether the refusal says that the token was seen. Only this refusal can be trusted from a stale state."""
     return isinstance(refusal, r.AlreadyDone) and refusal.outcome is not None
 
 

@@ -1,4 +1,4 @@
-"""What became of rows whose sending had no certain answer: found out from the logs, never guessed."""
+"""What became of rows that were sent without a certain answer. It is read from the logs, never guessed."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Sent(Protocol):
         """The row."""
 
     def is_in_log(self) -> bool | None:
-        """Whether the row is there; False when another is, for ever; None when there is no row in its place."""
+        """Whether the row is in its place; False when another row is, for ever; None when there is no row there."""
 
     def is_remembered(self) -> bool | None:
-        """Whether it was committed, as far as the newest state remembers its last appends; None when it does not."""
+        """Whether the newest state remembers that the row was committed; None when it cannot tell."""
 
 
 def until_decided(send: Callable[[], bool], sent: Sequence[Sent], deadline: Deadline) -> bool:
     """Whether the rows that `send` appends together, by one compare-and-set, are in their logs now.
 
-    Resolves what is indeterminate, or raises Indeterminate. SUBTLE: after an indeterminate answer the rows may still
-    arrive later, so that "not there" decides nothing. The same bytes are sent again until some row is there: ours, or
-    another's, which keeps ours out for ever.
+    Resolves an indeterminate answer, or raises Indeterminate. SUBTLE: after an indeterminate answer the rows may still
+    arrive later, so "not there" decides nothing. The same bytes are sent again until some row is there: ours, or that
+    of another process, which keeps ours out for ever.
     """
     doubt: PersistError | None = None
     while True:
@@ -51,7 +51,7 @@ def until_decided(send: Callable[[], bool], sent: Sequence[Sent], deadline: Dead
         except Determinate:
             if doubt is None:
                 raise
-        except InvalidUsage as error:  # say, a password that was changed meanwhile: no further attempt helps
+        except InvalidUsage as error:  # for example, the password was changed: no further attempt helps
             if doubt is None:
                 raise
             raise _in_doubt(sent, error) from error
@@ -65,13 +65,13 @@ def until_decided(send: Callable[[], bool], sent: Sequence[Sent], deadline: Dead
 
 
 def _is_done(sent: Sequence[Sent]) -> bool | None:
-    """What became of rows that were sent with an unknown outcome, and refused when sent again; None: nothing tells.
+    """What became of rows that were sent with an unknown outcome, and refused when sent again; None when unknown.
 
-    SUBTLE: refused means that in at least one shard our place is taken. Where it is not, nothing is decided. Where it
-    is taken by our row, all of ours are there, as they came together; where by another's, ours can never come to that
-    place, and so to none, however late a copy of the request arrives. Which shard it is does not matter, nor that they
-    are looked at one after the other: what is in a place stays there. Only truncation can hide it; then the state's
-    memory of its last appends tells.
+    SUBTLE: refused means that in at least one shard our place is taken. A shard where it is free decides nothing. Where
+    our own row has taken it, all of our rows are in, as they are committed together. Where a row of another process has
+    taken it, ours can never come to that place, and so to none, however late a copy of the request arrives. It does not
+    matter which shard it is, nor that they are read one after the other, as a row stays in its place. Only truncation
+    can hide it; then the state's memory of its last appends tells.
     """
     for one in sent:
         if (is_ours := one.is_in_log()) is not None:
@@ -87,8 +87,8 @@ def _in_doubt(sent: Sequence[Sent], cause: PersistError) -> Indeterminate:
     appended = row.diff.trace.added[-1] if row.diff.trace and row.command == "CompareAndAppend" else None
     what = f"append of [{appended.lower}, {appended.upper})" if appended else f"change ({row.command})"
     return Indeterminate(
-        f"{named([one.shard for one in sent])}: it is not known whether the {what} with token {row.token.hex()} was "
-        f"committed ({cause}). "
+        f"{named([one.shard for one in sent])}: it is not known whether the {what} with token {row.token.hex()} "
+        f"was committed ({cause}). "
         "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
         shard=sent[0].shard, token=row.token,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Small runs, gathered: fetched and decoded in parallel, laid end to end, and put in order by one sort.
 
-To stream a run costs something for every window, however little of the run is in it, so hundreds of small runs cost far
-more than their updates do. Those that fit into memory together are therefore read whole, and become one run. Runs that
-are too large for that are left to be streamed beside it.
+Streaming a run costs something for every window, however little of the run is in it. So hundreds of small runs cost far
+more than their updates do. The runs that fit into memory together are therefore read whole, and become one run. Runs
+that are too large for that are streamed beside it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.shard.runs import Stored, read_part
 
 SHARE = 4
-"""Gathered updates are in memory as they were read, end to end, as numbers to sort, and in order."""
+"""Gathered updates are in memory four times: as read, laid end to end, as numbers to sort, and in order."""
 MOST_BYTES = 1 << 30
 """Arrow's text columns have offsets of 32 bits; this stays well below."""
 PIECE_BYTES = 1 << 20
 AHEAD = 8
-"""Runs that are being read while one is waited for."""
+"""Runs that are read ahead while one is waited for."""
 TEXT_BYTES = 16
-"""What a value of varying length is taken for where only the number of rows is known."""
+"""The assumed size of a value of varying length, where only the number of rows is known."""
 
 
 class Gathered(NamedTuple):
@@ -56,7 +56,7 @@ def gather(
 
 
 def gather_contents(stored: Stored, inputs: Sequence[TaskInput], limit_bytes: int, pool: Executor) -> Gathered:
-    """The same for contents as of a time that no update is after: `_time` is 0 everywhere, and was not even read."""
+    """The same for contents as of a time that no update is after. `_time` is 0 everywhere, and is not read."""
     found = _gather(stored, inputs, limit_bytes, pool, None, times=False)
     if found.table is None:
         return found
@@ -73,7 +73,7 @@ def _gather(
         return Gathered(None, list(inputs))
     tables = _read(stored, inputs, chosen, limit, pool, times=times)
     rest = [run for place, run in enumerate(inputs) if place not in tables]
-    # Where no two runs share keys, this is the order already, and nothing is sorted.
+    # If no two runs share keys, this is the final order already, and nothing is sorted.
     places = sorted(tables, key=lambda place: inputs[place].parts[0].key_lower)
     table = pa.concat_tables([tables.pop(place) for place in places])
     table = pa.table([joined(column) for column in table.columns], schema=table.schema)
@@ -89,7 +89,7 @@ def advanced(table: pa.Table, advance_to: int | None) -> pa.Table:
 
 
 def pieces(table: pa.Table) -> Iterator[pa.Table]:
-    """The table in small pieces, as a run that is streamed comes."""
+    """The table in small pieces, like those of a streamed run."""
     rows = max(1, PIECE_BYTES * table.num_rows // max(1, table.nbytes))
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
@@ -115,7 +115,7 @@ def _chosen(stored: Stored, inputs: Sequence[TaskInput], limit: int) -> list[int
         limit -= weights[place]
         if limit < 0:
             break
-        # Of larger parts a key range needs some chunks only.
+        # Of a larger part, a key range needs only some chunks.
         if stored.is_unbounded() or all(part.size <= CHUNK for part in inputs[place].parts):
             chosen.append(place)
     return chosen
@@ -124,7 +124,7 @@ def _chosen(stored: Stored, inputs: Sequence[TaskInput], limit: int) -> list[int
 def _read(
     stored: Stored, inputs: Sequence[TaskInput], chosen: Sequence[int], limit: int, pool: Executor, *, times: bool
 ) -> dict[int, pa.Table]:
-    """The chosen runs by place; not all of them where they turn out to be larger than they seemed."""
+    """The chosen runs by place; not all of them if they turn out to be larger than estimated."""
     found: dict[int, pa.Table] = {}
     waiting: deque[tuple[int, Future[pa.Table]]] = deque()
     held = 0

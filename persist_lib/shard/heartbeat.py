@@ -2,10 +2,10 @@
 
     python -P -m persist_lib.shard.heartbeat PARENT_PID
 
-Its standard input is lines of JSON: first `[blob URL, consensus URL, lease_ms]`, as anybody may read the arguments of a
-process and a URL may hold a password; then `["keep" | "drop", shard, id]`. It ends with its standard input, or when its
-parent is gone (a fork of the parent may hold the pipe open). It renews only what the parent has left undone for half of
-a lease.
+Its standard input is lines of JSON: first `[blob URL, consensus URL, lease_ms]`, then `["keep" | "drop", shard, id]`.
+The URLs are not arguments, as every user may read the arguments of a process, and a URL may hold a password. The
+process ends with its standard input, or when its parent is gone (a fork of the parent may hold the pipe open). It
+renews only the leases that the parent has not renewed for half of their time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import RESCUE_BELOW, renew
 
 LONGEST_TRY_S = 20.0
-"""How long one operation is tried again at most. Meanwhile nobody reads the input, nor looks for the parent."""
+"""How long one operation is tried again at most. The process does not read its input or check its parent then."""
 
 
 def main(parent: int, source: int = 0) -> None:
-    """Serve until the descriptor `source` ends, or the parent does.
+    """Serve until the descriptor `source` or the parent process ends.
 
-    The caller passes the parent's id, as the parent may be gone before this process could ask for it.
+    The caller passes the parent's process id, as the parent may be gone before this process can ask for it.
     """
     first, _, pending = _read_line(source)
     if not first:
@@ -44,7 +44,7 @@ def main(parent: int, source: int = 0) -> None:
             if not (data := os.read(source, 65536)):
                 return
             pending += data
-        *lines, pending = pending.split(b"\n")  # some may have come with the first
+        *lines, pending = pending.split(b"\n")  # some lines may have come together with the first
         for line in lines:
             verb, shard, id_ = json.loads(line)
             (kept.setdefault(shard, set()).add if verb == "keep" else kept.get(shard, set()).discard)(id_)
@@ -56,7 +56,7 @@ def main(parent: int, source: int = 0) -> None:
 
 
 def _read_line(source: int) -> tuple[bytes, bytes, bytes]:
-    """The first line of the input, and what was read of the next; nothing when it ended before."""
+    """The first line of the input, and what was read of the next; empty if the input ended before that."""
     data = b""
     while b"\n" not in data:
         if not (more := os.read(source, 65536)):

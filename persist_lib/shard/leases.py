@@ -1,8 +1,8 @@
 """Keeping leases up while a process lives, however busy it is.
 
-A daemon thread renews what is due and moves readers' holds. A thread starves when some extension module keeps the
-interpreter to itself, so beside it a small process renews too, whenever the thread has not: it holds the other end of a
-pipe and ends with the pipe. Where the location cannot be opened a second time (memory), there is only the thread.
+A daemon thread renews the leases that are due and moves readers' holds. A thread starves when an extension module keeps
+the interpreter to itself. So a small process renews leases too, whenever the thread has not. It reads from a pipe and
+ends with the pipe. Where the location cannot be opened a second time (memory), there is only the thread.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from persist_lib.shard.commit import Machine
 
 log = logging.getLogger("persist.leases")
 EAGER_BELOW_MS = 60_000
-"""Leases shorter than this get their renewing process at once, others after `PATIENCE_S`: short runs never need it."""
+"""For shorter leases the renewing process starts at once; for others after `PATIENCE_S`, as short runs need none."""
 PATIENCE_S = 5.0
 RENEW_BELOW = 0.6
-"""The thread renews a lease when less than this share of it is left, the process when less than `RESCUE_BELOW` is."""
+"""The thread renews a lease when less than this share of it is left, the process below `RESCUE_BELOW`."""
 RESCUE_BELOW = 0.45
 
 FAREWELL_S = 5.0
-"""How long retiring an id without an owner, and the end of the thread, may take; a lease ends in any case."""
+"""How long retiring an abandoned id may take, and the end of the thread. The lease ends by itself in any case."""
 
 
 class Leases:
@@ -58,15 +58,15 @@ class Leases:
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.failures = 0
-        """How often a lease could not be renewed, or what renews them not started. Each was logged and tried again."""
+        """How often a renewal failed, or the start of the renewing process. Each failure was logged and tried again."""
         enrol(self, Stage.SHARDS)
 
     def after_fork_in_child(self) -> None:
-        """The thread that may hold the lock is the parent's, as are thread, process and ids (see `is_inherited`)."""
+        """Make a new lock. Its holder may be in the parent, as are the thread, process and ids (see `is_inherited`)."""
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Have the thread that renews, before anything is registered that needs it.
+        """Start the renewing thread, if it is not running. Call this before an id is registered that needs it.
 
         Raises Determinate when this machine has no room for one more thread now; nothing was registered then.
         """
@@ -76,8 +76,8 @@ class Leases:
             aside(self._begin_thread)
         except (RuntimeError, MemoryError) as error:
             raise Determinate(
-                f"could not start the thread that keeps leases up ({error}); nothing was registered. Try again "
-                "when this machine has room for more threads"
+                f"could not start the thread that keeps leases up ({error}); nothing was registered. "
+                "Try again when this machine has room for more threads"
             ) from error
 
     def _begin_thread(self) -> None:
@@ -101,25 +101,25 @@ class Leases:
             self._try_start_process()
 
     def is_inherited(self) -> bool:
-        """Whether this is a fork of the process that registered the ids: they, thread and pipe are its parent's."""
+        """Whether this process is a fork of the one that registered the ids. Ids, thread and pipe are the parent's."""
         return os.getpid() != self._owner
 
     def retire(self, machine: Machine, id_: str) -> None:
-        """Drop an id and give it up at once, unless it is the parent's."""
-        if not (self.is_inherited() or self._closed):  # closed: it is retired by whoever closes
+        """Retire an id now and stop renewing it, unless it belongs to the parent process."""
+        if not (self.is_inherited() or self._closed):  # closed: `close` retires it
             try:
                 self._commit_retirement(machine, id_)
             except (Refused, NewerFormat):
-                # Expired already, or the shard is finished; or it was upgraded beyond this release, which changes
-                # nothing there any more: newer programs retire the id when its lease has ended.
+                # The id is expired already, or the shard is finished. Or the shard was upgraded beyond this release,
+                # which cannot change it any more: newer programs retire the id when its lease has ended.
                 pass
             except Exception:
                 self.drop(machine, id_)
                 raise
-        self.drop(machine, id_)  # last: who was interrupted before is still kept, for `close` to retire
+        self.drop(machine, id_)  # last: after an interrupt before this, the id is still kept for `close` to retire
 
     def _commit_retirement(self, machine: Machine, id_: str) -> None:
-        """Retire an id. In doubt, say because the log was truncated before an answer came, the newest state decides."""
+        """Retire an id. If the outcome is unknown (the log may have been truncated), the newest state decides."""
         deadline = self._runtime.deadline(self._config.timeout_s)
         try:
             machine.commit(lambda _state, _now: Retire(id_))
@@ -130,7 +130,7 @@ class Leases:
             machine.commit(lambda _state, _now: Retire(id_), deadline.remaining_s())
 
     def drop(self, machine: Machine, id_: str) -> None:
-        """No longer keep it up."""
+        """Stop keeping the lease of an id up."""
         if self.is_inherited():
             return
         with self._lock:
@@ -139,11 +139,11 @@ class Leases:
             self._tell("drop", machine.shard, id_)
 
     def abandon(self, machine: Machine, id_: str) -> None:
-        """Its owner was dropped without closing it: the next tick retires it. Takes no lock, as finalizers need."""
+        """Retire an id at the next tick: its owner was dropped without `close`. Takes no lock: finalizers call it."""
         self._abandoned.append((machine, id_))
 
     def every_tick(self, owner: object, call: Callable[[], None] | None) -> None:
-        """Call this at each tick, as readers do to move their holds; None: no longer."""
+        """Run `call` at each tick, as readers do to move their holds. None: stop running it."""
         with self._lock:
             if call is None:
                 self._ticks.pop(id(owner), None)
@@ -151,7 +151,7 @@ class Leases:
                 self._ticks[id(owner)] = call
 
     def tick(self) -> None:
-        """Renew what is due, here and now. Failures are logged: whoever is expired learns it at its next commit."""
+        """Renew the leases that are due, now. Logs failures; owners of expired ids learn it at their next commit."""
         self._retire_abandoned()
         with self._lock:
             kept = [(machine, tuple(sorted(ids))) for machine, ids in self._kept.values() if ids]
@@ -165,13 +165,13 @@ class Leases:
             self.failures += not renew(machine, ids, self._config.lease_ms, RENEW_BELOW)
 
     def close(self) -> None:
-        """Stop renewing, and retire what is still kept. Idempotent; in a fork it leaves all that to the parent."""
+        """Stop renewing, and retire the ids that are still kept. Idempotent. In a fork it does nothing."""
         if self.is_inherited():
             return
         self._closed = True
         self._wake.set()
         aside(self._end_renewing)
-        # One after the other, so that the next call does what an interrupt kept this one from.
+        # One after the other, so that after an interrupt the next call does the rest.
         while kept := [(machine, id_) for machine, ids in self._kept.values() for id_ in sorted(ids)]:
             _retire(*kept[0])
             self.drop(*kept[0])
@@ -179,7 +179,7 @@ class Leases:
 
     def _end_renewing(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(FAREWELL_S)  # or it would meet a location that is closed
+            self._thread.join(FAREWELL_S)  # otherwise it could use a location that is closed
         with self._lock:
             self._ticks.clear()
             process, self._process = self._process, None
@@ -191,7 +191,7 @@ class Leases:
             machine, id_ = abandoned = self._abandoned[0]
             self.drop(machine, id_)
             _retire(machine, id_)
-            with self._lock:  # last: until then it is not forgotten
+            with self._lock:  # last, so that an interrupt before this does not lose the id
                 if self._abandoned and self._abandoned[0] is abandoned:
                     self._abandoned.popleft()
 
@@ -199,8 +199,8 @@ class Leases:
         waited_s = 0.0
         while not self._wake.wait(step_s := self._step_s()):
             waited_s += step_s
-            # SUBTLE: nothing that fails here may end the thread. A moment without descriptors, memory or processes
-            # would otherwise end each lease for good, long after it was over.
+            # SUBTLE: no failure here may end the thread. Otherwise a short lack of descriptors, memory or processes
+            # would end every lease for good, even after the lack is over.
             try:
                 self.tick()
                 with self._lock:
@@ -221,7 +221,7 @@ class Leases:
         try:
             self._start_process()
         except (OSError, MemoryError, RuntimeError) as error:
-            # No descriptors, memory or processes left at the moment: the thread goes on alone, and comes back to this.
+            # No descriptors, memory or processes are left now. The thread goes on alone, and tries this again.
             self._failed("could not start the process that renews leases", error)
 
     def _start_process(self) -> None:
@@ -236,7 +236,7 @@ class Leases:
         path = os.pathsep.join(folder for folder in sys.path if folder)
         env = {**os.environ, "PYTHONPATH": path}  # noqa: TID251 - handed on, not read
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
-        self._tell(*self._urls, self._config.lease_ms)  # not as arguments: those anybody may read
+        self._tell(*self._urls, self._config.lease_ms)  # not as arguments, which every user of the machine may read
         for shard, (_, ids) in self._kept.items():
             for id_ in ids:
                 self._tell("keep", shard, id_)
@@ -255,11 +255,11 @@ class Leases:
 
 
 class Leased(ABC):
-    """A handle with an id of its own, for a `with` block that ends with giving it up."""
+    """A handle with an id of its own. As a context manager it retires the id at the end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the id up. Idempotent."""
+        """Retire the id. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -271,11 +271,11 @@ class Leased(ABC):
             self.close()
         except Determinate:
             if error is None:
-                raise  # otherwise what went wrong first matters more; the lease ends by itself
+                raise  # otherwise the error of the block matters more, and the lease ends by itself
 
 
 def was_closed(machine: Machine, what: str) -> LeaseExpired:
-    """The error for calls on a handle (`what` it is) that was closed, by itself or with its client."""
+    """The error for a call on a handle (`what` names its kind) that was closed, by itself or with its client."""
     said = f"this {what} was closed. This call changed nothing; open a new one"
     if machine.is_closed:
         said = f"its client was closed, and this {what} with it. This call changed nothing; open a new client"
@@ -283,7 +283,7 @@ def was_closed(machine: Machine, what: str) -> LeaseExpired:
 
 
 class Registering:
-    """In the block an id is registered. An interrupt there leaves it open whether it was; so it is abandoned."""
+    """A block in which an id is registered. After an interrupt it is not known whether it was, so it is abandoned."""
 
     __slots__ = ("_id", "_leases", "_machine")
 
@@ -299,7 +299,7 @@ class Registering:
 
 
 def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -> bool:
-    """Extend those of `ids` that have less than this share of their lease left. Failures are logged: then False."""
+    """Renew the leases of `ids` if one has less than the share `below` left. Logs a failure, and returns False then."""
 
     def is_due(state: State, now: int) -> bool:
         untils = [
@@ -312,7 +312,7 @@ def renew(machine: Machine, ids: tuple[str, ...], lease_ms: int, below: float) -
     try:
         if is_due(machine.state, machine.consensus.now()) and is_due(machine.fetch().state, machine.consensus.now()):
             machine.commit(lambda _state, now: Heartbeat(ids, now + lease_ms), timeout_s=lease_ms / 2000)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, and others' leases as well
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, and other leases are renewed
         log.warning("could not renew the leases of %s on shard %s: %s", ", ".join(ids), machine.shard, error)
         return False
     return True

@@ -1,4 +1,4 @@
-"""The log of one shard: rows in Consensus, rollups in Blob. Fetching a version, and preparing the next.
+"""The log of one shard: rows in Consensus, rollups in Blob. This fetches a version, and prepares the next row.
 
 Opening costs one head, one rollup GET and one scan, however long the history. Each row names the row before it by
 digest, and a rollup names the row that led to it, so a history that was cut, mixed or restored does not load.
@@ -32,7 +32,7 @@ SCAN_ROWS = 1024
 
 
 def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | None:
-    """The newest version of a shard, read from scratch and checked whole; None when there is no such shard."""
+    """The newest version of a shard, read from scratch and checked as a whole; None when there is no such shard."""
     missing: PartKey | None = None
     head = consensus.head(shard) or _newest_row(consensus, shard, SeqNo(0))
     while head is not None:
@@ -43,22 +43,21 @@ def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | 
             if version is not None and version.seqno >= head.seqno:
                 check_state(version.state, version.seqno)
                 return version
-        # A rollup that is gone, or rows truncated under our eyes, mean that the head we saw was stale: look again, this
-        # time at what a scan says. What that still names, and is not there, was not collected but lost.
+        # A rollup that is gone, or rows truncated while we read, mean that the head we saw was stale. Look again, this
+        # time by a scan. If the scan still names something that is not there, it was not collected but lost.
         key = rollup[1].key if rollup else PartKey("")
         if missing == key:
             raise Missing(
-                f"shard {shard}: the newest state needs {key!r} and the rows after it, and they are not there. Restore "
-                "them from a copy; nothing was changed",
+                f"shard {shard}: the newest state needs {key!r} and the rows after it, and they are not there. "
+                "Restore them from a copy; nothing was changed",
                 key=key, shard=shard,
             )  # fmt: skip
         missing = key
         seen, head = head.seqno, _newest_row(consensus, shard, head.seqno)
         if head is None:
             raise HistoryRegressed(
-                f"shard {shard}: the log had a row v{seen} a moment ago, and now it ends before. Consensus was "
-                f"restored "
-                "from an older copy. Stop all writers before going on",
+                f"shard {shard}: the log had a row v{seen} a moment ago, and now it ends before that. "
+                "Consensus was restored from an older copy. Stop all writers before going on",
                 shard=shard, seen=seen, head=None,
             )  # fmt: skip
     return None
@@ -101,7 +100,7 @@ def next_row(version: Version, diff: StateDiff, state: State, token: bytes, comm
 
 
 def row_to_follow(version: Version) -> Newest | None:
-    """How a compare-and-set names the row that led to `version`, so that it follows that one and no other."""
+    """The row that led to `version`, as a compare-and-set names it to follow that row and no other."""
     return Newest(version.seqno, row_start(version.digest, version.row_format)) if version.seqno else None
 
 
@@ -117,12 +116,12 @@ def encode_rollup(version: Version, key: PartKey) -> tuple[bytes, Rollup]:
 
 
 def row_name(shard: ShardId, seqno: SeqNo) -> str:
-    """How messages name a row."""
+    """The name of a row in messages."""
     return f"{shard} v{seqno}"
 
 
 def fetch_rollup(blob: Blob, shard: ShardId, rollup: tuple[SeqNo, Rollup]) -> Version | None:
-    """The version that a rollup holds; None when it is not there (any more)."""
+    """The version that a rollup holds; None when the rollup is not there (any more)."""
     seqno, entry = rollup
     key = blob_key(shard, entry.key)
     data = fetch(blob, key, 0, entry.size, entry.size, entry.digests)
@@ -156,15 +155,15 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
         row = decode_row(data, name)
         if seqno_found != seqno + 1 or row.seqno != seqno_found or row.previous != previous:
             raise Corrupt(
-                f"{name} does not follow v{seqno}: the log was cut, mixed or restored from different copies. Nothing "
-                "was changed; restore one whole copy",
+                f"{name} does not follow v{seqno}: the log was cut, mixed or restored from different copies. "
+                "Nothing was changed; restore one whole copy",
                 key=name, expected=previous, actual=row.previous,
             )  # fmt: skip
         try:
             before, state = state, apply_diff(state, row.diff)
         except InvariantViolated as error:
             raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
-        # Who follows refuses what who loads afresh refuses.
+        # A client that follows the log refuses the same rows as a client that loads it afresh.
         check_change(before, row.diff, state, seqno_found)
         diffs.append(row.diff)
         seqno, previous, rollup, format_ = row.seqno, row_digest(data), row.rollup, row_format(data)
@@ -175,7 +174,8 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
 def _regressed(shard: ShardId, known: Version, found: Row | None) -> HistoryRegressed:
     there = "nothing" if found is None else f"v{found.seqno} with digest {row_digest(found.data).hex()}"
     return HistoryRegressed(
-        f"shard {shard}: this client has seen v{known.seqno} with digest {known.digest.hex()}, and the log now has "
-        f"{there}. Consensus was restored from an older copy, or is another one. Stop all writers before going on",
+        f"shard {shard}: this client has seen v{known.seqno} with digest {known.digest.hex()}, "
+        f"and the log now has {there}. "
+        "Consensus was restored from an older copy, or is another one. Stop all writers before going on",
         shard=shard, seen=known.seqno, head=found and found.seqno,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""What became of an append, asked by its token and times: from any process, however late, and only what is certain.
+"""What became of an append, given its token and times. Any process can ask, at any time; only certain answers count.
 
-The newest state remembers its last appends. What it does not remember may still be excluded by the times that its
-appends and batches have, or stand in the rows of the log that were not truncated yet.
+The newest state remembers its last appends. An append that it does not remember may still be excluded by the times of
+its appends and batches, or be found in the rows of the log that are not truncated yet.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from persist_lib.shard.refusals import named
 class Verdict(msgspec.Struct, frozen=True):
     """What is known of an append.
 
-    `committed`: it is in the shard, since the version `seqno`. `never`: it is not, and never will be, whatever is still
-    on its way. `open`: it is not by now, as upper has not passed its lower; sent again, or still on its way, it may
-    come. `unknown`: these times are complete, and who completed them is forgotten. `why` says it in a sentence.
+    `committed`: it is in the shard since the version `seqno`. `never`: it is not in the shard and never will be, even
+    if a copy of it is still on its way. `open`: it is not in the shard yet, as upper has not passed its lower; it may
+    still be committed if it is sent again or still on its way. `unknown`: its times are complete, and the shard no
+    longer remembers which append completed them. `why` says it in a sentence.
     """
 
     answer: Literal["committed", "never", "open", "unknown"]
@@ -36,15 +37,15 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 REFUSED = (UpperMismatch, LeaseExpired, ShardFinished)
-"""The refusals that an append gets although it was committed before."""
+"""The refusals that a repeated append may get although it was committed before."""
 
 
 def committed_before(
     machine: Machine, token: bytes, lower: Antichain, upper: Antichain, refusal: PersistError
 ) -> SeqNo:
-    """At which seqno the append with this token was committed, before it was repeated and refused.
+    """The seqno at which the append with this token was committed, before it was repeated and refused.
 
-    Raises `refusal` when it was not: then nothing of it is in the shard. Raises Indeterminate when that is not known.
+    Raises `refusal` if it never was: then nothing of it is in the shard. Raises Indeterminate if that is not known.
     """
     verdict = judge(machine, token, lower, upper)
     if verdict.seqno is not None:
@@ -55,7 +56,7 @@ def committed_before(
 
 
 def forgotten(where: str, token: bytes, verdict: Verdict) -> Indeterminate:
-    """The error for an append that was repeated so late that nothing tells whether it was committed before."""
+    """The error for an append that was repeated so late that it is not known whether it was committed before."""
     return Indeterminate(
         f"{where}: whether the append with token {token.hex()} was committed before is not known any more: "
         f"{verdict.why}. This call wrote nothing. Read the shard to see what is there",
@@ -96,7 +97,7 @@ def _by_state(state: State, token: bytes, lower: Antichain, upper: Antichain) ->
 
 
 def _before(machine: Machine, first: SeqNo, token: bytes, lower: Antichain, upper: Antichain) -> Verdict | None:
-    """What a copy of the state tells from which on the log is whole, and has no such append."""
+    """What the rollup at `first` says of the append. From there on the log is whole, and does not have the append."""
     rollup = machine.state.rollups.get(first)
     base = None if rollup is None else fetch_rollup(machine.reads, machine.shard, (first, rollup))
     if base is None:
@@ -116,7 +117,7 @@ def _unknown(state: State, lower: Antichain, upper: Antichain) -> Verdict:
 
 
 def _added(row: LogRow, token: bytes) -> Batch | None:
-    """What an append with this token added; None for any other row."""
+    """The batch that an append with this token added; None for any other row."""
     is_append = row.token == token and row.command in {"CompareAndAppend", "Append"}
     return row.diff.trace.added[-1] if is_append and row.diff.trace is not None else None
 

@@ -1,7 +1,7 @@
-"""The exceptions that tell callers of refusals: what was asked, what is so, what to do.
+"""The exceptions for refusals. Each message says what was asked, what the state is, and what to do.
 
-Every refusal has its exception and its sentence. A new one does not type-check until it has: it is a case of `refused`,
-or else one of `_Rare`, and then a case of `_sentence`.
+Every refusal has its exception and its sentence. A new one does not type-check until it has both: it is a case of
+`refused`, or else one of `_Rare` and a case of `_sentence`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from persist_lib.ids import ShardId
 
 
 def named(shards: Sequence[ShardId]) -> str:
-    """How messages name one shard or several."""
+    """The name of one shard or of several in messages."""
     return f"shard {shards[0]}" if len(shards) == 1 else f"shards {', '.join(shards)}"
 
 
 def refused(shard: ShardId, refusal: r.Refusal) -> PersistError:
-    """The exception that tells a caller of a refusal: what was asked, what is so, what to do."""
+    """The exception for a refusal. Its message says what was asked, what the state is, and what to do."""
     match refusal:
         case r.Finished():
             return ShardFinished(f"shard {shard} is finished for good: it can neither be read nor written", shard=shard)
@@ -45,7 +45,7 @@ def refused(shard: ShardId, refusal: r.Refusal) -> PersistError:
         case r.WrongUpper(expected, actual) if actual.is_top():
             return UpperMismatch(
                 f"shard {shard}: the batch starts at {expected}, but the shard is closed for writing: its upper is "
-                f"{actual}, for ever. This append wrote nothing. Whether it holds this data, only reading tells",
+                f"{actual}, for ever. This append wrote nothing. Read the shard to see whether it holds this data",
                 shard=shard, expected=expected, actual=actual,
             )  # fmt: skip
         case r.WrongUpper(expected, actual):
@@ -73,7 +73,7 @@ def refused(shard: ShardId, refusal: r.Refusal) -> PersistError:
             )  # fmt: skip
         case r.InputsGone(inputs):
             return CompactionRefused(
-                f"shard {shard}: the batches {inputs} were replaced meanwhile; plan again",
+                f"shard {shard}: the batches {inputs} have been replaced since the plan was made; plan again",
                 shard=shard, reason="inputs gone",
             )  # fmt: skip
         case r.WrongSchema(newest, reason):
@@ -90,20 +90,21 @@ def refused(shard: ShardId, refusal: r.Refusal) -> PersistError:
 
 
 def _after_expiry(ids: Sequence[str]) -> str:
-    """What to do, which differs: a writer registers anew by itself, a reader would not know what is gone."""
+    """What to do. A writer registers anew by itself; a reader does not, as history that it needs may be gone."""
     if any(id_.startswith("r") for id_ in ids):
         return "History that it held may be gone: open a new reader"
     return "The next call on its handle registers anew by itself: look at upper, then decide"
 
 
 def _hold_conflict(name: str, expected: bytes | None, actual: bytes | None) -> str:
-    """What is so with a hold that has not the fencing value that it was expected to have (None: no such hold)."""
+    """Why a hold's fencing value is not the expected one (None: no such hold)."""
     if actual is None:
         return f"there is no hold {name!r}: it was never set, or it is released already"
     if expected is None:
         return f"there is a hold {name!r} already, with the fencing value {actual!r}"
     return (
-        f"hold {name!r} has the fencing value {actual!r}, not {expected!r}: somebody else set it, or it never had that"
+        f"hold {name!r} has the fencing value {actual!r}, not {expected!r}: "
+        "another client set it, or it never had that value"
     )
 
 
@@ -111,11 +112,11 @@ _Rare = (
     r.Exists | r.Malformed | r.InvalidBounds | r.AlreadyDone | r.InlineFull | r.TooOld | r.Unknown | r.NothingDue
     | r.OlderFormat
 )  # fmt: skip
-"""Refusals that hardly reach a caller: the code that asked deals with them, or checked for them before."""
+"""Refusals that rarely reach a caller: the code that made the command deals with them, or checked for them before."""
 
 
 def _rarely_told(shard: ShardId, refusal: _Rare) -> InvalidUsage:
-    """The exception for one of those."""
+    """The exception for a rare refusal."""
     return InvalidUsage(f"shard {shard}: {_sentence(refusal)}", shard=shard, refusal=refusal)
 
 
@@ -124,7 +125,7 @@ def _sentence(refusal: _Rare) -> str:
         case r.Exists("shard"):
             return "it exists already. This change was not made; open it instead of creating it"
         case r.Exists(what):
-            return f"{what} is there or was once, and is never used again. This change was not made; repeat it"
+            return f"{what} exists or existed once, and is never used again. This change was not made; repeat it"
         case r.Malformed(reason):
             return f"{reason} could not be stored and read again. This change was not made; pass another value"
         case r.InvalidBounds(reason):
@@ -140,10 +141,10 @@ def _sentence(refusal: _Rare) -> str:
             return f"a rollup of v{seqno} is of no use, as there is one of v{newest}; this change was not made"
         case r.Unknown(what):
             names = ", ".join(what) or "nothing"
-            return f"there is no {names} to forget (any more): somebody else was first. This change was not made"
+            return f"there is no {names} to forget (any more): another client was first. This change was not made"
         case r.OlderFormat(asked, actual):
             return f"it is written in format {actual} already, and never goes back to {asked}. Nothing was changed"
         case r.NothingDue():
-            return "no lease has ended, so nobody was retired"
+            return "no lease has ended, so no reader or writer was retired"
         case _:
             assert_never(refusal)

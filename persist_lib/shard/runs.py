@@ -1,6 +1,6 @@
 """Runs of a trace as streams of updates: opened from Blob, cut to a key range, filtered to their registered bounds.
 
-What a snapshot, a listener, a split in another process and a merge task all read through.
+Snapshots, listeners, splits in other processes and merge tasks all read through this module.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from persist_lib.location.wrap import caching
 from persist_lib.schema.schema import TIME, Schema
 
 Parallel = Callable[..., Iterable[Any]]
-"""Like `map`, or a pool's own."""
+"""`map`, or the `map` of a pool."""
 
 
 def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
-    """The runs of these batches, with times in `[lower, upper)` only (None: no bound)."""
+    """The runs of these batches, restricted to times in `[lower, upper)` (None: no bound)."""
     found = []
     for batch in batches:
         first = max(lower, batch.lower.time or 0)
@@ -43,7 +43,7 @@ def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None
 
 
 def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper: bytes | None) -> list[TaskInput]:
-    """The same runs without the parts that can hold nothing in the key range or in their times."""
+    """The same runs without the parts that can hold no update in the key range and in the run's times."""
     kept = []
     for run in inputs:
         parts = tuple(part for part in run.parts if _may_hold(part, run, key_lower, key_upper))
@@ -61,7 +61,7 @@ def open_runs(
     key_lower: bytes | None = None,
     key_upper: bytes | None = None,
 ) -> list[Iterator[pa.Table]]:
-    """One stream of sorted updates a run. Nothing is fetched before it is asked for."""
+    """One stream of sorted updates for each run. Nothing is fetched before it is asked for."""
     return [
         open_run(
             [source_of(blob, shard, part, run, schemas) for part in run.parts],
@@ -72,7 +72,7 @@ def open_runs(
 
 
 class Stored(NamedTuple):
-    """Where runs are stored, what their parts were written with, how they are to look, and which keys are wanted."""
+    """Where runs are stored, the schemas of their parts, the schema to read them in, and the keys that are wanted."""
 
     blob: Blob
     shard: ShardId
@@ -89,7 +89,7 @@ class Stored(NamedTuple):
         return open_runs(self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper)
 
     def sums(self, inputs: Sequence[TaskInput]) -> Sums:
-        """What the updates add up to, read in bounded memory. Raises Damage where a part is not what was written."""
+        """The sums over the updates, read in bounded memory. Raises Damage if a part is not what was written."""
         return add_up(self.schema, chain.from_iterable(self.streams(inputs)))
 
 
@@ -102,16 +102,16 @@ def read_whole(
     *,
     times: bool,
 ) -> list[pa.Table]:
-    """All parts of the runs, one after the other, each as `settle` makes it; fetched and decoded in the pool.
+    """All parts of the runs, one after the other, each as `settle` makes it. They are fetched and decoded in the pool.
 
-    `settle` is given a map that may use the pool, or must not.
+    `settle` also gets a `map` to work with: that of the pool if it may use the pool, the plain one if it must not.
     """
     parts = [(run, part) for run in inputs for part in run.parts]
     if len(parts) == 1:
         return [settle(read_part(stored, *parts[0], columns, pool.map, times=times), pool.map)]
 
     def read(pair: tuple[TaskInput, Part]) -> pa.Table:
-        # SUBTLE: not `pool.map`: the threads that this runs in would wait for each other.
+        # SUBTLE: not `pool.map`: this runs in the pool's threads, which would wait for each other.
         return settle(read_part(stored, *pair, columns, times=times), map)
 
     return list(pool.map(read, parts))
@@ -127,7 +127,7 @@ def read_part(
     times: bool,
     use_threads: bool = True,
 ) -> pa.Table:
-    """A part's wanted updates, verified, as a table. `_diff` comes along whatever the columns, `_time` for `times`.
+    """A part's wanted updates, verified, as a table. It always has `_diff`, and `_time` if `times` is true.
 
     Of a large part that is not wanted whole, only the chunks around the wanted row groups and columns are fetched.
     """
@@ -156,7 +156,10 @@ def _some_of(
     *,
     times: bool,
 ) -> pa.Table:
-    """SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other."""
+    """Some columns or keys of a large part.
+
+    SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other.
+    """
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
     file = PartFile(source.key, reader, schema, columns, times=times)
     reader.prefetch(file.wanted_ranges(lo, hi))
@@ -188,7 +191,7 @@ def _row_groups(source: PartSource) -> list[tuple[bytes, int]]:
 def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:
     if part.time_upper < run.lower or (run.upper is not None and part.time_lower >= run.upper):
         return False
-    # SUBTLE: a bound that was cut short may be below a longer key that starts like it; `key_upper` of a part is
+    # SUBTLE: a bound that was cut short may be below a longer key that it is a prefix of. A part's `key_upper` is
     # inclusive.
     return (key_lower is None or part.key_upper >= key_lower) and (key_upper is None or part.key_lower < key_upper)
 
@@ -203,9 +206,9 @@ def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: S
         data = caching.fetch(blob, key, start, end, part.size, part.digests)
         if data is None:
             raise Missing(
-                f"{key} is not there, though a state refers to it. If a reader's lease ended, history was given up: "
-                f"open a new "
-                "handle. Otherwise restore the object from a copy",
+                f"{key} is not there, though a state refers to it. "
+                "If a reader's lease ended, history was given up: open a new handle. "
+                "Otherwise restore the object from a copy",
                 key=key, shard=shard,
             )  # fmt: skip
         return data

@@ -1,4 +1,4 @@
-"""A shard is created with its first schema, and opened with one that it has."""
+"""Schemas of shards. A shard is created with its first schema, and opened with one that it has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def create_if_missing(machine: Machine, schema: Schema, format_: int | None) -> 
     if machine.try_fetch() is None:
         answer = machine.try_commit(lambda _state, _now: c.Create(schema, format_ or CREATED))
         if isinstance(answer, r.Exists):
-            machine.fetch()  # somebody else created it at the same moment
+            machine.fetch()  # another client created it at the same moment
         elif not isinstance(answer, Committed):
             raise refused(machine.shard, answer)
 
@@ -28,8 +28,8 @@ def schema_id(machine: Machine, schema: Schema) -> int:
         schemas = machine.fetch().state.schemas
     if schema not in schemas:
         raise SchemaMismatch(
-            f"shard {machine.shard} has the schema {schemas[-1]}, and was opened with {schema}. Open it with its own, "
-            "or add columns with client.evolve_schema",
+            f"shard {machine.shard} has the schema {schemas[-1]}, and was opened with {schema}. "
+            "Open it with its own schema, or add columns with client.evolve_schema",
             shard=machine.shard, actual=schemas[-1], expected=schema,
         )  # fmt: skip
     return schemas.index(schema)

@@ -1,4 +1,4 @@
-"""The terms of a shard: how long its history is kept and for whom, what its columns are, and its end."""
+"""The terms of a shard: how long its history is kept and for which holds, what its columns are, and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
 
 OPAQUE_BYTES = 4096
-"""The longest fencing value of a hold: each copy of the state carries it."""
+"""The longest fencing value of a hold. It is limited, as each copy of the state carries it."""
 
 
 class Terms(ABC):
@@ -26,7 +26,7 @@ class Terms(ABC):
 
     @abstractmethod
     def _writable(self, what: str) -> None:
-        """Raise InvalidUsage when this client only reads; `what` is the call that would change something."""
+        """Raise InvalidUsage if this client is read-only. `what` names the call that would change something."""
 
     def set_hold(
         self,
@@ -37,9 +37,11 @@ class Terms(ABC):
         opaque: bytes = b"",
         expected: bytes | Literal["any"] | None = "any",
     ) -> None:
-        """Keep history from `since` on, durably and without a lease, under a name.
+        """Create or move the hold with the name `hold`: it keeps history from `since` on, durably and without a lease.
 
-        `expected` is the fencing value that the hold must have now (None: it must not exist yet); "any" does not check.
+        `opaque` (at most 4096 bytes) is the hold's fencing value from now on. `expected` is the fencing value that it
+        must have now (None: the hold must not exist yet); "any" does not check. Raises HoldConflict when it has another
+        value, and SinceViolation when `since` is before the hold's own, or is history that is given up already.
         """
         self._writable("set_hold")
         hold, frontier = parse_hold_name(hold), parse_frontier(since, "since")
@@ -54,7 +56,11 @@ class Terms(ABC):
         self.machine(name).commit(build)
 
     def release_hold(self, name: str, hold: str, *, expected: bytes | Literal["any"] = "any") -> None:
-        """Drop a named hold. since moves on with the next downgrade or hold that moves."""
+        """Drop the hold with the name `hold`, if its fencing value is `expected` ("any" does not check).
+
+        The shard's since moves with the next reader or hold that moves. Raises HoldConflict when there is no such hold,
+        or when it has another fencing value.
+        """
         self._writable("release_hold")
         hold, expected = parse_hold_name(hold), _parse_expected(expected)
 
@@ -65,20 +71,26 @@ class Terms(ABC):
         self.machine(name).commit(build)
 
     def set_retention(self, name: str, distance: int | None) -> None:
-        """Keep `distance` times of history behind upper; None: whatever readers and holds keep."""
+        """Set the retention policy: keep `distance` times of history behind upper. None: no policy.
+
+        Without a policy, the shard keeps the history that readers and holds keep.
+        """
         self._writable("set_retention")
         if distance is not None:
             distance = parse_integer(distance, "the retention distance (times behind upper, or None)", 0, MAX_TIME)
         self.machine(name).commit(lambda _state, _now: c.SetRetention(distance))
 
     def evolve_schema(self, name: str, schema: Schema) -> None:
-        """Add value columns at the end, all nullable. Older updates read as null there."""
+        """Add value columns at the end, all nullable. Older updates have null in them.
+
+        Raises SchemaMismatch when `schema` is anything else than the newest schema with such columns added.
+        """
         self._writable("evolve_schema")
         check_schema(schema)
         self.machine(name).commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
 
     def finish(self, name: str) -> None:
-        """Make the shard a tombstone: nothing can be read or written, for ever, and its data is collected.
+        """Make the shard a tombstone: it can never be read or written again, and its data is collected.
 
         Raises StillRead while a live reader or a hold needs it.
         """

@@ -1,4 +1,4 @@
-"""What appends have in common, to one shard and to several at once: their bounds, and what precedes their commit."""
+"""What all appends have in common, to one shard or to several at once: bounds, and errors before the commit."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from persist_lib.shard.batches import Built
 
 
 def undoubted(shard: ShardId, error: Indeterminate) -> Determinate:
-    """The error for an append of which nothing was sent yet, as what precedes it failed: that alone is in doubt."""
+    """The error for an append that was never sent, because a step before it failed. Only that step is in doubt."""
     return Determinate(
-        f"shard {shard}: this call appended nothing, as what precedes it failed: {error.message}. Try again",
+        f"shard {shard}: this call appended nothing, as a step before the append failed: {error.message}. Try again",
         shard=shard,
     )
 
 
 def timed_out(shard: ShardId, deadline: Deadline, why: str) -> TimedOut:
-    """The error for an append whose time was over before anything of it was sent."""
+    """The error for an append whose deadline passed before anything of it was sent."""
     return TimedOut(
-        f"shard {shard}: gave up after {deadline.timeout_s:g} s, as {why}. This call appended nothing; try "
-        "again, or with a longer timeout",
+        f"shard {shard}: gave up after {deadline.timeout_s:g} s, as {why}. "
+        "This call appended nothing; try again, or with a longer timeout",
         shard=shard, timeout_s=deadline.timeout_s,
     )  # fmt: skip
 
 
 def parse_bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:
-    """The bounds of an append as frontiers; InvalidUsage when they are none."""
+    """The bounds of an append as frontiers. Raises InvalidUsage when they are not frontiers, or not in order."""
     low, up = parse_frontier(lower, "expected_upper"), parse_frontier(upper, "new_upper")
     if not low < up:
         raise InvalidUsage(
@@ -40,5 +40,5 @@ def parse_bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:
 
 
 def whole(built: Built, _state: State) -> Batch:
-    """Register a batch as it was built."""
+    """The batch as it was built: it is registered unchanged."""
     return built.batch

@@ -1,8 +1,8 @@
-"""Appends that were committed together with an unknown outcome, until somebody asks by token what became of them.
+"""Appends that were sent together and whose outcome is unknown. They are kept until a caller repeats one of them.
 
-All of them have the token of that commit, and each its own times: token and times together name an append, so that the
-log answers for each of them, whoever asks. On the handle that sent them, one that is repeated sends all of them again,
-which decides them together.
+All of them have the token of that commit, and each has its own times. Token and times together name an append, so the
+log can tell what became of each of them, whichever process asks. When the handle that sent them repeats one of them,
+it sends all of them again, which decides them together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Times = tuple[Antichain, Antichain]
 
 
 class Doubt(NamedTuple):
-    """What was sent, under which token, and how many updates of it are whose."""
+    """The batch that was sent, its token, and how many of its updates belong to each append."""
 
     built: Built
     token: bytes
@@ -32,13 +32,13 @@ class Doubt(NamedTuple):
 
 
 class Doubts:
-    """The last few doubts of a handle."""
+    """The last few doubts of a handle: at most `KEPT`."""
 
     def __init__(self) -> None:
         self._kept: deque[Doubt] = deque(maxlen=KEPT)
 
     def add(self, doubt: Doubt, cause: Indeterminate) -> list[Appended | BaseException]:
-        """Remember it; answers an error for each append in it, in the order of their times."""
+        """Remember a doubt. Returns one error for each append in it, in the order of their times."""
         self._kept.append(doubt)
         others = len(doubt.counts) - 1
         return [
@@ -51,7 +51,7 @@ class Doubts:
         ]
 
     def find(self, token: bytes, lower: Antichain, upper: Antichain) -> tuple[Doubt, int] | None:
-        """What was sent with this append in it, and how many updates of it are that append's."""
+        """The doubt that contains this append, and how many of its updates belong to the append; None if not kept."""
         for doubt in self._kept:
             if doubt.token == token and (lower, upper) in doubt.counts:
                 return doubt, doubt.counts[lower, upper]

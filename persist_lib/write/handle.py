@@ -1,8 +1,8 @@
 """Writing: one handle, one writer id, appends by compare-and-set.
 
-A writer registers at its first append. Each append builds a batch, and uploads what does not fit in the state; the
-batch is then a share of a commit, of this shard alone or of several. What `append_async` accepts waits in an outbox,
-and is written as if appended one by one.
+A writer registers at its first append. Each append builds a batch, and uploads what does not fit in the state. The
+batch is then its share of a commit, of this shard alone or of several. Appends that `append_async` accepts wait in an
+outbox, and are written as if they were made one by one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Appended", "Batching", "WriteHandle"]
 
 
 class WriteHandle(Leased):
-    """Appends to one shard. Safe to use from several threads; appends of one handle are ordered."""
+    """Appends to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
 
     def __init__(
         self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, batching: Batching | None = None
@@ -67,16 +67,16 @@ class WriteHandle(Leased):
 
     @property
     def upper(self) -> Antichain:
-        """The shard's upper as far as this process knows; `fetch_upper` asks."""
+        """The newest upper of the shard that this process has seen. `fetch_upper` reads it from the location."""
         return self.machine.state.upper
 
     @property
     def id(self) -> WriterId:
-        """This writer's id; registers it on first use. Raises LeaseExpired once it is closed."""
+        """This writer's id, which is registered on first use. Raises LeaseExpired when the handle is closed."""
         return self._registration.id
 
     def _fetch_writable(self) -> Version:
-        """The newest version, for who has nothing to write; raises why writing would be refused whatever it is."""
+        """The newest version, for a call that has nothing to write. Raises if every write would be refused."""
         if self._registration.is_closed:
             raise self._registration.closed_already()
         version = self.machine.fetch()
@@ -85,7 +85,7 @@ class WriteHandle(Leased):
         return version
 
     def fetch_upper(self) -> Antichain:
-        """The shard's upper right now."""
+        """Read the shard's current upper from the location."""
         return self.machine.fetch().state.upper
 
     def compare_and_append(
@@ -99,18 +99,20 @@ class WriteHandle(Leased):
     ) -> Appended:
         """Append updates with times in `[expected_upper, new_upper)`, if upper is exactly `expected_upper`.
 
-        `updates` is an Arrow table or batch, a pandas or polars frame, a list of dicts, or an iterator of any of these
-        (then in bounded memory). `timeout` is in seconds. Raises UpperMismatch when another writer was first,
-        LeaseExpired when this writer was retired (the next call registers anew), InvalidUsage for wrong updates; none
-        of these wrote anything.
+        `updates` is an Arrow table or batch, a pandas or polars frame, a list of dicts, or an iterator of any of these.
+        An iterator is read in bounded memory. `timeout` is in seconds. Raises UpperMismatch when another writer was
+        first, LeaseExpired when this writer was retired (the next call registers anew), and InvalidUsage for wrong
+        updates. After any of these, nothing was written.
 
-        With a `token` (bytes) the call may be repeated, here or in any other process, however much later: it appends
-        what is not there yet, and answers with the seqno of then when it is. Token, `expected_upper` and `new_upper`
-        together name the append; after Indeterminate, repeat the call with the token that the error carries. A repeated
-        call raises UpperMismatch and the like only when it is certain that the append was never committed, and
-        Indeterminate when that is not known any more. Its `count` is 0 where that is not known any more.
+        With a `token` (bytes) the call may be repeated, in this process or any other, at any later time. If the append
+        was not committed yet, the call commits it; if it was, the call returns the seqno at which it was. Token,
+        `expected_upper` and `new_upper` together name the append. After Indeterminate, repeat the call with the token
+        that the error carries. A repeated call raises UpperMismatch, LeaseExpired or ShardFinished only when it is
+        certain that the append was never committed, and Indeterminate when that is not known any more. The `count` of
+        its answer is 0 when the number of updates is not known any more.
 
-        Waits for what `append_async` accepted before; raises NotSent if that failed and nobody knows yet.
+        Waits for the appends that `append_async` accepted before. Raises NotSent if one of them failed and the caller
+        has not looked at that failure yet.
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
         token = None if token is None else parse_token(token)
@@ -132,16 +134,18 @@ class WriteHandle(Leased):
         token: bytes | None = None,
         block: bool = True,
     ) -> Future[Appended]:
-        """Accept a compare_and_append, to be carried out in the order of these calls; answers its future.
+        """Accept a `compare_and_append` and return its future. Accepted appends are carried out in the order of calls.
 
-        One commit is under way at a time. What is accepted meanwhile, up to `config.buffer_bytes`, is the next one: all
-        of it together where one continues the other, unless it has a `token`. Without room the call waits, or raises
-        BufferFull if it is not to `block`. `updates` are checked and taken over before it returns, so InvalidUsage is
-        raised here and concerns nothing else. `timeout` is from the call to the end of the future.
+        One commit is under way at a time. Appends that are accepted during a commit, up to `config.buffer_bytes`, wait
+        for the next one. Those of them that continue one another are committed together, except those with a `token`.
+        When there is no room, the call waits; if `block` is false, it raises BufferFull instead. `updates` are checked
+        and copied where needed before the call returns: InvalidUsage is raised here, and does not affect other appends.
+        `timeout` is in seconds, from this call until the future is done.
 
-        The future fails as `compare_and_append` does, or with NotSent when an earlier one failed. When nobody has
-        looked at a failure, by `result` or `exception`, then the next call on this handle raises NotSent, `flush` and
-        `close` what it was; once. A future can be cancelled before it is sent, and is awaited by `asyncio.wrap_future`.
+        The future fails as `compare_and_append` does, or with NotSent when an earlier append failed. If the caller has
+        not looked at a failure, by `result` or `exception`, then the next call on this handle raises NotSent, and
+        `flush` and `close` raise the failure itself; this happens once. A future can be cancelled before its append is
+        sent, and `asyncio.wrap_future` makes it awaitable.
         """
         lower, upper = parse_bounds(expected_upper, new_upper)
         token, block = None if token is None else parse_token(token), parse_flag(block, "block")
@@ -156,9 +160,10 @@ class WriteHandle(Leased):
         return outbox.accept(pending, self._send, block=block)
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Write all that was accepted before this call, now; returns when it is finished.
+        """Write all appends that were accepted before this call, now, and return when they are finished.
 
-        Raises why an append failed if nobody has looked at that yet, and TimedOut when it is not finished in time.
+        If an append failed and the caller has not looked at that yet, its error is raised. Raises TimedOut when they
+        are not finished after `timeout` seconds; they go on then, and their futures say how they end.
         """
         deadline = self._deadline(timeout)
         if self._outbox is None:
@@ -175,11 +180,13 @@ class WriteHandle(Leased):
         timeout: float | None = None,
         token: bytes | None = None,
     ) -> Appended:
-        """Append what of `[lower, new_upper)` the shard does not have yet; nothing at all is a success too.
+        """Append those updates with times in `[lower, new_upper)` that the shard does not have yet.
 
-        For several writers of identical data: whoever is first wins, the others add what is beyond. Raises
-        UpperMismatch when there is a gap before `lower`, and where the shard is closed for writing: whether what is
-        there is this data, nobody can tell then. (An append of no updates misses nothing, and is a success.)
+        Use it when several writers write identical data: the first one to commit a time wins, and the others add what
+        lies beyond it. If the shard has all of it already, the call succeeds and writes nothing. `timeout` and `token`
+        are as in `compare_and_append`. Raises UpperMismatch when there is a gap before `lower`. Also raises it when the
+        shard is closed for writing, as it cannot be told then whether the shard holds this data; an append of no
+        updates succeeds there.
         """
         low, upper = parse_bounds(lower, new_upper)
         token = None if token is None else parse_token(token)
@@ -200,14 +207,16 @@ class WriteHandle(Leased):
                 self._lock.release()
 
     def advance_upper(self, new_upper: object, *, timeout: float | None = None) -> Appended:
-        """Say that nothing more happens before `new_upper`, from wherever upper is. A no-op when it is there.
+        """Advance upper to `new_upper` without writing updates, from wherever upper is now.
 
-        Raises ShardFinished for a tombstone, where nothing can be said any more.
+        This says that there are no more updates before `new_upper`. Does nothing when upper is there already or beyond.
+        Raises ShardFinished for a tombstone.
         """
         upper = parse_frontier(new_upper, "new_upper")
 
         def from_upper(built: Built, state: State) -> Batch:
-            # Overtaken meanwhile it stays as it is: wholly covered, which is a success.
+            # If another writer has moved upper beyond this batch, the batch stays as it is. It is then wholly covered,
+            # which is a success.
             return msgspec.structs.replace(built.batch, lower=state.upper) if state.upper < upper else built.batch
 
         held: list[Lock] = []
@@ -223,18 +232,19 @@ class WriteHandle(Leased):
                 self._lock.release()
 
     def finish(self, expected_upper: object | None = None, *, timeout: float | None = None) -> Appended:
-        """Say that nothing is ever written again: upper becomes the empty frontier. The data stays readable.
+        """Close the shard for writing, for ever: upper becomes the empty frontier. The data stays readable.
 
-        Closed already it is a no-op, unless an `expected_upper` is given: that is refused then.
+        If `expected_upper` is given, upper must be exactly there; otherwise this raises UpperMismatch. Without it, the
+        call does nothing when the shard is closed already.
         """
         if expected_upper is None:
             return self.advance_upper(TOP, timeout=timeout)
         return self.compare_and_append([], expected_upper, TOP, timeout=timeout)
 
     def close(self) -> None:
-        """Write what was accepted, and retire this writer. What it appended stays.
+        """Write the appends that were accepted, and retire this writer. Idempotent. The data that it appended stays.
 
-        Raises why an append that was accepted failed, unless somebody has looked at that.
+        If an accepted append failed and the caller has not looked at that yet, its error is raised.
         """
         if self._outbox is not None:
             self._outbox.close(self._deadline(None))
@@ -251,7 +261,7 @@ class WriteHandle(Leased):
         super().__exit__(kind, error, trace)
 
     def mute(self) -> None:
-        """Tell of no append that failed any more: what went wrong first matters more."""
+        """Stop reporting appends that failed. Used when another error is being raised, which matters more."""
         if self._outbox is not None:
             self._outbox.mute()
 
@@ -264,7 +274,7 @@ class WriteHandle(Leased):
     def share(
         self, updates: object, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes, held: list[Lock]
     ) -> Share:
-        """This handle's share of an append to several shards. While its lock is `held` it appends nothing else."""
+        """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else."""
         self._begin(deadline.remaining_s(), held)
         builder = self._builder(deadline)
         built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
@@ -277,7 +287,7 @@ class WriteHandle(Leased):
         return self.machine.runtime.deadline(timeout_s)
 
     def _begin(self, timeout: float | None, held: list[Lock]) -> Deadline:
-        """Wait for this call's turn, and take the lock. Once it is in `held`, the caller gives it back."""
+        """Wait for this call's turn, and take the lock. Once the lock is in `held`, the caller must release it."""
         deadline = self._deadline(timeout)
         if self._outbox is not None:
             self._outbox.settle(deadline)
@@ -288,7 +298,7 @@ class WriteHandle(Leased):
         return deadline
 
     def _begin_outbox(self) -> Outbox:
-        # SUBTLE: not under the handle's own lock, which whoever sends holds for as long as a commit takes.
+        # SUBTLE: not under the handle's own lock. The sending thread holds that one for as long as a commit takes.
         with self._beginning:
             if self._outbox is None:
                 config = self.machine.config
@@ -317,11 +327,11 @@ class WriteHandle(Leased):
             return done if found is None else msgspec.structs.replace(done, count=count)
 
     def _send(self, batch: Sequence[Pending]) -> Sequence[Answer]:
-        """Carry out accepted appends, all together or not at all."""
+        """Carry out accepted appends: all of them together, or none."""
         first, last = batch[0], batch[-1]
         with self._lock, Spending() as spent:
             if first.deadline.has_passed():
-                raise timed_out(self.machine.shard, first.deadline, "those that were accepted before took that long")
+                raise timed_out(self.machine.shard, first.deadline, "appends accepted before it took that long")
             if len(batch) == 1:
                 tables = iter(() if first.table is None else (first.table,))
                 return [self._append(tables, first.lower, first.upper, first.deadline, first.token)]
@@ -355,7 +365,7 @@ class WriteHandle(Leased):
             room = INLINE_TOTAL_BYTES - self.machine.version.state.inline_size
             inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
             if self._registration.is_closed:
-                inline_bytes = sys.maxsize  # it uploads nothing: at most, it was committed before the handle was closed
+                inline_bytes = sys.maxsize  # upload nothing: it can only have been committed before the handle closed
             return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
         except Indeterminate as error:
             raise undoubted(self.machine.shard, error) from error
@@ -377,13 +387,13 @@ class WriteHandle(Leased):
     def _share(
         self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes
     ) -> Share:
-        """What was built, to be committed under this writer's id, which is registered now if there is none."""
+        """A share of the batch that was built, under this writer's id. Registers the writer if it has no id yet."""
         try:
             if builder.has_uploaded and deadline.has_passed():
                 raise timed_out(self.machine.shard, deadline, "its updates took that long to be uploaded")
             writer = self._registration.register(deadline)
         except Exception as error:
-            builder.discard()  # no command was made of it
+            builder.discard()  # no command refers to what was uploaded
             if isinstance(error, Indeterminate):
                 raise undoubted(self.machine.shard, error) from error
             raise

@@ -1,7 +1,7 @@
 """Appends to several shards that are committed together: all of them or none.
 
-Each is what `WriteHandle.compare_and_append` does: its updates are built and uploaded first, then one compare-and-set
-over the rows of all shards decides. Needs a Consensus with transactions.
+Each append does what `WriteHandle.compare_and_append` does. The updates of all are built and uploaded first, then one
+compare-and-set over the rows of all shards decides. This needs a Consensus with transactions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from persist_lib.write.share import Share, commit_shares
 
 
 class Append(msgspec.Struct, frozen=True):
-    """One of several appends to be committed together. As the arguments of `write.compare_and_append`."""
+    """One of several appends to be committed together: the writer, and the arguments of its `compare_and_append`."""
 
     write: WriteHandle
     updates: object
@@ -56,7 +56,7 @@ def append_together(
     deadline: Deadline,
     token: bytes | None,
 ) -> list[Appended]:
-    """Commit them all, or raise why none was. `machine_of` is that of the client, whose handles alone may be used."""
+    """Commit all appends, or raise why none was committed. Writers must be of the client whose `machine_of` this is."""
     consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
     checked = [_check(append, machine_of) for append in appends]
     _check_distinct([one.write.shard for one in checked])
@@ -76,7 +76,7 @@ def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent
     held: list[Lock] = []
     give_back = giving_back(held)
     try:
-        # In the order of names, as every such call takes its turns.
+        # In the order of names: every such call takes its locks in this order, so none waits for another for ever.
         for one in sorted(checked, key=lambda one: one.write.shard):
             shares[one.write.shard] = one.write.share(one.updates, one.lower, one.upper, deadline, token, held)
         return commit_shares([shares[one.write.shard] for one in checked], deadline, token, spent)
@@ -91,9 +91,10 @@ def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent
 def _committed_before(
     checked: Sequence[_Checked], token: bytes, refusal: PersistError, spent: Spending
 ) -> list[Appended]:
-    """What the call with this token did before it was repeated and refused; raises why not, or that it is not known.
+    """What an earlier call with this token did. Raises `refusal` if it did nothing, Indeterminate if that is unknown.
 
-    SUBTLE: as it was all or nothing, one shard that knows speaks for all; another may have forgotten.
+    SUBTLE: the earlier call did all or nothing, so one shard that remembers it speaks for all. Others may have
+    forgotten it.
     """
     verdicts = [judge(one.write.machine, token, one.lower, one.upper) for one in checked]
     if any(verdict.answer == "committed" for verdict in verdicts):
@@ -113,8 +114,8 @@ def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
     write = append.write
     if machine_of(write.shard) is not write.machine:
         raise InvalidUsage(
-            f"shard {write.shard}: this writer was opened by another client. All shards that are appended to together "
-            "must be written by handles of the client that is asked. Nothing was written",
+            f"shard {write.shard}: this writer was opened by another client. All writers in one call must be handles "
+            "of the client that makes the call. Nothing was written",
             shard=write.shard,
         )
     return _Checked(write, append.updates, *parse_bounds(append.expected_upper, append.new_upper))
@@ -123,7 +124,7 @@ def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
 def _no_append(found: object) -> InvalidUsage:
     return InvalidUsage(
         "compare_and_append_many takes persist.Append(write, updates, expected_upper, new_upper), where `write` is a "
-        f"handle that client.open_writer answered: got {shown(found)}"
+        f"handle that client.open_writer returned: got {shown(found)}"
     )
 
 

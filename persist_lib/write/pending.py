@@ -1,4 +1,4 @@
-"""An append that was accepted and is not sent yet: what it holds, when it may share a commit, what becomes of it."""
+"""An append that was accepted and not sent yet: its data, when it may share a commit, and how its future ends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from persist_lib.runtime.threads import Future
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 ROOM_BYTES = 1024
-"""What an append takes beside its data, so that empty ones do not pile up for ever either."""
+"""What an append counts for beside its data, so that the number of empty appends in the buffer is limited too."""
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """An acknowledged append: committed at which seqno, upper from then on, how many updates, under which token.
+    """An acknowledged append: its seqno, the upper that it left, how many updates it wrote (`count`), and its token.
 
-    Appends that were committed together have seqno, upper and token in common, and `cost`, which is what all of them
-    together asked of the location; `count` is each one's own.
+    `attempts` is how often the commit was tried; 0 if nothing had to be committed. Appends that were committed together
+    have the same seqno, upper, token and `cost`; that cost is for all of them together. `count` is each one's own.
     """
 
     seqno: SeqNo
@@ -42,9 +42,9 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """Until when `append_async` holds appends back: there are `bytes` of them, or the oldest is `age_s` old.
+    """How long `append_async` holds appends back: until they have `bytes`, or until the oldest is `age_s` old.
 
-    Bytes are those in memory, seconds those since the call. An append is held for at most half of its timeout.
+    `bytes` counts memory, `age_s` seconds since the call. An append is held back for at most half of its timeout.
     """
 
     bytes: int
@@ -64,7 +64,7 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 class AppendFuture(Future[Appended]):
-    """What becomes of an accepted append. `is_told`: somebody has looked at how it ended."""
+    """The future of an accepted append. `is_told`: the caller has looked at how it ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,19 +89,19 @@ class AppendFuture(Future[Appended]):
         return error
 
     def fail(self, error: BaseException) -> None:
-        """Fail it with an error of its own, unless it was cancelled before it was sent."""
+        """Fail it with a copy of `error`, unless it was cancelled before it was sent."""
         if self.running() or self.set_running_or_notify_cancel():
             self.set_exception(copied(error))
 
     def disown(self, error: BaseException) -> None:
-        """In a forked child: fail it, whatever state it is in. Its lock may be held by a thread that is not here."""
+        """In a forked child: fail it, whatever its state. A thread that exists only in the parent may hold its lock."""
         self.__init__()  # type: ignore[misc]
         self.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """One accepted append; `table` is None for no updates. With a token of its caller it shares no commit."""
+    """One accepted append; `table` is None for no updates. If the caller gave it a token, it shares no commit."""
 
     table: pa.Table | None
     lower: Antichain
@@ -113,7 +113,7 @@ class Pending:
     future: AppendFuture = field(default_factory=AppendFuture)
 
     def is_followed_by(self, other: Pending) -> bool:
-        """Whether one commit may do both. It has the deadline of the first, so the others must not have an earlier."""
+        """Whether one commit may do both. It has the deadline of the first, so that of `other` must not be earlier."""
         return self.upper == other.lower and other.token is None and self.deadline.ends <= other.deadline.ends
 
 
@@ -123,16 +123,17 @@ def size_of(table: pa.Table | None) -> int:
 
 
 def is_shared(updates: object) -> bool:
-    """Whether columns made of these may be memory of somebody's who writes to it. Arrow's never are, values neither."""
+    """Whether columns made of `updates` may alias memory that the caller owns and may change. Arrow data does not."""
     is_rows = type(updates) is list and set(map(type, updates)) <= {dict}
     return not (is_rows or isinstance(updates, (pa.Table, pa.RecordBatch)))
 
 
 def take_over(schema: Schema, tables: Iterator[pa.Table], *, copies: bool) -> pa.Table | None:
-    """The tables as one that nobody else changes; None for no updates. Raises DiffOverflow: later all would fail.
+    """The tables as one that the caller cannot change; None for no updates.
 
-    SUBTLE: a column made of a numpy array or a pandas frame is that array. `copies` is for those: who is
-    told "accepted" may write into it before it is sent.
+    Raises DiffOverflow now, as later it would fail all appends of the same commit. SUBTLE: a column made of a numpy
+    array or a pandas frame shares its memory. `copies` is for those: once the append is accepted, the caller may write
+    into that memory before the append is sent.
     """
     held = list(tables)
     if not held:
@@ -151,14 +152,14 @@ def take_over(schema: Schema, tables: Iterator[pa.Table], *, copies: bool) -> pa
 
 
 def coalesced(schema: Schema, batch: Sequence[Pending]) -> tuple[pa.Table | None, list[int]]:
-    """The updates of contiguous appends in one consolidated table, and how many of them are whose.
+    """The updates of contiguous appends in one consolidated table, and how many of them belong to each append.
 
-    Their times are disjoint, so nothing of one is added up with anything of another.
+    Their times are disjoint, so updates of different appends are never added up.
     """
     tables = [pending.table for pending in batch if pending.table is not None]
     if not tables:
         return None, [0] * len(batch)
-    # In one piece: whatever comes next costs so much for each.
+    # In one piece, as each further step costs something for every chunk.
     table = consolidate(schema, pa.concat_tables(tables).combine_chunks())
     times = np.sort(integers(table.column(TIME)))
     starts = np.searchsorted(times, np.array([pending.lower.time for pending in batch], np.uint64))
@@ -166,7 +167,7 @@ def coalesced(schema: Schema, batch: Sequence[Pending]) -> tuple[pa.Table | None
 
 
 def copied(error: BaseException) -> BaseException:
-    """The same error once more: every raise adds to an exception's traceback, and several will raise it."""
+    """A copy of the error. Each raise adds to an exception's traceback, and several callers will raise this one."""
     if not isinstance(error, PersistError):
         return error
     again = copy(error)

@@ -1,9 +1,9 @@
-"""What a writer has accepted and not sent yet: one append outstanding, and a bounded next one that grows meanwhile.
+"""The appends that a writer has accepted and not sent yet: one batch being sent, and a bounded queue behind it.
 
-Appends are sent in the order in which they were accepted, those that follow one another together: with one
-compare-and-set. When one fails, so do all that were accepted behind it, for they may build on it; and so does the next
-call on the handle, unless somebody has looked at the failure by then. So nothing is written across a gap that its
-author does not know of.
+Appends are sent in the order in which they were accepted. Those that continue one another are sent together, with one
+compare-and-set. When one fails, all that were accepted after it fail too, as they may build on it. The next call on the
+handle fails as well, unless the caller has looked at the failure by then. So nothing is written across a gap that the
+caller does not know of.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from persist_lib.runtime.threads import SLICE_S, Bell, aside, is_ending
 from persist_lib.write.pending import ROOM_BYTES, Appended, AppendFuture, Batching, Pending, copied
 
 LINGER_S = 1.0
-"""How long the thread that sends waits for more. To start one costs about as much as a small append."""
+"""How long the sending thread waits for more appends. Starting a thread costs about as much as a small append."""
 
 Answer = Appended | BaseException
 Send = Callable[[Sequence[Pending]], Sequence[Answer]]
-"""Commits all of them together. Answers for each: all have results or all have failures."""
+"""Commits all of them together. Returns one answer for each: either all are results or all are errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An append that failed, and the futures from which somebody may have learnt it."""
+    """An append that failed, and the futures from which the caller may have learnt it."""
 
     error: BaseException
     futures: tuple[AppendFuture, ...]
 
 
 class _Queued(NamedTuple):
-    """An accepted append, who sends it, and how many appends and bytes were accepted up to and with it.
+    """An accepted append, the function that sends it, and how many appends and bytes were accepted up to and with it.
 
-    It comes into the queue by one call. So an interrupt comes before it is accepted and counted, or after both.
+    One call puts it into the queue. So an interrupt comes either before it is accepted and counted, or after both.
     """
 
     pending: Pending
@@ -51,11 +51,12 @@ class _Queued(NamedTuple):
 
 
 class Outbox:
-    """The appends of one handle on their way. Safe to use from several threads, and from what futures call back.
+    """The appends of one handle on their way. Safe to use from several threads, and from callbacks of futures.
 
-    What is queued has the `send` of its handle: a handle with something on its way is kept alive by that, and by
-    nothing else. SUBTLE: an interrupt may come anywhere in `accept`, `settle` and `close`. So they set no flag that
-    others rely on: whether a thread is at work, that thread says; and what is queued or outstanding is not finished.
+    Each queued append has the `send` of its handle. That reference, and no other, keeps a handle alive while its
+    appends are on their way. SUBTLE: an interrupt may come anywhere in `accept`, `settle` and `close`. So they set no
+    flag that others rely on: the working thread itself says that it is at work, and an append is unfinished while it is
+    queued or outstanding.
     """
 
     def __init__(self, shard: str, runtime: Runtime, most_bytes: int, batching: Batching | None) -> None:
@@ -65,22 +66,22 @@ class Outbox:
         self._begin()
 
     def _begin(self) -> None:
-        self._mutex = threading.Lock()  # guards everything but the two below; nobody waits with it
+        self._mutex = threading.Lock()  # guards all but `_sending` and `_sender`; no thread waits while it holds it
         self._bell = Bell(self._mutex)
         self._sending = threading.RLock()  # held while a batch is sent
         self._sender: int | None = None
         self._queue: deque[_Queued] = deque()
         self._outstanding: Sequence[_Queued] = ()
-        self._taken = (0, 0)  # appends and bytes that are in the queue no more
-        self._hurried = 0  # of the accepted ones, the first so many are not held back
+        self._taken = (0, 0)  # appends and bytes that have left the queue
+        self._hurried = 0  # this many of the appends, counted from the first accepted, are not held back
         self._line: deque[object] = deque()
         self._failure: Failure | None = None
         self._pool: Executor | None = None
-        self._worker: int | None = None  # the thread at work, as it says itself
+        self._worker: int | None = None  # the working thread; it sets this itself
         self._is_ending = False
 
     def accept(self, pending: Pending, send: Send, *, block: bool) -> AppendFuture:
-        """Take it over once there is room. Raises NotSent, BufferFull or TimedOut when it was not taken."""
+        """Accept an append once there is room. Raises NotSent, BufferFull or TimedOut when it was not accepted."""
         if self._is_here():
             self._drain()
             if block and not self._has_room(pending):
@@ -95,7 +96,7 @@ class Outbox:
         return pending.future
 
     def settle(self, deadline: Deadline) -> None:
-        """Send all that was accepted before this call, and wait until it is finished. After TimedOut it goes on."""
+        """Send all appends that were accepted before this call, and wait until they end. They go on after TimedOut."""
         if self._is_here():
             self._hurry()
             return
@@ -118,22 +119,22 @@ class Outbox:
                 )  # fmt: skip
 
     def mute(self) -> None:
-        """Tell of no failure any more."""
+        """Stop reporting failures."""
         self._is_muted = True
 
     def raise_failure(self, error_of: Callable[[BaseException], BaseException] | None = None) -> None:
-        """Raise NotSent (or `error_of` what it was) when an append failed and nobody has looked at that yet; once."""
+        """Raise NotSent (or what `error_of` makes of the failure) if the caller has not looked at it yet; only once."""
         if (failure := self._failure) is None:
             return
         if not (self._is_muted or any(future.is_told for future in failure.futures)):
             error = (error_of or self._not_sent)(failure.error)
             error.__cause__ = failure.error.__cause__ if error_of else failure.error
-            self._failure = None  # SUBTLE: not before: an interrupt up to here leaves it to be told by the next call
+            self._failure = None  # SUBTLE: not earlier. After an interrupt before this, the next call raises it
             raise error
         self._failure = None
 
     def close(self, deadline: Deadline) -> None:
-        """Accept nothing more and send what was accepted; fail what does not make it in time."""
+        """Accept nothing more, and send the accepted appends. Those that are not sent by the deadline fail."""
         self._is_closed = True
         self._bell.ring()
         try:
@@ -150,7 +151,7 @@ class Outbox:
             self._pool.shutdown(wait=False)
 
     def after_fork_in_child(self) -> None:
-        """Begin with nothing: threads, and what is on its way, are the parent's."""
+        """Begin empty: the threads, and the appends on their way, belong to the parent."""
         inherited = [*self._outstanding, *self._queue]
         self._begin()
         for queued in inherited:
@@ -163,7 +164,7 @@ class Outbox:
             )
 
     def _is_here(self) -> bool:
-        """Whether this thread must do itself what others would wait for: there is no other, or it is that one."""
+        """Whether this thread must send by itself, as there is no other thread, or as it is the sending thread."""
         return not self._runtime.background or self._sender == threading.get_ident()
 
     def _accepted(self) -> tuple[int, int]:
@@ -174,7 +175,7 @@ class Outbox:
         return self._accepted()[1] - self._taken[1]
 
     def _unfinished(self, until: int) -> int:
-        """How many of the first so many accepted ones are not finished."""
+        """How many of the first `until` accepted appends are not finished."""
         first = next(iter(self._outstanding or self._queue), None)
         return 0 if first is None else max(0, until - first.number + 1)
 
@@ -197,7 +198,7 @@ class Outbox:
         self.raise_failure()
 
     def _stand_in_line(self, pending: Pending, send: Send, *, block: bool) -> None:
-        """Wait for room, first come first served, and take it."""
+        """Wait for room, first come first served, and then enqueue the append."""
         if not block:
             with self._mutex:
                 waiting = self._queued_bytes()
@@ -216,7 +217,7 @@ class Outbox:
 
         try:
             self._line.append(place)
-            self._bell.ring()  # nothing is held back while somebody waits
+            self._bell.ring()  # nothing is held back while a caller waits for room
             while not self._bell.wait(is_its_turn, pending.deadline.remaining_s()):
                 if pending.deadline.has_passed():
                     timeout_s = pending.deadline.timeout_s
@@ -228,11 +229,11 @@ class Outbox:
                     )  # fmt: skip
                 self._see_to_it()
         finally:
-            self._line.remove(place)  # SUBTLE: first of all, and by one call: an interrupt leaves nobody in line
+            self._line.remove(place)  # SUBTLE: first, and by one call, so that an interrupt leaves no place in line
             self._bell.ring()
 
     def _held_s(self) -> float:
-        """For how long what comes first is still held back."""
+        """For how long the first queued append is still held back."""
         batching = self._batching
         if batching is None or not self._queue or self._line or self._is_ending or self._is_closed:
             return 0.0
@@ -247,13 +248,13 @@ class Outbox:
         return bool(self._queue) and self._held_s() <= 0
 
     def _see_to_it(self) -> None:
-        """See to it that what is queued is sent: by a thread, or else here."""
+        """Make sure that the queued appends are sent: by the working thread, or else by this one."""
         if not self._runtime.background:
             self._drain()
         elif self._worker is None:
             try:
                 aside(self._begin_working)
-            except RuntimeError:  # the interpreter is ending, or the handle is closed: no work is taken any more
+            except RuntimeError:  # the interpreter is ending, or the handle is closed: the pool takes no more work
                 self._hurry()
         else:
             with self._mutex:
@@ -264,13 +265,13 @@ class Outbox:
     def _begin_working(self) -> None:
         with self._mutex:
             pool = self._pool = self._pool or self._runtime.pool(1, "persist-append")
-        Context().run(pool.submit, self._work)  # what is counted here is not for the first caller alone
+        Context().run(pool.submit, self._work)  # a new context: the first caller is not charged for all that it does
 
     def _work(self) -> None:
-        """What the thread does, until nothing has come for a while.
+        """The loop of the working thread. It ends when nothing has come for `LINGER_S`.
 
-        The end of the interpreter waits for it. It looks for that end after each slice of time; then nothing is held
-        back any more.
+        The interpreter waits for this thread when it ends. The thread looks for that after each slice of time, and then
+        holds nothing back any more.
         """
         with self._mutex:
             if self._worker is not None:
@@ -286,7 +287,7 @@ class Outbox:
                     if self._queue:
                         until, pause_s = now + LINGER_S, self._held_s()
                     elif self._is_ending or self._is_closed or now >= until:
-                        self._worker = None  # SUBTLE: in the same breath. Whoever accepts next starts another
+                        self._worker = None  # SUBTLE: under the same lock. The next `accept` then starts another thread
                         return
                 if pause_s > 0:
                     self._bell.wait(self._is_due, pause_s)
@@ -300,7 +301,7 @@ class Outbox:
         self._drain()
 
     def _drain(self) -> None:
-        """Send what is due, here and now."""
+        """Send what is due, in this thread."""
         with self._sending:
             outer, self._sender = self._sender, threading.get_ident()
             try:
@@ -310,7 +311,7 @@ class Outbox:
                 self._sender = outer
 
     def _take(self) -> list[_Queued]:
-        """The next batch: what comes first, and what may go with it. Nothing when nothing is due."""
+        """Take the next batch: the first queued append, and those that may share its commit. Empty if none is due."""
         with self._mutex:
             if not self._is_due():
                 return []
@@ -339,7 +340,7 @@ class Outbox:
             self._finish(queued, live, answers)
 
     def _finish(self, batch: Sequence[_Queued], live: Sequence[Pending], answers: Sequence[Answer]) -> None:
-        """Tell the futures. What comes behind a failure, or behind one that was cancelled, fails."""
+        """Set the futures. Appends behind one that failed, or that was cancelled, fail too."""
         error = next((answer for answer in answers if isinstance(answer, BaseException)), None)
         failed = list(live) if error is not None else []
         behind = list(batch[len(live) + 1 :])
@@ -361,7 +362,7 @@ class Outbox:
         self._bell.ring()
 
     def _take_all(self) -> list[_Queued]:
-        """Everything that waits, no longer waiting."""
+        """Empty the queue, and return what was in it."""
         left = list(self._queue)
         if left:
             self._taken = left[-1][2:]
@@ -378,14 +379,14 @@ class Outbox:
         return TimedOut(
             f"shard {self._shard}: this writer was closed, and {count} appends that it had accepted were not sent in "
             f"{deadline.timeout_s:g} s. Nothing of those was written, and nothing will be: append them anew. "
-            "What was under way was waited for, and its future says how it ended",
+            "The appends that were being sent were waited for, and their futures say how they ended",
             shard=self._shard, timeout_s=deadline.timeout_s,
         )  # fmt: skip
 
     def _never_sent(self, why: TimedOut) -> NotSent:
         error = NotSent(
             f"shard {self._shard}: nothing of this was written, as its writer was closed before its turn came. "
-            "Append it anew, once those before it are decided",
+            "Append it anew, once you know what became of those before it",
             shard=self._shard, earlier=copied(why),
         )  # fmt: skip
         error.__cause__ = why

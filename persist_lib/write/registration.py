@@ -1,4 +1,4 @@
-"""The writer id of a handle: registered when it is first needed, kept alive, given up at the end."""
+"""The writer id of a handle: registered when it is first needed, kept alive, and retired at the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from persist_lib.write.appending import timed_out
 
 
 class Registration:
-    """At most one writer id at a time, of one handle, whose lock guards it.
+    """At most one writer id at a time, for one handle. The handle's lock guards it.
 
-    Its lease is kept up from the moment at which it is registered until it is forgotten or closed. When the handle is
-    dropped without being closed, then the id is abandoned, and retired by the thread that keeps leases up.
+    Its lease is kept up from its registration until it is forgotten or closed. When the handle is dropped without
+    `close`, the id is abandoned, and the thread that keeps leases up retires it.
     """
 
     def __init__(self, machine: Machine, leases: Leases) -> None:
@@ -29,16 +29,16 @@ class Registration:
 
     @property
     def id(self) -> WriterId:
-        """The id; registers one within the timeout of the settings. Raises LeaseExpired once it is closed."""
+        """The id. Registers one, within the timeout of the settings, if there is none. Raises as `register` does."""
         return self.register(self._machine.runtime.deadline(self._machine.config.timeout_s))
 
     def register(self, deadline: Deadline) -> WriterId:
-        """The id; registers one where there is none. Raises LeaseExpired once it is closed, and TimedOut."""
+        """The id. Registers one if there is none. Raises LeaseExpired after `close`, TimedOut after the deadline."""
         if self.is_closed:
             raise self.closed_already()
         if self._id is None:
-            if deadline.has_passed():  # without time for an answer it would only be in doubt
-                raise timed_out(self._machine.shard, deadline, "what comes before its registration took that long")
+            if deadline.has_passed():  # without time left for an answer, the registration would only be in doubt
+                raise timed_out(self._machine.shard, deadline, "the steps before its registration took that long")
             fresh = format_writer_id(self._machine.runtime.entropy())
             lease_ms = self._machine.config.lease_ms
             build = lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms)  # noqa: E731
@@ -52,11 +52,11 @@ class Registration:
         return self._id
 
     def closed_already(self) -> LeaseExpired:
-        """The error for calls on a handle that was closed."""
+        """The error for a call on a closed handle."""
         return was_closed(self._machine, "writer")
 
     def forget(self) -> None:
-        """Stop using the id, as it is not live any more; the next call that needs one registers anew."""
+        """Stop using the id, as it is not live any more. The next call that needs an id registers a new one."""
         forgotten, self._id = self._id, None
         if self._dropped is not None:
             self._dropped.detach()
@@ -64,8 +64,8 @@ class Registration:
             self._leases.drop(self._machine, forgotten)
 
     def close(self) -> None:
-        """Retire the id, and register none any more. Idempotent."""
+        """Retire the id, and never register another one. Idempotent."""
         self.is_closed = True
         if self._id is not None:
             self._leases.retire(self._machine, self._id)
-            self.forget()  # last: after an interrupt, the next call retires it
+            self.forget()  # last: after an interrupt, the next `close` retires the id

@@ -1,4 +1,4 @@
-"""What one handle brings to an append, and how the shares of one handle or of several are committed together."""
+"""A share is what one handle brings to an append. This commits the shares of one handle or of several together."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.write")
 ROLLUP_S = 5.0
-"""How long an append that is committed may be held up by the rollup that it found due."""
+"""How long a rollup that is due may delay the return of an append that is committed."""
 
 Kind = type[c.CompareAndAppend | c.Append]
 Place = Callable[[Built, State], Batch]
-"""Which batch of what was built is to be registered, given the newest state."""
+"""The batch to register, given what was built and the newest state."""
 
 
 class Share:
@@ -65,14 +65,14 @@ class Share:
         return self._kind(self._writer, self._token, self._placed, now + self.machine.config.lease_ms)
 
     def refused(self, refusal: r.Refusal) -> PersistError:
-        """The exception for a refusal. When this writer is not live any more, then the next call registers anew."""
+        """The exception for a refusal. If it says that this writer is not live, the next call registers a new one."""
         error = refused(self.machine.shard, refusal)
         if isinstance(error, LeaseExpired):
             self._registration.forget()
         return error
 
     def make_room(self) -> None:
-        """After InlineFull, and before it is tried again: make room in the state, or make an object of the batch."""
+        """After InlineFull, before the next attempt: make room in the state, or upload the batch as an object."""
         try:
             if not self._flush():
                 self._built = self._builder.externalised(self._built)
@@ -83,15 +83,15 @@ class Share:
             raise
 
     def give_up(self) -> None:
-        """Delete what was uploaded, if that is certainly unused.
+        """Delete what was uploaded, if it is certain that nothing refers to it.
 
-        SUBTLE: once a command was made of it, the log may refer to it, or will: then it is never deleted here.
+        SUBTLE: once a command was made of it, the log may refer to it, now or later. Then it is never deleted here.
         """
         if not self._is_asked:
             self._builder.discard()
 
     def housekeep(self, done: Done, deadline: Deadline) -> None:
-        """Roll up if it falls to this writer. What fails here fails after the append was committed: it is logged."""
+        """Roll up if that is this writer's duty. The append is committed already, so a failure is only logged."""
         if not (isinstance(done, Committed) and is_duty(done, self.machine.config.rollup_every)):
             return
         try:
@@ -107,9 +107,9 @@ class Share:
         if done.outcome is not None:
             return Appended(done.outcome.seqno, done.outcome.upper, self._placed.count, self._token, 0, cost)
         version = self.machine.version
-        if self._kind is c.Append:  # it was all there already
+        if self._kind is c.Append:  # the shard had all of it already
             return Appended(version.seqno, version.state.upper, 0, self._token, 0, cost)
-        # Another shard of the same append remembers it, which was all or nothing.
+        # Another shard of the same append remembers that it was committed, and it was committed to all or to none.
         return Appended(version.seqno, self._placed.upper, self._placed.count, self._token, 0, cost)
 
     def _flush(self) -> bool:
@@ -121,9 +121,9 @@ class Share:
 
 
 def commit_shares(shares: Sequence[Share], deadline: Deadline, token: bytes, spent: Spending) -> list[Appended]:
-    """Commit them all, each of another shard, or raise why none was. All answers have the cost that `spent` comes to.
+    """Commit all shares, each of another shard, or raise why none was committed. All answers have the cost of `spent`.
 
-    What was uploaded is deleted where it is certain that no log refers to it.
+    After a failure, uploaded objects are deleted where it is certain that no log refers to them.
     """
     try:
         done = _commit(shares, deadline, token)

@@ -59,7 +59,7 @@ DEFAULTS = Config()
 def policy_of(config: Config, policy: Policy | None = None, prices: Prices | None = None) -> Policy:
     """How to plan with these settings: `policy`, or what the settings say. What `policy` leaves open is filled in.
 
-    This is the only place where settings become a policy. Whoever plans for a location calls it.
+    This is the only place where settings become a policy. All code that plans for a location calls it.
     """
     if policy is None:
         policy = Policy(weight=config.compaction_weight, advance=config.compaction_advance)

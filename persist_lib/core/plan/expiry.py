@@ -1,4 +1,4 @@
-"""Whose lease has ended: who would be retired. `now` and `lease_until` are ms of the Consensus store's clock."""
+"""Which leases have ended, and which ids to retire. `now` and `lease_until` are ms of the Consensus store's clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 
 LONGEST_LEASE_MS = 400 * 86_400_000
-"""A lease that ends later than this from now was taken by a clock that was wrong. Nobody may still be there to renew
-or to retire it, and it would hold history for years: it counts as ended."""
+"""A lease that ends later than this from now was taken by a clock that was wrong. Its owner may be gone, and it would
+hold history for years. So it counts as ended."""
 
 
 class Overdue(NamedTuple):

@@ -1,12 +1,13 @@
 """What may be physically deleted, decided without a clock: pure plans from one state.
 
-A part logically deleted at X may go when every live reader holds a state beyond X (`seqno_since > X`), and a rollup
-exists at a seqno beyond X, so that nobody ever rebuilds a state that refers to it. An old rollup waits for readers
-only: a client that misses it looks at the log again, and waiting would take one more rollup, for ever. Log rows below
-the newest rollup at or below `seqno_since` may go. Blobs first, rows after.
+A part that was logically deleted at X may be deleted when every live reader holds a state beyond X (`seqno_since > X`),
+and a rollup exists at a seqno beyond X, so that no client ever rebuilds a state that refers to the part. An old rollup
+waits for readers only: a client that misses it looks at the log again, and if it waited for a newer rollup, there would
+always have to be one more. Log rows below the newest rollup at or below `seqno_since` may go. Blobs are deleted first,
+then rows.
 
-An orphan is a blob that no state refers to and that nobody can ever link: its uploader is not live in a state that was
-read *after* the listing. Ages are never consulted.
+An orphan is a blob that no state refers to and that no writer can ever link: its uploader is not live in a state that
+was read *after* the listing. Ages are never consulted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, up
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Garbage that has to wait: why, and for whom."""
+    """Garbage that has to wait, and why: for which reader or rollup."""
 
     keys: int
     size: int
@@ -41,7 +42,7 @@ class Collection(msgspec.Struct, frozen=True):
 
 
 def plan_collection(state: State, seqno: SeqNo) -> Collection:
-    """What no live reader can reach any more, given the state at `seqno`."""
+    """The garbage that no live reader can reach any more, given the state at `seqno`."""
     since, newest = state.seqno_since(seqno), state.newest_rollup
     readers = {key: g for key, g in state.garbage.items() if g.seqno >= since}
     unrolled = {
@@ -63,21 +64,21 @@ def plan_collection(state: State, seqno: SeqNo) -> Collection:
 
 
 class Orphans(msgspec.Struct, frozen=True):
-    """What an audit found: orphans with their sizes, and retired ids below which nothing is left."""
+    """What an audit found: orphans with their sizes, and retired ids that have no objects left under their prefix."""
 
     keys: Mapping[PartKey, int]
     swept: tuple[str, ...]
     live: int
     pending: int
     uploads: frozenset[PartKey] = frozenset()
-    """The keys whose unfinished uploads nobody can ever finish and link."""
+    """The keys whose unfinished uploads no writer can ever finish and link."""
 
 
 def plan_orphans(state: State, listed: Iterable[tuple[PartKey, int]], uploads: Iterable[PartKey] = ()) -> Orphans:
     """Judge a listing, and one of unfinished uploads, that were complete *before* `state` was read (linearizably).
 
-    SUBTLE: the other order would delete what was linked in between. And an unfinished upload may be of a key that is
-    referred to: its sender tried again and then got through. What is given up is the attempt, not the object.
+    SUBTLE: the other order would delete objects that were linked in between. And a state may refer to the key of an
+    unfinished upload, if its sender tried again and succeeded. Only the unfinished upload is given up, not the object.
     """
     referred = {key for batch in state.trace for key in batch.keys} | {r.key for r in state.rollups.values()}
     orphans: dict[PartKey, int] = {}

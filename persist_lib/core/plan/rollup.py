@@ -14,8 +14,8 @@ def is_due(state: State, seqno: SeqNo, every: int) -> bool:
 
 
 def last_deletion(state: State) -> SeqNo:
-    """At which seqno the newest garbage was deleted that waits for a rollup beyond that; 0 for none.
+    """The seqno at which the newest garbage that waits for a rollup was logically deleted; 0 for none.
 
-    SUBTLE: old rollups are garbage that waits for no newer one; or each rollup would make the next one due.
+    SUBTLE: old rollups are garbage that waits for no newer rollup. Otherwise each rollup would make the next one due.
     """
     return max((g.seqno for key, g in state.garbage.items() if parse_rollup_key(key) is None), default=SeqNo(0))
