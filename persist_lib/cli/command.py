@@ -142,8 +142,7 @@ def _given(name: str, *options: str | None) -> str | None:
     for source, value in given:
         if not value.strip():
             raise InvalidUsage(
-                f"{source} is empty: perhaps a variable is not set. Nothing was opened. Give it a value, or leave it "
-                "out",
+                f"{source} is empty: perhaps a variable is not set. Nothing was opened. Set it, or leave it out",
                 source=source,
             )
     return given[0][1] if given else None
