@@ -1,4 +1,4 @@
-"""`make bench [NAME=…] [QUICK=1]`: a line each with name, ours, peer, ratio, target; exit 1 where one is missed."""
+"""`make bench [NAME=…] [QUICK=1]`: prints a line for each figure, and exits with 1 if a target is missed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BENCHMARKS = {
     "maintain-small": "bench.reading:maintain_small",
 }
 ON_REQUEST = {"kernel-100m"}
-"""What takes many minutes and is measured only when it is named."""
+"""Benchmarks that take many minutes and run only if they are named."""
 console = Console(width=None if sys.stdout.isatty() else 150)
 
 

@@ -23,9 +23,9 @@ def small_append(quick: bool) -> list[Figure]:
     """One update of about 1 KiB at a time, file + SQLite, beside one insert of as many bytes in a bare transaction.
 
     The two take turns, a block of appends each, so that both find their caches warm. In the middle of the history only
-    ours go on. Flat is what an append adds to the bare transactions of its own moment, late beside early. Not the ratio
-    to them: while SQLite's log still grows, in the first 500 or so, each sync takes both twice as long. That makes the
-    early ratio small, and the late one look as if appends had become slower.
+    our appends go on. "Flat" compares what an append adds to the bare transactions of the same period, late and early,
+    in time. It does not compare ratios: while SQLite's log still grows, in the first 500 or so, each sync takes twice
+    as long for both. That makes the early ratio small, and the late one look as if appends had become slower.
     """
     total, in_turn, window, block = (1_200, 600, 200, 50) if quick else (100_000, 10_000, 500, 100)
     ours: list[float] = []
@@ -64,14 +64,14 @@ def small_append(quick: bool) -> list[Figure]:
 
 
 def _row_bytes(folder: str) -> int:
-    """As large as our rows are at this moment."""
+    """The average size of our rows at this moment, in bytes."""
     connection = apsw.Connection(f"{folder}/data/consensus.sqlite", flags=apsw.SQLITE_OPEN_READONLY)
     with closing(connection):
         return int(next(connection.execute("SELECT avg(length(data)) FROM consensus"))[0])
 
 
 def added(ours: Sequence[float], bare: Sequence[float]) -> float:
-    """Seconds that ours take longer than bare ones, in the middle."""
+    """The median seconds of ours minus the median seconds of the bare ones."""
     return statistics.median(ours) - statistics.median(bare)
 
 

@@ -1,4 +1,4 @@
-"""The peers that are nothing but a library's plain call: a SQLite transaction, a Parquet file written, one read.
+"""Peers that are one plain call of a library: a SQLite transaction, a Parquet file written, a Parquet file read.
 
 They import nothing of ours. Each is started in a process of its own by `bench.peer`.
 """
@@ -65,7 +65,7 @@ def read_table(source: str) -> Iterator[Ready]:
 
 @contextmanager
 def postgres_log(url: str, size: str) -> Iterator[Ready]:
-    """One row more by a bare compare-and-set."""
+    """Append one row by a bare compare-and-set."""
     log = BareLog.create(url, int(size))
 
     def append() -> int:

@@ -1,7 +1,7 @@
-"""The peer on PostgreSQL: a log of rows that is moved on by one bare compare-and-set over psycopg, and nothing else.
+"""The peer on PostgreSQL: a log of rows, each appended by one bare compare-and-set over psycopg, and nothing else.
 
-One statement and one round trip, prepared by psycopg, in a transaction of its own, as durable as the server makes it:
-what anybody would write who needs no schema, no sums, no leases, and no answer to what became of a lost request.
+An append is one prepared statement and one round trip, in its own transaction, as durable as the server makes it. A
+program would do this if it needs no schema, no sums and no leases, and need not know what became of a lost request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SETTINGS = "psycopg, autocommit, one prepared statement an append, one connectio
 
 
 class BareLog:
-    """One connection to it."""
+    """One connection to the log."""
 
     def __init__(self, url: str, size: int) -> None:
         self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=1)
@@ -32,7 +32,7 @@ class BareLog:
 
     @classmethod
     def create(cls, url: str, size: int) -> Self:
-        """Make its tables, and open it."""
+        """Make the log's tables, and open it."""
         with psycopg.connect(url) as connection:
             connection.execute(TABLES)
         return cls(url, size)

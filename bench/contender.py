@@ -2,11 +2,11 @@
 
     python -m bench.contender persist|bare WRITERS SECONDS ROW_BYTES BLOBS CONSENSUS
 
-Each has a connection of its own. When all are ready they begin, append for that long as fast as they can, and how often
-each of them won is printed as a line of JSON, with the slowest append of each (ms).
+Each process has its own connection. When all are ready, they append for SECONDS as fast as they can. A line of JSON is
+printed with the number of appends that each won and the slowest append of each (ms).
 
-They are forked from a process that has imported everything and has no connection: sixteen starts of Python would take
-longer than the race. Leases, of 15 minutes, are not kept up in the background, which takes a process each.
+The processes are forked from one that has imported everything and has no connection: sixteen starts of Python would
+take longer than the race. Leases last 15 minutes and are not renewed in the background, as that takes a process each.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bench.bare_log import BareLog
 from persist_lib.runtime.ambient import Runtime
 
 Append = Callable[[], bool]
-"""Tries once, from the newest known place; whether it won."""
+"""Tries one append, from the newest known upper or row. Returns whether it won."""
 
 
 @contextmanager
 def ours(_size: int, url: str, consensus: str) -> Iterator[Append]:
-    """A writer of the shard `busy`. One that was too late goes on from the upper that it was told."""
+    """A writer of the shard `busy`. If it was too late, it goes on from the upper in the error."""
     with (
         persist.open(url, consensus, runtime=Runtime(background=False)) as client,
         client.open_writer("busy", SMALL) as write,
@@ -55,7 +55,7 @@ def ours(_size: int, url: str, consensus: str) -> Iterator[Append]:
 
 @contextmanager
 def bare(size: int, _url: str, consensus: str) -> Iterator[Append]:
-    """A connection that looks which row is the newest when it was too late."""
+    """A connection to the bare log. If it was too late, it reads which row is the newest."""
     log = BareLog(consensus, size)
     log.refresh()
 
@@ -75,7 +75,7 @@ KINDS = {"persist": ours, "bare": bare}
 def race(
     kind: str, seconds: float, size: int, urls: tuple[str, str], start: Barrier, answers: multiprocessing.Queue[object]
 ) -> None:
-    """One of them."""
+    """Run one process of the race, and put its result into `answers`."""
     with KINDS[kind](size, *urls) as append:
         start.wait()
         won, slowest, begun = 0, 0.0, time.monotonic()
@@ -90,13 +90,13 @@ def race(
 
 
 def warm_up() -> None:
-    """Import what a first append imports."""
+    """Do one append in memory, so that everything it needs is imported."""
     with persist.open("memory:") as client, client.open_writer("warm", SMALL) as write:
         write.compare_and_append([{"id": 1, "text": "x", "_time": 0}], 0, 1)
 
 
 def main(kind: str, writers: int, seconds: float, size: int, *urls: str) -> None:
-    """Let them race."""
+    """Start the processes, and print their results."""
     warm_up()
     context = multiprocessing.get_context("fork")
     start, answers = context.Barrier(writers), context.Queue()

@@ -1,9 +1,9 @@
 """What a million updates cost on S3, in 250 appends, one scan, one compaction, and one scan more.
 
 Each append has keys of its own, so that all sides keep a million rows, and each scan has to find them. Beside
-deltalake, and pyiceberg with a SQL catalog and its default FileIO, on the same S3 server. Requests are those that the
-server's own log tells of, so they are counted alike for all, and priced by the same table. Ours has its Consensus on
-PostgreSQL, or on S3 alone; what a database costs by the hour, pyiceberg's catalog too, is in no figure.
+deltalake, and pyiceberg with a SQL catalog and its default FileIO, on the same S3 server. Requests are counted from the
+server's own log and priced by the same table for all. Ours has its Consensus on PostgreSQL, or on S3 alone. No figure
+has the hourly cost of a database, also not of pyiceberg's catalog.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Requests(NamedTuple):
 
     @property
     def dollars(self) -> float:
-        """What S3 takes for them."""
+        """Their price on S3."""
         prices = Prices()
         return sum(count * getattr(prices, kind) for kind, count in zip(self._fields, self, strict=True))
 
@@ -95,7 +95,7 @@ class Ours:
             return read.snapshot((self._write.upper.time or 0) - 1).to_arrow().num_rows
 
     def compact(self) -> None:
-        """All duties. The second time collects what the first has replaced, as a reader might still have read it."""
+        """Do all duties, twice. The second pass collects what the first one replaced and a reader might have read."""
         self._client.maintain("bulk")
         self._client.maintain("bulk")
 

@@ -1,4 +1,4 @@
-"""What a benchmark answers: our figure beside a peer's, measured in the same run, and the target for their ratio."""
+"""The result of a benchmark: our figure beside a peer's, measured in the same run, and the target for their ratio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Figure:
 
     `settings` is how the peer is configured; empty where the figure is beside a bound or our own figure.
 
-    With `--quick` sizes are small and fixed costs weigh more, so that targets are shown but not judged.
+    With `--quick` sizes are small and fixed costs weigh more, so targets are shown but not judged.
     """
 
     name: str
@@ -60,7 +60,7 @@ def in_turn(ours: Callable[[], object], peer: Callable[[], object], rounds: int)
 
 
 def beside(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """The same, where both answer how many seconds they took themselves: a peer by the clock of its own process."""
+    """Like `in_turn`, for calls that return their own seconds: a peer measures by the clock of its own process."""
     pairs = [(ours(), peer()) for _ in range(rounds + 1)][1:]
     best = sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
     return best if rounds % 2 else (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
@@ -69,8 +69,8 @@ def beside(ours: Callable[[], float], peer: Callable[[], float], rounds: int) ->
 def peak_mib() -> float:
     """The most memory that this process has ever had resident.
 
-    SUBTLE: `getrusage` answers the peak of whoever started this process where that was more: a child begins with what
-    its parent had at its highest, and keeps it through exec.
+    SUBTLE: `getrusage` returns the peak of the parent process if that was higher: a child inherits its parent's peak,
+    and keeps it through exec.
     """
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) / 1024

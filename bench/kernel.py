@@ -185,7 +185,7 @@ def _duckdb(root: Path) -> dict[str, Any]:
 
 
 def main(which: str, root: Path, updates: int = FULL) -> None:
-    """What is done in a process of its own; prints its seconds and peak memory."""
+    """Run one side in this process, and print its seconds and peak memory."""
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     said: dict[str, float] = {}

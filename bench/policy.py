@@ -1,9 +1,9 @@
-"""What the compaction policy does to real append histories, without data: batches against their bound, and write
-amplification against log2(n), with maintenance every k appends.
+"""What the compaction policy does to append histories, without data. It compares the number of batches with their
+bound, and write amplification with log2(n), with maintenance every k appends.
 
     python -m bench.policy            python -m bench.policy --quick
 
-The histories include those made to hurt: ruler sequences, huge and tiny by turns, growing, shrinking, and updates that
+The histories include difficult ones: ruler sequences, huge and tiny by turns, growing, shrinking, and updates that
 cancel out when they meet. Every step goes through the real state machine, so a plan that it would refuse shows here.
 """
 

@@ -1,4 +1,4 @@
-"""Reading and maintaining what came in many small appends, beside deltalake on the same local disk.
+"""Reading and maintaining a shard that got many small appends, beside deltalake on the same local disk.
 
 A million distinct rows in 250 appends of 4,000. Each side is used as its users would: `persist.open` of a `file:`
 location and `deltalake` of a folder, both with their default settings, opened anew for each run, deltalake in a process
@@ -67,7 +67,7 @@ class Sides(NamedTuple):
 
     @property
     def what(self) -> str:
-        """How much of what."""
+        """The number of rows and appends, as text."""
         return f"{self.appends * self.rows:,} rows in {self.appends} appends"
 
     @property
@@ -116,7 +116,7 @@ class Sides(NamedTuple):
             return sum(1 for batch in client.inspect("bulk").state.trace if batch.count)
 
     def copy(self, name: str) -> Sides:
-        """The same once more."""
+        """Copy both sides to another folder."""
         for side in ("ours", "delta"):
             shutil.copytree(self.folder / side, self.folder / name / side)
         return self._replace(folder=self.folder / name)

@@ -23,7 +23,7 @@ QUIET = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }  # fmt: skip
-"""Nothing that a query is faster or slower by."""
+"""Settings that make no query faster or slower."""
 DATA = ["key", "state", "amount"]
 
 

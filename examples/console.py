@@ -1,7 +1,7 @@
 """What the example programs share: a progress bar, and failures that end in a sentence and an exit code.
 
 Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the source is not the one that was ingested before, 4 the shard's
-contents are not the source's, 130 interrupted (run the same command again to go on).
+contents differ from the source, 130 interrupted (run the same command again to go on).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Advance = Callable[[int], None]
 
 @contextmanager
 def progress(what: str, total: int, *, shown: bool = True) -> Iterator[Advance]:
-    """A bar on standard error; the yielded function moves it on."""
+    """Show a progress bar on standard error. The yielded function advances it."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, disable=not shown) as bar:
         task = bar.add_task(what, total=total)
@@ -32,7 +32,7 @@ def progress(what: str, total: int, *, shown: bool = True) -> Iterator[Advance]:
 
 
 def run(program: Callable[[], None]) -> int:
-    """The exit code of a program; expected failures become one sentence on standard error."""
+    """Run a program and return its exit code. Expected failures are printed as one sentence on standard error."""
     try:
         program()
     except Failed as failure:

@@ -1,7 +1,7 @@
 """A process that dies in the middle, as processes do: `python -m examples.crash orders file:./data [CONSENSUS]`.
 
-It reads, it has uploaded a part, and it is killed at the very moment at which it would have committed. What it leaves
-behind is a reader whose lease runs out, a writer likewise, and an object that nobody refers to. Nothing else.
+It reads, uploads a part, and is killed just before it would commit. It leaves behind a reader and a writer whose leases
+run out, and an object that no state refers to, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEASE_MS = 1_000
 
 
 def main(shard: str, url: str, consensus: str | None = None) -> None:
-    """Never returns."""
+    """Append one part, and be killed just before the commit. It never returns."""
     with persist.open(url, consensus, config=persist.Config(lease_ms=LEASE_MS, inline_bytes=0)) as client:
         write, _read = client.open_shard(shard, ORDERS)
         upper = write.upper.time or 0

@@ -1,8 +1,8 @@
 """The whole product on real input, in one command: `make demo [REPO=…] [ORDERS=…]`, or `make demo-s3` on servers.
 
-A git history is ingested commit by commit, and a book of a million order updates beside it. A process is killed in the
-middle of an append. Then Dagster runs the whole maintenance with Spark. Before and after, snapshots are compared with
-an independent source: the files with `git ls-tree`, the orders with the generator's own arithmetic.
+The demo ingests a git history commit by commit, and also an order book with a million updates. It kills a process in
+the middle of an append. Then Dagster runs the whole maintenance with Spark. Before and after, snapshots are compared
+with an independent source: the files with `git ls-tree`, the orders with the generator's own arithmetic.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ PICTURED = ("files", "orders")
 SMALL_APPENDS = 2_000
 """Histories up to this many commits are ingested one commit at a time."""
 CONFIG = {"spark_above_bytes": 4 << 20, "task_bytes": 8 << 20}
-"""So that a demo's worth of orders is work for several Spark tasks."""
+"""Small enough that the orders of a demo are work for several Spark tasks."""
 CHECKED = 20
 screen = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 class Clock:
-    """Where the time went, and the money, phase by phase. What the killed process asked for is nobody's."""
+    """The time and the cost of each phase. The requests of the killed process are not counted."""
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, float, Cost]] = []
@@ -63,7 +63,7 @@ class Clock:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code (see `console`)."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: servers and leases are ended on the way out
+    signal.signal(signal.SIGTERM, _interrupt)  # like Ctrl-C: servers and leases are ended before the exit
     return console.run(lambda: _program(options))
 
 
@@ -108,7 +108,7 @@ def demo(repo: Path, updates: int, output: Path, place: Place) -> None:
 
 
 def ingest_files(place: Place, repository: Repository) -> int:
-    """The repository's tree at every commit of its first-parent history; returns how many commits."""
+    """Ingest the repository's tree at every commit of its first-parent history; returns the number of commits."""
     with place.open() as client:
         total = git_history.pending(client, repository, "files")
         if total == 0:
@@ -124,7 +124,7 @@ def ingest_files(place: Place, repository: Repository) -> int:
 
 
 def ingest_orders(place: Place, book: Book, updates: int) -> None:
-    """The order book, of whose history the last tenth is kept."""
+    """Ingest the order book, and keep the last tenth of its history."""
     with place.open() as client:
         with console.progress("updates", updates) as advance:
             done = orders.ingest(client, book, updates, "orders", on_append=lambda table: advance(len(table)))
@@ -135,7 +135,7 @@ def ingest_orders(place: Place, book: Book, updates: int) -> None:
 
 
 def crash(place: Place) -> None:
-    """A process that has uploaded a part is killed before it commits; its leases run out."""
+    """Start a process that is killed after it uploaded a part and before it commits; wait until its leases end."""
     killed = subprocess.run([sys.executable, "-m", "examples.crash", "orders", *place.urls], check=False)
     if killed.returncode != -signal.SIGKILL:
         raise Failed(f"the process that should have been killed ended with {killed.returncode}")
@@ -171,7 +171,7 @@ def censuses(place: Place) -> list[Census]:
 
 
 def report(run: RunReport) -> None:
-    """What the run recorded in Dagster; raises when it failed."""
+    """Print what the run recorded in Dagster. Raises Failed if the run failed."""
     table = plain_table("shard", "duty", "what Dagster recorded", "seconds", right=("seconds",))
     for shard in SHARDS:
         for duty, figures in run.figures.get(shard, {}).items():
@@ -188,7 +188,7 @@ def report(run: RunReport) -> None:
 
 
 def summary(clock: Clock, place: Place, output: Path, commits: int) -> None:
-    """Where the time and the bytes went."""
+    """Print where the time, the money and the bytes went."""
     columns = "seconds", "requests", "read", "written", "dollars"
     table = plain_table("where the time and the money went", *columns, right=columns)
     all_of_it = (

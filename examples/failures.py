@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Failed(Exception):
-    """The message says what is so and what to do."""
+    """A failure that a user can understand. The message says what is wrong and what to do."""
 
     exit_code = 1
 
@@ -14,16 +14,16 @@ class GitFailed(Failed):
 
 
 class NotUnderstood(Failed):
-    """Git wrote something that is not understood here."""
+    """Git wrote something that the parser does not understand."""
 
 
 class OtherSource(Failed):
-    """The shard was filled from something else; going on would mix two collections."""
+    """The shard was filled from another source; going on would mix two collections."""
 
     exit_code = 3
 
 
 class Differs(Failed):
-    """The shard's contents are not what their source says."""
+    """The shard's contents differ from their source."""
 
     exit_code = 4

@@ -3,11 +3,11 @@
     python -m examples.git_history --repo . --location file:./data --verify 20
 
 Key: a path, as bytes. Value: mode and object id. Time: the commit's position in the first-parent history, root first.
-At every commit the shard's snapshot equals `git ls-tree -r` of it, so git itself is the judge (`--verify`).
+At every commit the shard's snapshot equals its `git ls-tree -r`, and `--verify` compares them.
 
 A second shard, `<shard>_commits`, records which commit is at which position. Both are appended in lock-step, each by
-compare-and-append at its own upper, commits first. So a killed ingestion goes on where it stopped, nothing is lost or
-doubled, and a repository whose history was rewritten is refused rather than mixed in.
+compare-and-append at its own upper, commits first. So a killed ingestion goes on where it stopped, and nothing is lost
+or doubled. A repository whose history was rewritten is refused, so that two histories are never mixed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from examples.failures import Differs, Failed, OtherSource
 from examples.git_log import COMMITS, FILES, Append, appends, parse_log, parse_tree
 from examples.git_repository import History, Repository
 
-# Unless told otherwise an append holds many commits when there are many to catch up with. Each keeps its own time.
+# By default an append holds many commits if many are missing. Each keeps its own time.
 MAX_COMMITS, MAX_UPDATES = 1_000, 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What one run did: the positions `[lower, upper)`, in how many appends of how many updates."""
+    """What one run did: it ingested the positions `[lower, upper)`, by so many appends with so many updates in all."""
 
     lower: int
     upper: int
@@ -79,7 +79,7 @@ def ingest(
 ) -> Ingested:
     """Append the commits of `rev` that the shard does not hold yet, `limit` at most. Safe to kill and to run again.
 
-    OtherSource: what the shard holds is not the beginning of this history; nothing was written.
+    Raises OtherSource if what the shard holds is not the beginning of this history; nothing is written then.
     """
     with repository.history(rev) as history, _open(client, shard) as (files, commits):
         uppers = files.upper, commits.upper
@@ -112,7 +112,7 @@ def verify(
 ) -> int:
     """Compare the snapshot at each position with `git ls-tree -r` of its commit; return how many paths were compared.
 
-    Differs: they are not equal, or some path is there more than once.
+    Raises Differs if they are not equal, or if a path occurs more than once.
     """
     paths = 0
     with repository.history(rev) as history:
@@ -138,13 +138,13 @@ def _open(client: persist.Client, shard: str) -> Iterator[tuple[_Half, _Half]]:
 
 
 def _append(append: Append, files: _Half, commits: _Half, uppers: tuple[int, int]) -> tuple[int, int]:
-    # SUBTLE: commits first, so that whatever the files' shard holds has its commits on record after any kill.
+    # SUBTLE: commits first, so that after any kill the commits of everything in the files' shard are on record.
     recorded = commits.append(append.commits, append.upper, uppers[1])
     return files.append(append.files, append.upper, uppers[0]), recorded
 
 
 def _check_ids(append: Append, history: History) -> None:
-    """The headers that were parsed are those of the commits that were asked for: no path posed as one."""
+    """Check that the parsed headers are those of the commits asked for, so that no path was taken for a header."""
     asked = history.read(append.lower, append.upper).decode("ascii").split()
     if append.commits["commit"].to_pylist() != asked:
         raise Failed(f"git answered for other commits than those asked for, near {asked[0]}")
@@ -163,7 +163,7 @@ def _check_same(
         there = f"position {position} is commit {ids[position]} in the shard and {history[position]} in the repository"
         raise OtherSource(_other(there))
     if held > recorded:
-        # Only when the record was lost: the tree itself still says whether it is this history's.
+        # This happens only if the record was lost. The tree itself still shows whether it belongs to this history.
         _check_tree(files.read.snapshot(as_of=held - 1).to_arrow(), repository, history[held - 1], held - 1)
 
 
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _program(options: argparse.Namespace) -> None:
     repository = Repository(options.repo)
     if repository.is_shallow():
-        console.errors.print("a shallow clone: its history begins where it was cut off, not at the real root")
+        console.errors.print("this is a shallow clone: its history begins where it was cut off, not at the real root")
     with persist.open(options.location) as client:
         total = pending(client, repository, options.shard, rev=options.rev)
         with console.progress("commits", min(total, options.limit or total)) as advance:
@@ -236,12 +236,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m examples.git_history", description=(__doc__ or "").split("\n")[0])
     own = Path(__file__).resolve().parent.parent
     parser.add_argument("--repo", type=Path, default=own, help="a repository or a directory in one (default: this one)")
-    parser.add_argument("--rev", default="HEAD", help="whose first-parent history (default: HEAD)")
+    parser.add_argument("--rev", default="HEAD", help="the revision whose first-parent history is read (default: HEAD)")
     parser.add_argument("--location", default="file:./data", help="where the shards are (default: file:./data)")
     parser.add_argument("--shard", default="git_history", help="the shard; its commits go to <shard>_commits")
-    parser.add_argument("--limit", type=console.positive, help="at most so many commits in this run")
+    parser.add_argument("--limit", type=console.positive, help="at most this many commits in this run")
     parser.add_argument("--commits-per-append", type=console.positive, metavar="N",
-                        help=f"default: up to {MAX_COMMITS}, as many as there are to catch up with")  # fmt: skip
+                        help=f"default: as many as are missing, up to {MAX_COMMITS}")  # fmt: skip
     parser.add_argument(
         "--verify", type=console.positive, metavar="K", help="then compare K snapshots with git ls-tree"
     )

@@ -4,8 +4,8 @@ The bytes are tokens that end in NUL: a header for each commit, then for each ch
 (`:old-mode new-mode old-id new-id status`) and the path. A change retracts what the path held before (-1) and asserts
 what it holds now (+1), at the commit's position in the history.
 
-SUBTLE: a path is any bytes but NUL, and may look just like a description. It cannot begin with `/`, though, so headers
-do, and between two headers descriptions and paths simply alternate.
+SUBTLE: a path is any bytes but NUL, and may look just like a description. But it cannot begin with `/`. So headers
+begin with `/`, and between two headers descriptions and paths alternate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import persist_lib as persist
 from examples.failures import NotUnderstood
 
-# The author time is padded, so that all before the subject has one length.
+# The author time is padded, so that the part before the subject always has the same length.
 HEADER = "//%H %<(20)%at %s"
 _MARK, _TIME_CHARS = b"//", 20
 _ABSENT = b"0"
@@ -37,7 +37,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some of the history's updates, in order of time. Commits at positions below `complete` have no more to come."""
+    """Some of the history's updates, in order of time. All updates of commits below position `complete` have come."""
 
     files: pa.Table
     commits: pa.Table
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The updates of the commits at the positions in `[lower, upper)`, whole."""
+    """All updates of the commits at the positions in `[lower, upper)`."""
 
     lower: int
     upper: int
@@ -55,13 +55,13 @@ class Append:
 
 
 def parse_log(chunks: Iterable[bytes], id_chars: int, first: int) -> Iterator[Piece]:
-    """The updates in the chunks, whose first commit is at position `first`. Memory: a few times the largest chunk."""
+    """Yield the updates in the chunks; the first commit is at `first`. Memory: a few times the largest chunk."""
     rest, following = b"", first
     for chunk in chunks:
         data = rest + chunk
         tokens = _Tokens.of(data, following, id_chars)
         rest, following = data[tokens.used :], tokens.following
-        # The last commit that was begun may go on in the next chunk.
+        # The last commit of this chunk may go on in the next one.
         yield tokens.piece(max(first, following - 1))
     if rest:
         raise NotUnderstood(f"git's answer ends in the middle of an entry: {rest[:200]!r}")
@@ -132,7 +132,7 @@ class _Tokens:
         ends = np.flatnonzero(array == 0)
         starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
         header = (array[starts] == _MARK[0]) & (array[np.minimum(starts + 1, ends)] == _MARK[1])
-        # A description without its path waits for more.
+        # A description whose path is still missing is kept for the next chunk.
         since_header = len(ends) - 1 - int(np.flatnonzero(header)[-1]) if header.any() else len(ends)
         whole = len(ends) - since_header % 2
         return cls(array, starts[:whole], ends[:whole], header[:whole], first, id_chars)

@@ -1,9 +1,9 @@
-"""Asking git: one repository's first-parent history, what each commit changed, and what each commit's tree holds.
+"""Calls of git: a repository's first-parent history, what each commit changed, and what each commit's tree holds.
 
-Only plumbing is asked (`rev-list`, `diff-tree`, `ls-tree`), every option that a user's configuration could turn is set
-explicitly, and the environment's GIT_* variables are dropped. Replacement refs and grafts are ignored: they would
-change what an old commit is without changing its id. A shallow clone begins at its boundary commit, which then counts
-as a root; the same history fetched whole has other positions.
+Only plumbing commands are called (`rev-list`, `diff-tree`, `ls-tree`). Every option that a user's configuration could
+change is set explicitly, and the environment's GIT_* variables are dropped. Replacement refs and grafts are ignored:
+they would change the contents of an old commit without changing its id. A shallow clone begins at its boundary commit,
+which then counts as a root; in a full clone the same commits have other positions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from examples.git_log import HEADER
 
 CHUNK_BYTES = 1 << 20
 
-# What is kept of the caller's GIT_* variables: where the configuration is (safe.directory), and where git itself is.
+# The caller's GIT_* variables that are kept: where the configuration is (safe.directory), and where git itself is.
 _KEPT = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_EXEC_PATH")
 _SET = {"GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C",
         "GIT_TERMINAL_PROMPT": "0"}  # fmt: skip
 
-# SUBTLE: --always, or empty commits vanish; --root, or the first commit has no changes; --diff-merges, or merges have
-# none; --ignore-submodules=none, as that configuration reaches plumbing too. The other defaults are stated to stay so.
+# SUBTLE: without --always empty commits vanish; without --root the first commit has no changes; without --diff-merges
+# merges have none. --ignore-submodules=none is set because that configuration affects plumbing too. The other options
+# are defaults, stated so that no configuration changes them.
 _DIFF_TREE = ("diff-tree", "--stdin", "--always", "--root", "--diff-merges=first-parent", "-r", "-z", "--raw",
               "--no-abbrev", "--no-renames", "--no-relative", "--ignore-submodules=none", "--no-ext-diff",
               "--no-textconv", "--encoding=UTF-8", f"--format=tformat:{HEADER}")  # fmt: skip
@@ -38,7 +39,7 @@ _DIFF_TREE = ("diff-tree", "--stdin", "--always", "--root", "--diff-merges=first
 class History:
     """The ids of a first-parent history, root first, in an unnamed file of lines of equal length.
 
-    A million commits are 41 MB on disk and nothing in memory.
+    A million commits take 41 MB on disk and no memory.
     """
 
     _lines: IO[bytes]
@@ -60,12 +61,12 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository, bare or not, by the path of it or of any directory in it."""
+    """A repository, bare or not, given by its path or that of any directory in it."""
 
     path: Path
 
     def head(self, rev: str = "HEAD") -> str | None:
-        """The commit id that `rev` names; None where the repository has no commit yet. GitFailed for an unknown rev."""
+        """The commit id that `rev` names, or None if the repository has no commit yet. GitFailed for an unknown rev."""
         self._ask("rev-parse", "--git-dir")
         if rev == "HEAD" and self._is_unborn():
             return None
@@ -75,7 +76,7 @@ class Repository:
         return named.decode("ascii").strip()
 
     def is_shallow(self) -> bool:
-        """Whether history was cut off when this clone was made."""
+        """Whether this is a shallow clone: its history was cut off when it was made."""
         return self._ask("rev-parse", "--is-shallow-repository").strip() == b"true"
 
     def id_chars(self) -> int:
@@ -84,7 +85,7 @@ class Repository:
 
     @contextmanager
     def history(self, rev: str = "HEAD") -> Iterator[History]:
-        """The first-parent history of `rev` as it is now; later pushes do not change it. Empty without commits."""
+        """Yield the first-parent history of `rev` as it is now; later pushes do not change it. Empty if no commits."""
         head = self.head(rev)
         with tempfile.TemporaryFile() as lines:
             if head is not None:
@@ -93,7 +94,7 @@ class Repository:
 
     @contextmanager
     def changes(self, history: History, lower: int, upper: int) -> Iterator[Iterator[bytes]]:
-        """What the commits at `[lower, upper)` changed, as chunks of what `git_log` parses; bounded memory."""
+        """Yield what the commits at `[lower, upper)` changed, in chunks for `git_log.parse_log`; in bounded memory."""
         with tempfile.TemporaryFile() as wanted, tempfile.TemporaryFile() as said:
             for start in range(lower, upper, 4096):
                 wanted.write(history.read(start, min(start + 4096, upper)))
@@ -140,7 +141,7 @@ def _chunks(git: subprocess.Popen[bytes], command: list[str], said: IO[bytes]) -
     assert git.stdout is not None
     while chunk := git.stdout.read(CHUNK_BYTES):
         yield chunk
-    # SUBTLE: without this a git that died half-way would look like a shorter history.
+    # SUBTLE: without this check, the output of a git that died would look like a shorter history.
     if git.wait() != 0:
         said.seek(0)
         raise _failed(command, git.returncode, said.read())

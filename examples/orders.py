@@ -4,7 +4,7 @@
 
 Every time holds `--updates-per-time` updates. The shard is appended at its own upper, so a killed run goes on where it
 stopped, and a later run with more updates adds only those. A small second shard, `<shard>_book`, records the book's
-numbers; going on with other numbers is refused.
+seed and updates per time; going on with other ones is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UPDATES_PER_APPEND = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What one run did: the times `[lower, upper)`, in how many appends of how many updates."""
+    """What one run did: it ingested the times `[lower, upper)`, by so many appends with so many updates in all."""
 
     lower: int
     upper: int
@@ -44,9 +44,9 @@ def ingest(
     updates_per_append: int = UPDATES_PER_APPEND,
     on_append: Callable[[pa.Table], None] = lambda _: None,
 ) -> Ingested:
-    """Append what the shard does not hold yet of the book's first `updates` updates. Safe to kill and to run again.
+    """Append those of the book's first `updates` updates that the shard does not hold yet. Safe to kill and run again.
 
-    OtherSource: the shard was filled from another book, or by something else; nothing was appended.
+    Raises OtherSource if the shard was filled from another book, or by something else; nothing is appended then.
     """
     write, read = client.open_shard(shard, ORDERS)
     with write, read:
@@ -61,7 +61,7 @@ def ingest(
 
 
 def verify(read: persist.ReadHandle, book: Book, as_of: int) -> int:
-    """Compare the snapshot at a time with what the book says; return the number of orders, or raise Differs."""
+    """Compare the snapshot at a time with the book's contents. Return the number of orders, or raise Differs."""
     actual, expected = read.snapshot(as_of=as_of).to_arrow().sort_by("order_id"), book.contents(as_of)
     for name in ORDERS.contents.names:
         if not actual[name].equals(expected[name]):
@@ -83,7 +83,7 @@ def _record(client: persist.Client, book: Book, name: str, held: int) -> None:
     with write, read:
         if _upper(write) == 0:
             if held:
-                raise OtherSource(f"the shard holds {held} times, and no record in {name} of where they are from")
+                raise OtherSource(f"the shard holds {held} times, but {name} has no record of their source")
             rows = [{"name": key, "number": number, "_time": 0, "_diff": 1} for key, number in numbers.items()]
             write.compare_and_append(rows, expected_upper=0, new_upper=1)
         recorded = {row["name"]: row["number"] for row in read.snapshot(as_of=0).to_arrow().to_pylist()}

@@ -1,9 +1,9 @@
-"""A picture of traces: each batch a box over the times that it covers, as high as it has updates, coloured by level.
+"""A picture of traces. Each batch is a box over the times that it covers; updates are its height, level its colour.
 
     python -m examples.picture files orders --location file:./data --output trace.png
 
-Between since (dashed) and upper (solid) every time can be read; left of since history is given up. Moments side by side
-have the same axes: a shard before and after maintenance, say.
+Between since (dashed) and upper (solid) every time can be read; left of since history is given up. Moments side by
+side, such as a shard before and after maintenance, have the same axes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADROOM = 12
 COLOURS = "viridis_r"
 EMPTY = "0.8"
 EDGES_UP_TO = 150
-"""More batches than this have no white edges, which would hide them."""
+"""If there are more batches than this, they are drawn without white edges, which would hide them."""
 
 Moment = tuple[str, Mapping[str, State]]
 """A title, and the state of each shard then."""

@@ -16,7 +16,7 @@ from persist_lib.testing.servers import PostgresServer, S3Server, use_test_crede
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A location by its URLs, and what only it knows of itself."""
+    """A location by its URLs, its size on the Consensus, and what to print at the end."""
 
     url: str
     consensus: str | None
@@ -25,18 +25,18 @@ class Place:
     """What to say at the end: where to look around."""
 
     def open(self, *, read_only: bool = False) -> persist.Client:
-        """A client."""
+        """Open a client of the location."""
         return persist.open(self.url, self.consensus, read_only=read_only)
 
     @property
     def urls(self) -> list[str]:
-        """As arguments of another program."""
+        """The URLs as arguments of another program."""
         return [self.url, *([self.consensus] if self.consensus else [])]
 
 
 @contextmanager
 def folder(output: Path) -> Iterator[Place]:
-    """Files and SQLite in `output/data`, emptied of what the last demo left. They stay."""
+    """Files and SQLite in `output/data`. It deletes those of the last demo; the new ones are kept."""
     data = output / "data"
     if data.exists():
         shutil.rmtree(data)
@@ -53,7 +53,7 @@ def folder(output: Path) -> Iterator[Place]:
 
 @contextmanager
 def servers(_output: Path) -> Iterator[Place]:
-    """S3 and PostgreSQL on this machine, for as long as the demo runs. What they hold goes with them."""
+    """S3 and PostgreSQL on this machine, for as long as the demo runs. Their data is lost with them."""
     use_test_credentials()
     with ExitStack() as running:
         blobs, log = running.enter_context(S3Server()), running.enter_context(PostgresServer())
@@ -61,7 +61,7 @@ def servers(_output: Path) -> Iterator[Place]:
             blobs.location("demo"),
             log.url,
             lambda: _table_bytes(log.url),
-            ("the servers are stopped, and what they held is gone",),
+            ("the servers are stopped, and their data is gone",),
         )
 
 

@@ -1,9 +1,9 @@
-"""The orphan audit of many shards at once: what was uploaded and never linked is deleted, once nobody can link it.
+"""The orphan audit of many shards at once: it deletes objects that were never linked, once no writer can link them.
 
     python jobs/audit.py --location file:./data --dry-run
     python jobs/audit.py --location s3://bucket/prefix --consensus postgresql://… --in-flight 32
 
-Listing and deleting is waiting for the store, so this needs no Spark: many shards are waited for at once.
+Listing and deleting only waits for the store. So the audit needs no Spark, and waits for many shards at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from persist_lib.maintain import Audited
 
 @dataclass(frozen=True, slots=True)
 class AuditOutcome:
-    """What became of one shard: audited, or why not."""
+    """The result for one shard: the audit, or the error."""
 
     shard: str
     audited: Audited | None
@@ -30,7 +30,10 @@ class AuditOutcome:
 def audit_shards(
     client: Client, shards: Sequence[str], *, dry_run: bool = False, in_flight: int = IN_FLIGHT
 ) -> Iterator[AuditOutcome]:
-    """Audit each shard, several at once; yields outcomes as they come."""
+    """Audit each shard, `in_flight` at once. Yields an outcome for each as it is done.
+
+    An error of a shard is in its outcome, and does not stop the others. With `dry_run` nothing is deleted.
+    """
 
     def one(shard: str) -> AuditOutcome:
         try:
@@ -52,7 +55,7 @@ def numbers(audited: Audited) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program."""
+    """Run the program; returns its exit status."""
     parser = program.arguments(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parsed = parser.parse_args(argv)

@@ -4,10 +4,9 @@
     spark-submit jobs/compact.py --location s3://bucket/prefix --consensus postgresql://… --shard orders --engine spark
     python jobs/compact.py --location file:./data --dry-run              what it would do, and at what price
 
-Small debts are merged in this process; larger ones are cut into key ranges, one Spark task each. Each request is
-committed as one transition as soon as its tasks are done, by this process. Killed at any point, every shard is as it
-was or as it should be. A shard that cannot be compacted does not stop the others: the program goes on, and fails at its
-end, naming it.
+Small debts are merged in this process; larger ones are cut into key ranges, one Spark task each. This process commits
+each request as one transition as soon as its tasks are done. If it is killed at any point, every shard is correct. If a
+shard cannot be compacted, the program goes on with the others; at its end it fails and names that shard.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from persist_lib.maintain import Compacted
 
 @dataclass(frozen=True, slots=True)
 class ShardOutcome:
-    """What became of one shard: compacted, or why not."""
+    """The result for one shard: the compaction, or the error."""
 
     shard: str
     compacted: Compacted | None
@@ -47,7 +46,10 @@ def compact_shards(
     in_flight: int = IN_FLIGHT,
     spark: SparkEngine | None = None,
 ) -> Iterator[ShardOutcome]:
-    """Compact the shards, several at once; yields outcomes as they come. `sessions` is called if Spark is needed."""
+    """Compact each shard, `in_flight` at once. Yields an outcome for each as it is done.
+
+    An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
+    """
     if spark is None and sessions is not None and engine != "local":
         spark = SparkEngine(client, sessions)
 
@@ -84,7 +86,7 @@ def numbers(compacted: Compacted) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program."""
+    """Run the program; returns its exit status."""
     parser = program.arguments(__doc__)
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")

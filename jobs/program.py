@@ -1,7 +1,7 @@
-"""What the programs share: their arguments, the location they open, and whom they tell: a terminal, a log, or Dagster.
+"""What the programs share: their arguments, the location they open, and their reports to a terminal or to Dagster.
 
-A program that was started by Dagster Pipes reports through it; otherwise it prints one line a shard. Exit status: 0
-when all is done, 1 when a shard failed (the others are done), 2 for wrong arguments.
+A program that was started by Dagster Pipes reports to Dagster; otherwise it prints one line a shard. Exit status: 0
+if all is done, 1 if a shard failed (the others are done), 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Numbers = Mapping[str, float]
 
 @dataclass
 class Terminal:
-    """A bar where there is a terminal, and a line for every shard."""
+    """Reports to the terminal: a line for every shard, and a progress bar if standard output is a terminal."""
 
     console: Console = field(default_factory=lambda: Console(stderr=False, highlight=False))
     _progress: Progress | None = field(default=None, init=False)
@@ -64,7 +64,7 @@ class Terminal:
 
 
 class Pipes:
-    """Dagster, on the other side of a pipe: a log line for every shard, and their sums as metadata."""
+    """Reports to Dagster by Pipes: a log line for every shard, and the sums of their figures as metadata."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -97,7 +97,7 @@ class Pipes:
 
 @contextmanager
 def telling() -> Iterator[Terminal | Pipes]:
-    """Whom to tell: Dagster where it started this program by Pipes, else the terminal."""
+    """Yield where to report: `Pipes` if Dagster started this program by Pipes, else `Terminal`."""
     if PIPES not in os.environ:
         terminal = Terminal()
         try:
@@ -130,13 +130,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def spark_settings(parsed: argparse.Namespace) -> SparkSettings:
-    """Where Spark runs: the arguments, else the environment."""
+    """Where Spark runs, by the arguments, else by the environment."""
     given = {name: getattr(parsed, name) for name in ("master", "remote") if getattr(parsed, name)}
     return SparkSettings.from_environment().model_copy(update=given)
 
 
 def spent(cost: Cost) -> dict[str, float]:
-    """What was asked of the location, in figures that can be added up and drawn over time."""
+    """The requests to the location and their price, in figures that can be added up and drawn over time."""
     return {
         "location_requests": cost.requests,
         "bytes_read": cost.bytes_read,
@@ -147,7 +147,10 @@ def spent(cost: Cost) -> dict[str, float]:
 
 @contextmanager
 def opened(parsed: argparse.Namespace) -> Iterator[tuple[Client, list[str]]]:
-    """The location and the shards asked for, which must exist. PERSIST_CONFIG: fields of `persist.Config` as JSON."""
+    """Open the location; yields the client and the shards asked for, or all. NotFound if one of these does not exist.
+
+    PERSIST_CONFIG has fields of `persist.Config` as JSON.
+    """
     config = persist.Config.model_validate_json(os.environ.get("PERSIST_CONFIG") or "{}")
     prices = parse_prices(parsed.prices) if parsed.prices else None
     with persist.open(parsed.location, parsed.consensus, config=config, prices=prices, create=False) as client:
@@ -158,7 +161,7 @@ def opened(parsed: argparse.Namespace) -> Iterator[tuple[Client, list[str]]]:
 
 
 def exit_status(failed: list[str]) -> int:
-    """0, or 1 after naming who failed."""
+    """Return the exit status: 0, or 1 if shards failed. Their names are printed on standard error."""
     if failed:
         print(f"failed: {', '.join(sorted(failed))}; everything else is done", file=sys.stderr)
     return 1 if failed else 0

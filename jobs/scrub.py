@@ -3,8 +3,8 @@
     python jobs/scrub.py --location file:./data
     spark-submit jobs/scrub.py --location s3://bucket/prefix --consensus postgresql://… --shard orders --engine spark
 
-Small shards are read in this process, larger ones by Spark, a task for each 64 MiB. What was read is judged by the
-library. Changes nothing. Exit status 1 names every shard with damage, after all of them were read.
+Small shards are read in this process, larger ones by Spark, with a task for each 64 MiB. The library judges what was
+read. The program changes nothing. It reads all shards; then, if any has damage, it names them and exits with status 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from persist_lib.maintain import Scrubbed
 
 @dataclass(frozen=True, slots=True)
 class ScrubOutcome:
-    """What became of one shard: scrubbed, or why not."""
+    """The result for one shard: the scrub, or the error."""
 
     shard: str
     scrubbed: Scrubbed | None
@@ -41,7 +41,10 @@ def scrub_shards(
     engine: EngineName = "auto",
     in_flight: int = IN_FLIGHT,
 ) -> Iterator[ScrubOutcome]:
-    """Scrub the shards, several at once; yields outcomes as they come. `sessions` is called if Spark is needed."""
+    """Scrub each shard, `in_flight` at once. Yields an outcome for each as it is done.
+
+    An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
+    """
     spark = SparkEngine(client, sessions) if sessions is not None and engine != "local" else None
 
     def one(shard: str) -> ScrubOutcome:
@@ -64,7 +67,7 @@ def numbers(scrubbed: Scrubbed) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program."""
+    """Run the program; returns its exit status."""
     parser = program.arguments(__doc__)
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     parsed = parser.parse_args(argv)

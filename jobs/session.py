@@ -1,11 +1,11 @@
-"""The Spark session of every program: one place that knows which settings are tested, and where Spark runs.
+"""The Spark session of every program. Only this module knows which settings are tested, and where Spark runs.
 
     spark = build_session()                                         # PERSIST_SPARK_MASTER or _REMOTE, else here
     spark = build_session(SparkSettings(master="spark://host:7077"))
     spark = build_session(SparkSettings(remote="sc://host:15002"))  # one long-lived Connect server, shared by many runs
 
-Persist has to be importable where tasks run. On this machine it is, since tasks run on this very interpreter; elsewhere
-`ship` sends it along as a zip (compiled dependencies such as pyarrow must be installed there).
+Persist has to be importable where tasks run. On this machine it is, because this same interpreter runs the tasks. To
+other machines `ship` sends it as a zip (compiled dependencies such as pyarrow must be installed there).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyspark.sql import SparkSession
 from jobs.java import find_java_home
 
 Sessions = Callable[[], SparkSession]
-"""Makes the session on first use: a program with nothing to do for Spark never starts a JVM."""
+"""Makes the session on first use, so that a program that has no work for Spark never starts a JVM."""
 
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Cuts start-up by about a third. The work is in Python and Arrow, so the JVM's best code is not missed.
+    # Cuts start-up by about a third. Python and Arrow do the work, so the JVM need not optimise its code.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
 ALWAYS = {
@@ -54,19 +54,19 @@ class SparkSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     master: str | None = None
-    """None: as spark-submit says, else this machine."""
+    """None: the master of spark-submit, else this machine."""
     remote: str | None = None
     driver_memory: str = Field("1g", pattern=r"^\d+[kmgt]$")
     """Tasks merge outside of the JVM, so it only needs room for plans and results."""
     app_name: str = "persist"
     conf: Mapping[str, str] = {}
-    """More of Spark's own settings. They win."""
+    """More of Spark's own settings. They win over all others."""
     ship: bool | None = None
-    """Send our code to the executors; None: unless they are on this machine."""
+    """Whether to send our code to the executors. None: only if they are not on this machine."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> SparkSettings:
-        """PERSIST_SPARK_MASTER, PERSIST_SPARK_REMOTE, PERSIST_SPARK_DRIVER_MEMORY."""
+        """The settings in PERSIST_SPARK_MASTER, PERSIST_SPARK_REMOTE and PERSIST_SPARK_DRIVER_MEMORY."""
         environ = os.environ if environ is None else environ
         named = {name: environ.get(f"PERSIST_SPARK_{name.upper()}") for name in ("master", "remote", "driver_memory")}
         return cls.model_validate({name: value for name, value in named.items() if value})
@@ -93,7 +93,7 @@ def spark_conf(settings: SparkSettings, *, submitted: bool = False) -> dict[str,
 
 
 def build_session(settings: SparkSettings | None = None) -> SparkSession:
-    """The session of this process: the one there is, or a new one. Safe to call from several threads."""
+    """Return the session of this process, or make one. Safe to call from several threads, and again."""
     settings = settings or SparkSettings.from_environment()
     with _building:
         submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -110,9 +110,9 @@ def build_session(settings: SparkSettings | None = None) -> SparkSession:
 
 
 def prepare_environment(settings: SparkSettings, *, submitted: bool = False) -> None:
-    """What must be set before a JVM or a Python worker starts.
+    """Set the environment variables that must be set before a JVM or a Python worker starts.
 
-    SUBTLE: without PYSPARK_PYTHON workers are the first `python3` on PATH, which knows nothing of this environment.
+    SUBTLE: without PYSPARK_PYTHON, workers are the first `python3` on PATH, which lacks our packages.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -138,7 +138,7 @@ def _runs_here(spark: SparkSession, settings: SparkSettings) -> bool:
 
 
 def _zipped(packages: tuple[str, ...]) -> bytes:
-    """The same bytes for the same code."""
+    """The packages as a zip: the same bytes for the same code."""
     root = Path(__file__).resolve().parent.parent
     with tempfile.SpooledTemporaryFile() as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

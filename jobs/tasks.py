@@ -1,11 +1,11 @@
 """What runs in a Spark task: one merge, or one scrub. Imported by executors; imports no Spark.
 
-Work goes out and comes back as bytes (msgpack), so that nothing is unpickled but the few names that Spark itself ships.
+Work is sent and returned as bytes (msgpack), so that only the few names that Spark itself ships are unpickled.
 
-What is decided for good (damage, an overflow) comes back as a value: Spark would try it three times more, and tell the
-driver nothing but a traceback. What the world failed at is raised, and Spark tries the task again, anywhere. An attempt
-writes parts under keys of its own, so a second attempt, a speculative one, or one that goes on after the driver died,
-leaves orphans at worst.
+A permanent error (damage, an overflow) is returned as a value: if it were raised, Spark would try the task three times
+more, and the driver would get only a traceback. A failure of a store or the network is raised, and Spark tries the task
+again on any executor. Each attempt writes parts under its own keys. So a second attempt, a speculative one, or one that
+goes on after the driver died leaves orphans at worst.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
-    """An error on its way to the driver: which one, and what it says."""
+    """An error on its way to the driver: its class, message and fields."""
 
     kind: str
     message: str
@@ -61,7 +61,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_work(url: str, consensus_url: str, tasks: Sequence[MergeTask]) -> bytes:
-    """The tasks of one request, as bytes."""
+    """Encode the tasks of one request. Raises InvalidUsage if they differ in more than their key ranges."""
     template = msgspec.structs.replace(tasks[0], key_lower=None, key_upper=None)
     ranges = tuple((task.key_lower, task.key_upper) for task in tasks)
     if any(msgspec.structs.replace(task, key_lower=None, key_upper=None) != template for task in tasks):
@@ -94,9 +94,9 @@ def add_up_all(
 
 
 def answer(index: int, outcome: object, cost: Cost) -> pa.RecordBatch:
-    """One task's answer: its result, or an error that trying again does not mend; and what it asked of the location.
+    """One task's answer: its result or its permanent error, and the cost of its requests to the location.
 
-    What an attempt spent that failed, and that Spark repeated, nobody is told.
+    The cost of a failed attempt that Spark repeated is not counted.
     """
     error = msgspec.msgpack.encode(outcome) if isinstance(outcome, Told) else None
     result = None if error is not None else msgspec.msgpack.encode(outcome)
@@ -105,12 +105,12 @@ def answer(index: int, outcome: object, cost: Cost) -> pa.RecordBatch:
 
 
 def tell(error: PersistError) -> Told:
-    """An error as the driver will raise it again."""
+    """Encode an error so that the driver can raise it again."""
     return Told(type(error).__name__, error.message, {name: str(value) for name, value in error.fields.items()})
 
 
 def raised(encoded: bytes) -> PersistError:
-    """The error that a task told of."""
+    """Decode the error that a task returned."""
     told = msgspec.msgpack.decode(encoded, type=Told)
     kind: Any = getattr(errors, told.kind, PersistError)
     error: PersistError = kind(told.message, **told.fields)

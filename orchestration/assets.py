@@ -1,10 +1,10 @@
 """The duties as assets: one partition a shard, one materialization a shard and duty.
 
-All of them are one op, so that a run over many shards, a backfill say, is one process and one Spark application
-whatever the executor, and a shard is collected while another is still compacted. One asset can be selected alone.
+All of them are one op. So a run over many shards, such as a backfill, is one process and one Spark application with
+every executor, and one shard is collected while another is still compacted. One asset can be selected alone.
 
-SUBTLE: nothing is yielded as an output. Outputs would be recorded for every partition of the run, also for a shard that
-failed; so each is recorded by itself, as it is done.
+SUBTLE: nothing is yielded as an output. Dagster would record an output for every partition of the run, also for a shard
+that failed. So each materialization is recorded by itself, when it is done.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -30,15 +30,17 @@ class DutyConfig(dg.Config):
 
     engine: str = Field(
         default="auto",
-        description="auto: Spark for requests that read more than `spark_above_bytes`, else here; spark; local",
+        description="auto: Spark for requests that read more than `spark_above_bytes`, else local; spark; local",
     )
     dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
     in_flight: int = Field(default=4, description="shards worked on at once")
     verify_reads: int = Field(
         default=3, description="at how many times contents are compared around a compaction; 0 for none"
     )
-    verify_below_bytes: int = Field(default=1 << 30, description="larger shards are not read for that")
-    scrub_all: bool = Field(default=False, description="scrub from the beginning, not from where the last scrub got to")
+    verify_below_bytes: int = Field(default=1 << 30, description="larger shards are not read for this comparison")
+    scrub_all: bool = Field(
+        default=False, description="scrub everything, not only what was written after the last scrub"
+    )
 
 
 def specs() -> list[dg.AssetSpec]:
@@ -64,7 +66,7 @@ def specs() -> list[dg.AssetSpec]:
 def shard_duties(
     context: dg.AssetExecutionContext, config: DutyConfig, persist: Persist, spark: Spark
 ) -> Iterator[Event]:
-    """Do the selected duties of the run's partitions. A check that is run without its asset changes nothing."""
+    """Do the selected duties for the run's partitions. A run of checks without any asset changes nothing."""
     wanted = {key.to_user_string() for key in context.selected_asset_keys}
     checks = {key.name for key in context.selected_asset_check_keys}
     duties = [duty for duty in DUTIES if duty in wanted or any(CHECKS[name][0] == duty for name in checks)]
@@ -79,7 +81,7 @@ def shard_duties(
 def options_of(
     config: DutyConfig, instance: dg.DagsterInstance, persist: Persist, spark: Spark, *, is_dry: bool
 ) -> Options:
-    """A run's configuration, as the duties take it."""
+    """Turn a run's configuration into the options of the duties. Raises Failure for an unknown engine."""
     engine = config.engine
     if engine not in ("auto", "spark", "local"):
         raise dg.Failure(f"engine is auto, spark or local, not {engine!r}", allow_retries=False)
@@ -94,7 +96,7 @@ def options_of(
 
 
 def last_scrub(instance: dg.DagsterInstance, shard: str) -> int:
-    """Where the last scrub of a shard got to, as its materialization says; 0 for none."""
+    """The seqno up to which the last scrub of a shard read, by its materialization; 0 if there is none."""
     filter_ = dg.AssetRecordsFilter(asset_key=dg.AssetKey("scrub"), asset_partitions=[shard])
     for record in instance.fetch_materializations(filter_, limit=1).records:
         if (materialization := record.asset_materialization) is not None:

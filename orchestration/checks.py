@@ -1,7 +1,6 @@
-"""The checks: what each duty has to leave behind, judged shard by shard in the run that did the duty.
+"""The checks: the state in which each duty has to leave a shard, judged for each shard in the run that did the duty.
 
-What must never become visible is refused by the state machine before it is committed; these checks are the second look,
-by other means.
+The state machine refuses a wrong result before it is committed. These checks verify the result again, by other means.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ CHECKS: Mapping[str, tuple[Duty, str]] = {
     "reads_identical": ("compaction", "Snapshots at several times hold the same before and after the compaction."),
     "fingerprint_conserved": ("compaction", "What can be read adds up to all that was ever appended."),
     "rollup_recent": ("rollups", "The newest rollup lags at most twice the configured distance behind."),
-    "no_overdue_garbage": ("garbage", "Nothing that no live reader can reach is left in Blob."),
-    "no_orphan": ("orphans", "No object is left that no state refers to and nobody can link any more."),
+    "no_overdue_garbage": ("garbage", "Blob holds no garbage that no live reader can reach."),
+    "no_orphan": ("orphans", "No object is left that no state refers to and no writer can link."),
     "parts_undamaged": ("scrub", "Every digest, count and fingerprint is what the state says."),
     "batch_count_within_bound": ("census", "There are at most 2 log2(updates) + c non-empty batches."),
 }
@@ -28,7 +27,7 @@ CHECKS: Mapping[str, tuple[Duty, str]] = {
 def check_specs() -> list[dg.AssetCheckSpec]:
     """All checks, with a verdict for each shard."""
     with warnings.catch_warnings():
-        # Partitioned checks are a preview in 1.13. Without them the verdict on one shard would hide another's.
+        # Partitioned checks are a preview in 1.13. Without them, the verdict on one shard would hide that on another.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return [
             dg.AssetCheckSpec(name, asset=duty, description=says, partitions_def=shard_partitions)

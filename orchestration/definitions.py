@@ -19,7 +19,7 @@ from orchestration.settings import Settings
 
 
 def build_definitions(settings: Settings | None = None) -> dg.Definitions:
-    """The whole pipeline. What `settings` leave out is taken from the environment, when a run or a tick begins."""
+    """Build the whole pipeline. Settings left out are read from the environment when a run or a tick begins."""
     settings = settings or Settings()
     persist = Persist(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),

@@ -1,7 +1,7 @@
-"""What a run does with one shard: each duty is one call of the library, counted and checked. Knows nothing of Dagster.
+"""What a run does with one shard: each duty is one call of the library, counted and checked. It does not use Dagster.
 
-A duty that fails does not keep the later ones from being tried: a shard with a damaged part still gets its garbage
-collected. Every duty is idempotent, so doing it again after a crash costs little.
+If a duty fails, the later ones are still tried: a shard with a damaged part still gets its garbage collected. Every
+duty is idempotent, so doing it again after a crash costs little.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Duty = str
 Number = int | float
 
 DUTIES: tuple[Duty, ...] = NAMES
-"""In the order that frees the most."""
+"""All duties, in the order that frees the most."""
 
 
 class Finding(NamedTuple):
-    """The verdict of one check on one shard. A fatal one that fails, fails the run."""
+    """The verdict of one check on one shard. If `fatal`, a failed check fails the run."""
 
     check: str
     duty: Duty
@@ -78,15 +78,15 @@ class Options:
     spark: SparkEngine | None = None
     dry_run: bool = False
     verify_reads: int = 3
-    """At how many times the contents are compared before and after a compaction."""
+    """The number of times at which the contents before and after a compaction are compared."""
     verify_below_bytes: int = 1 << 30
-    """Shards larger than this are not read for that: the state machine's own proof has to do."""
+    """Shards larger than this are not read for the comparison; the state machine's own check has to be enough."""
     scrub_after: Callable[[str], int] = field(default=lambda _shard: 0)
-    """Where the last scrub of a shard got to."""
+    """Returns the seqno up to which the last scrub of a shard read."""
 
 
 def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Options) -> ShardReport:
-    """Do the duties of one shard, in order. Never raises what one shard does wrong: it is in the report."""
+    """Do the duties of one shard, in order. Errors of a duty are in the report; they are not raised."""
     done: list[Done] = []
     errors: dict[Duty, Exception] = {}
     for duty in (duty for duty in DUTIES if duty in duties):
@@ -104,7 +104,7 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
 
 
 def _plain(client: Client, shard: str, duty: Duty, options: Options) -> Done:
-    """A duty of the table that nothing more is told of than its figures."""
+    """Do a duty of the table that has no function here, and report only its figures."""
     machine, policy = client.machine(shard), client.policy()
     answer = carry_out(duty, machine, client.leases, policy=policy, dry_run=options.dry_run)
     return Done(duty, figures_of(answer), (), machine.fetch().seqno)
@@ -203,7 +203,7 @@ def _collected(client: Client, shard: str, options: Options) -> Done:
     collected = client.collect(shard, dry_run=options.dry_run)
     version = client.inspect(shard)
     left = plan_collection(version.state, version.seqno)
-    says = f"{len(left.keys)} objects that nobody can reach are still there" if left.keys else "nothing is overdue"
+    says = f"{len(left.keys)} objects that no reader can reach are still there" if left.keys else "nothing is overdue"
     found = {"overdue": len(left.keys), "overdue_bytes": left.size}
     held = {"held": sum(held.keys for held in left.held), "held_bytes": sum(held.size for held in left.held)}
     figures = {
@@ -266,7 +266,7 @@ def census_numbers(census: Census) -> dict[str, Number]:
 
 
 def _time(name: str, frontier: Antichain) -> dict[str, int]:
-    """A frontier as a figure; none for the empty one, nor beyond what a plot can show."""
+    """A frontier as a figure. The empty frontier and times from 2**63 on are left out, as a plot cannot show them."""
     return {name: frontier.time} if frontier.time is not None and frontier.time < 2**63 else {}
 
 

@@ -1,14 +1,14 @@
 """`PersistIOManager`: the assets of users, stored in shards and read from them.
 
     @dg.asset(io_manager_key="persist_io", metadata={"persist/key": ["customer_id"]})
-    def customers() -> pa.Table: ...            # the contents from now on: the shard moves by what changed
+    def customers() -> pa.Table: ...            # the new contents: the differences are appended
 
     @dg.asset(io_manager_key="persist_io", metadata={"persist/key": ["order_id"]})
     def order_updates() -> pa.Table: ...        # has `_time` and `_diff`: appended as they are
 
 An asset's shard is named after its key, joined by `.`, and each of its partitions has a shard of its own. A step that
-is tried again after its append was committed changes nothing: the same contents differ in nothing from what is there,
-and the same updates are covered already.
+is tried again after its append was committed changes nothing: the same contents have no difference to append, and the
+same updates are skipped because the shard already has their times.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -33,12 +33,12 @@ KEY = "persist/key"
 
 
 class PersistIOManager(dg.ConfigurableIOManager):
-    """Stores Arrow tables, pandas frames and lists of dicts. Loads what the consumer is annotated with, else Arrow."""
+    """Stores Arrow tables, pandas frames and lists of dicts. Loads the consumer's annotated type, else Arrow."""
 
     persist: dg.ResourceDependency[Persist]
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Append what is new. The asset's metadata names the key columns; the others are values."""
+        """Append what is new. The asset's metadata `persist/key` names the key columns; the others are values."""
         if obj is None:
             return
         table = as_table(obj)
@@ -55,7 +55,7 @@ class PersistIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata(figures)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The newest contents; of all partitions asked for, one after the other."""
+        """Return the newest contents. Those of several partitions are concatenated."""
         tables = []
         for shard in shards_of(context):
             with self.persist.client.open_reader(shard) as read:
@@ -67,7 +67,7 @@ class PersistIOManager(dg.ConfigurableIOManager):
         return table.to_pylist() if wanted in (list, list[dict[str, Any]]) else table
 
     def _replace(self, write: WriteHandle, table: pa.Table, schema: Schema) -> Appended | None:
-        """Append the difference between what is there and `table`, at the next time; nothing when they are equal."""
+        """Append the difference between the shard and `table`, at the next time; nothing if they are equal."""
         upper = write.fetch_upper().time
         if upper is None:
             raise InvalidUsage(f"shard {write.shard} is closed for writing")
@@ -91,7 +91,7 @@ def difference(schema: Schema, old: pa.Table, new: pa.Table, time: int) -> pa.Ta
 
 
 def append_updates(write: WriteHandle, updates: pa.Table) -> Appended | None:
-    """Append updates with times of their own; what is covered already is left out."""
+    """Append updates with their own times. Times that the shard already has are skipped."""
     if not updates.num_rows:
         return None
     times = pc.min_max(updates[TIME])
@@ -101,7 +101,7 @@ def append_updates(write: WriteHandle, updates: pa.Table) -> Appended | None:
 
 
 def repeated(contents: pa.Table) -> pa.Table:
-    """The rows of a collection, each as often as it is there."""
+    """The rows of a collection, each repeated by its multiplicity."""
     diffs = contents[DIFF].to_numpy()
     data = contents.drop_columns([DIFF])
     return data if (diffs == 1).all() else data.take(np.repeat(np.arange(len(diffs)), diffs.clip(0)))
@@ -121,7 +121,7 @@ def as_table(obj: object) -> pa.Table:
 
 
 def schema_of(table: pa.Table, key: object) -> Schema:
-    """The shard's schema: the columns that the asset's metadata calls key, and the others. No key: all columns are."""
+    """The shard's schema: the columns in `key` are the key, the others the value. Without `key`, all are the key."""
     names = [name for name in table.schema.names if name not in (TIME, DIFF)]
     keys = [str(name) for name in key] if isinstance(key, (list, tuple)) else names
     fields = {name: table.schema.field(name).type for name in names}

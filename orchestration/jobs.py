@@ -1,7 +1,7 @@
-"""Dagster jobs: sweeps over whatever shards there are, without a partition to choose.
+"""Dagster jobs: sweeps over all shards that exist, without choosing a partition.
 
-Each is one op in one process, hence one Spark application however many shards there are. They report to the same assets
-as the partitioned runs do.
+Each job is one op in one process, and so one Spark application for any number of shards. The jobs report to the same
+assets as the partitioned runs.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -24,7 +24,7 @@ JOBS: Mapping[str, tuple[tuple[Duty, ...], str]] = {
     "maintenance": (DUTIES, "Everything, over all shards."),
     **{duty.name: (duty.job or (duty.name,), duty.does) for duty in core.DUTIES},
 }
-"""A job of each duty, and one of all."""
+"""A job for each duty, and one for all duties: the duties it does, and its description."""
 
 
 class SweepConfig(DutyConfig):

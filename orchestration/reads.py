@@ -1,7 +1,7 @@
-"""Proof that a compaction changed no read: what the shard holds at several times, computed before and after.
+"""Proof that a compaction changed no read: the shard's contents at several times are compared before and after it.
 
-The contents are read as any reader would and summed up by their fingerprint, in bounded memory. At the newest time that
-sum must also be what appends have added up in the state all along, which no compaction takes part in.
+The contents are read as any reader reads them, and summed up as a fingerprint, in bounded memory. At the newest time it
+must also equal the fingerprint that appends have added up in the state, which no compaction changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from persist_lib.read.handle import ReadHandle
 
 
 class ReadProbe:
-    """Reads a shard at the same times again and again. Keeps history there by a lease, until `close`."""
+    """Reads a shard at the same times repeatedly. It keeps the history for these times by a lease, until `close`."""
 
     def __init__(self, client: Client, shard: str, points: int) -> None:
         self._handle: ReadHandle = client.open_reader(shard, purpose="compaction check")
@@ -28,7 +28,7 @@ class ReadProbe:
         return {as_of: self._contents(as_of) for as_of in self.points}
 
     def close(self) -> None:
-        """Let history go."""
+        """Close the reader, which gives up the history that it kept."""
         self._handle.close()
 
     def _contents(self, as_of: int) -> Sums:

@@ -1,4 +1,4 @@
-"""What Dagster is told of a shard: figures that draw timelines, the trace by level, a report, and verdicts."""
+"""What is reported to Dagster about a shard: figures for timelines, the trace by level, a report, and verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
 def events(report: ShardReport, materialize: Collection[str], checks: Collection[str]) -> Iterator[Event]:
-    """One materialization a duty, or an observation where nothing was to be changed, and the wanted verdicts."""
+    """Yield a materialization for each duty in `materialize`, else an observation, and the verdicts in `checks`."""
     for done in report.done:
         kind = dg.AssetMaterialization if done.duty in materialize else dg.AssetObservation
         yield kind(
@@ -29,7 +29,7 @@ def events(report: ShardReport, materialize: Collection[str], checks: Collection
 
 
 def metadata(shard: str, done: Done) -> dict[str, dg.MetadataValue]:
-    """Figures first, then what is to be read."""
+    """The metadata of one duty: first the figures, then the tables and the report."""
     found: dict[str, dg.MetadataValue] = {name: figure(value) for name, value in done.numbers.items()}
     if done.census is not None:
         found["trace"] = trace_table(done.census.levels)
@@ -69,7 +69,7 @@ def evaluation(shard: str, finding: Finding) -> dg.AssetCheckEvaluation:
 
 
 def failure(problems: Mapping[str, list[str]], *, is_permanent: bool) -> dg.Failure:
-    """The run's failure: it names every shard that went wrong, after all others were done."""
+    """The run's failure, which names every shard that failed. All other shards are done."""
     lines = "".join(f"- `{shard}`: {'; '.join(why)}\n" for shard, why in sorted(problems.items()))
     return dg.Failure(
         f"{len(problems)} shards failed, all others are done: {', '.join(sorted(problems))}",

@@ -1,4 +1,4 @@
-"""What runs are given: the location as a client, and Spark as a session that starts when it is first needed."""
+"""The resources of runs: the location as a client, and Spark as a session that starts when it is first needed."""
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
@@ -26,7 +26,7 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def client(self) -> persist.Client:
-        """The open client; opened on first use. A location that does not exist is created: it has no shards."""
+        """The client, which is opened on first use. A location that does not exist is created without shards."""
         if self._client is None:
             given = Settings(
                 location=self.location or None, consensus=self.consensus or None, config=self.config,
@@ -75,6 +75,6 @@ def spark_settings(conf: dict[str, Any]) -> SparkSettings:
 
 
 def spark_config(settings: SparkSettings) -> dict[str, str]:
-    """The inverse of `spark_settings`: how they are shown and given to the resource."""
+    """The inverse of `spark_settings`: the settings in Spark's names, as the resource takes them."""
     values = {"master": settings.master, "remote": settings.remote, "driver_memory": settings.driver_memory}
     return {**{SPARK_NAMES[field]: value for field, value in values.items() if value}, **settings.conf}

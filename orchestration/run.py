@@ -33,7 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run did: figures by shard and duty, verdicts, and why it failed, if it did."""
+    """What a run did: figures by shard and duty, verdicts, and why the run failed, if it did."""
 
     success: bool
     run_id: str
@@ -43,7 +43,7 @@ class RunReport:
 
     @property
     def failed_checks(self) -> list[Verdict]:
-        """The verdicts that are not good."""
+        """The verdicts of checks that failed."""
         return [verdict for verdict in self.verdicts if not verdict.passed]
 
 
@@ -60,8 +60,8 @@ def run_maintenance(
 ) -> RunReport:
     """Run a job of `orchestration.jobs` here and now. `options`: fields of `SweepConfig`, as in `shards=["orders"]`.
 
-    Without an `instance` nothing of it is recorded; `log_level` is what Dagster prints. Never raises what a shard does
-    wrong: it is in the report.
+    Without an `instance`, Dagster keeps no record of the run. `log_level` is the level from which Dagster prints.
+    Errors of a shard are in the report; they are not raised. Running it again finds nothing to do.
     """
     if instance is None:
         with dg.DagsterInstance.ephemeral() as ephemeral:
@@ -111,7 +111,7 @@ def _why(result: dg.ExecuteInProcessResult) -> str:
 
 
 def main() -> int:
-    """Maintain every shard of a location; 1 if one failed."""
+    """Maintain every shard of a location; returns 1 if one failed, else 0."""
     report = run_maintenance(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
     for shard, duties in sorted(report.figures.items()):
         compacted = duties.get("compaction", {})

@@ -1,4 +1,4 @@
-"""What is due by the clock. What is due by the state of shards is in `sensors`."""
+"""Schedules for duties that are due by the clock. Duties that are due by the state of shards are in `sensors`."""
 
 from __future__ import annotations
 

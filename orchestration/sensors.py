@@ -1,7 +1,7 @@
-"""What is due by the state of shards: new ones become partitions, and those in debt are compacted.
+"""Sensors for work that is due by the state of shards: new shards become partitions, and shards in debt are compacted.
 
-A tick costs one small question a shard, and a look at the state only of those that changed since the last tick. Cursors
-hold what was seen; a lost cursor costs one tick of looking at everything.
+A tick costs one small request a shard. It reads the state only of shards that changed since the last tick. Cursors hold
+what was seen; if a cursor is lost, ticks look at all shards again.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -23,7 +23,7 @@ from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.state import State
 
 LOOKED_AT = 200
-"""Shards whose state one tick looks at. The rest waits for the next."""
+"""The most shards whose state one tick reads. The others wait for the next tick."""
 UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -38,7 +38,7 @@ def sensors(status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
 
 
 def discovery_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
-    """New shards become partitions and are counted; changed ones are observed, which draws timelines without a run."""
+    """A sensor that makes new shards partitions, requests their census, and observes changed shards without a run."""
 
     @dg.sensor(name="shard_discovery", job=SWEEPS["census"], minimum_interval_seconds=30, default_status=status)
     def shard_discovery(context: dg.SensorEvaluationContext, persist: Persist) -> dg.SensorResult:
@@ -64,13 +64,13 @@ def discovery_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
 
 
 def debt_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
-    """Shards whose trace calls for compaction are compacted, all of them in one run."""
+    """A sensor that requests one compaction run for all shards whose trace calls for it."""
 
     @dg.sensor(name="compaction_debt", job=SWEEPS["compaction"], minimum_interval_seconds=60, default_status=status)
     def compaction_debt(context: dg.SensorEvaluationContext, persist: Persist) -> dg.SensorResult | dg.SkipReason:
         """Request one run for all shards in debt."""
         if context.instance.get_runs(dg.RunsFilter(job_name="compaction", statuses=UNFINISHED), limit=1):
-            return dg.SkipReason("a compaction is queued or running; what it leaves is looked at after it")
+            return dg.SkipReason("a compaction is queued or running; shards are looked at again after it")
         cursor = loads(context.cursor)
         seen, asked = dict(cursor.get("seen", {})), dict(cursor.get("asked", {}))
         looked_at, indebted = debts(persist.client, seen, asked)
@@ -88,9 +88,10 @@ def debt_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
 
 
 def debts(client: Client, seen: Mapping[str, int], asked: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
-    """The shards that changed since they were `seen`, at which seqno; and those in debt that were not `asked` for yet.
+    """Return the seqnos of shards that changed since they were `seen`, and the marks of those newly in debt.
 
-    A debt is told by a mark of what there is to compact, so that it is asked for once.
+    A mark identifies what there is to compact. A shard whose mark is in `asked` is left out, so that a run is requested
+    only once for the same debt.
     """
     changed = {shard: seqno for shard, seqno in seqnos(client).items() if seen.get(shard) != seqno}
     looked_at = dict(sorted(changed.items())[:LOOKED_AT])
@@ -103,7 +104,10 @@ def debts(client: Client, seen: Mapping[str, int], asked: Mapping[str, str]) -> 
 
 
 def mark_of(state: State) -> str:
-    """Changes with the data and with since, not with leases: a shard that cannot be compacted is not tried for ever."""
+    """A mark that changes with the data and with since, not with leases.
+
+    So a shard that cannot be compacted is not tried for ever.
+    """
     return f"{state.next_id}.{state.since.time}"
 
 
@@ -123,7 +127,7 @@ def observation(client: Client, shard: str) -> dg.AssetObservation:
 
 
 def run_key(marks: Iterable[str]) -> str:
-    """`shard@seqno` for one shard, a digest of all for several."""
+    """The mark itself if there is only one, as in `shard@seqno`; a digest of the marks if there are several."""
     sorted_marks = sorted(marks)
     if len(sorted_marks) == 1:
         return sorted_marks[0]

@@ -14,30 +14,32 @@ from persist_lib.errors import InvalidUsage
 
 
 class Settings(BaseModel):
-    """Which location the pipeline looks after, and where its Spark runs. What is left out is in the environment."""
+    """Which location the pipeline maintains, and where Spark runs. Fields left out are read from the environment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     location: str | None = None
     """PERSIST_LOCATION, as in `file:./data`."""
     consensus: str | None = None
-    """PERSIST_CONSENSUS; neither: the same place as the blobs."""
+    """PERSIST_CONSENSUS. If neither is set: the same location as the blobs."""
     config: Mapping[str, Any] = {}
     """PERSIST_CONFIG, a JSON object: fields of `persist.Config`."""
     prices: str | None = None
-    """PERSIST_PRICES: `s3`, `free` or JSON; neither: S3's list prices on S3, and nothing elsewhere."""
+    """PERSIST_PRICES: `s3`, `free` or JSON. If neither is set: S3's list prices on S3, and free elsewhere."""
     spark: SparkSettings | None = None
     """PERSIST_SPARK_MASTER, PERSIST_SPARK_REMOTE, PERSIST_SPARK_DRIVER_MEMORY."""
     is_running: bool = True
-    """Whether schedules and sensors run from the start; either way the UI turns them on and off."""
+    """Whether schedules and sensors run from the start. The UI can turn them on and off."""
 
 
 def resolved(settings: Settings, environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings with what was left out, taken from the environment. Raises InvalidUsage without a location."""
+    """Fill in the settings that were left out from the environment. Raises InvalidUsage without a location."""
     environ = os.environ if environ is None else environ
     location = settings.location or environ.get("PERSIST_LOCATION")
     if not location:
-        raise InvalidUsage("which location? Set PERSIST_LOCATION, as in PERSIST_LOCATION=file:./data, or pass Settings")
+        raise InvalidUsage(
+            "no location is given. Set PERSIST_LOCATION, as in PERSIST_LOCATION=file:./data, or pass Settings"
+        )
     return settings.model_copy(
         update={
             "location": location,

@@ -1,6 +1,6 @@
 """One pass over many shards in one process: one Spark application, a few shards at a time, events as they come.
 
-Used by the assets (chosen partitions, as in a backfill) and by the jobs (whatever shards there are).
+The assets use it for chosen partitions, as in a backfill, and the jobs for all shards that exist.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from persist_lib.client import Client
 from persist_lib.errors import CompactionRefused, Damage, DiffOverflow, InvalidUsage
 
 PERMANENT = (CompactionRefused, Damage, DiffOverflow, InvalidUsage)
-"""What a second attempt does not mend."""
+"""Errors that a second attempt would raise again."""
 
 
 def sweep(
@@ -32,7 +32,7 @@ def sweep(
     checks: Collection[str],
     in_flight: int,
 ) -> Iterator[Event]:
-    """Do the duties of each shard, and tell of each as it is done. Raises Failure at the end if a shard failed."""
+    """Do the duties of each shard, and yield its events when done. Raises Failure at the end if a shard failed."""
     problems: dict[str, list[str]] = {}
     errors: list[Exception] = []
 
@@ -54,7 +54,7 @@ def sweep(
 
 
 def spark_engine(client: Client, spark: Spark, engine: str) -> SparkEngine | None:
-    """The Spark engine of this run; None where Spark is not wanted or cannot reach the location."""
+    """The Spark engine of this run; None if Spark is not wanted or cannot reach the location."""
     if engine == "local" or client.url.startswith("memory:"):
         return None
     return SparkEngine(client, lambda: spark.spark_session)

@@ -36,19 +36,19 @@ def _root(
     """Durable, definite, time-varying collections on plain object storage.
 
     A [bold]shard[/] is one collection. Its contents can be read as of any time from [bold]since[/] on and before
-    [bold]upper[/]: history before since is given up, what happens from upper on is not known yet. A frontier is
-    written as \\[5] (at 5) or as \\[] (the end: complete, or all given up).
+    [bold]upper[/]: history before since is given up, and updates from upper on are not known yet. A frontier is
+    written as \\[5] (at 5) or as \\[] (the end: the shard is complete, or all history is given up).
 
     \b
-    persist shards                      what there is, one line a shard
-    persist show orders                 one shard: its parts, who holds what
+    persist shards                      all shards, one line each
+    persist show orders                 one shard: its batches, readers, writers and holds
     persist log orders                  what happened to it, newest last
     persist snapshot orders --as-of 9   its contents at a time
-    persist maintain --all --dry-run    what upkeep would do (without: does it)
+    persist maintain --all --dry-run    what upkeep would do (without --dry-run, it does it)
 
-    Exit codes: 0 done; 1 refused, or the world failed; 2 the call is wrong; 3 stored data is damaged (stop, and
-    look); 130 interrupted. Failures are on standard error, as one sentence that says what to do (with --json, as an
-    object).
+    Exit codes: 0 done; 1 refused, or a store or the network failed; 2 wrong usage; 3 stored data is damaged (stop
+    and investigate); 130 interrupted. Failures are printed on standard error, as one sentence that says what to do
+    (with --json, as an object).
     """
     ctx.obj = Shared(location, consensus, json_, verbose, prices)
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and how they are read."""
+"""Arguments that several commands share, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print w
 
 
 def parse_frontier(text: str, what: str) -> Antichain:
-    """A frontier as people write it: `5`, `[5]`, or `[]` for the empty one."""
+    """Parse a frontier: `5`, `[5]`, or `[]` for the empty one. Raises InvalidUsage for anything else."""
     inner = text.strip()
     if inner.startswith("[") and inner.endswith("]"):
         inner = inner[1:-1].strip()
@@ -41,19 +41,19 @@ def parse_frontier(text: str, what: str) -> Antichain:
 
 
 def confirm(session: Session, shard: str, what: str) -> None:
-    """Ask for the shard's name before what cannot be undone; InvalidUsage when it is not typed."""
+    """Ask for the shard's name before an operation that cannot be undone. Raises InvalidUsage if it is not typed."""
     if session.as_json:
-        raise InvalidUsage(f"{what} needs a confirmation, and --json does not ask: say --yes")
+        raise InvalidUsage(f"{what} needs a confirmation, and --json cannot ask for one: add --yes")
     session.err.print("This cannot be undone. Type the shard's name: ", end="", markup=False, highlight=False)
     if sys.stdin.readline().strip() != shard:
         raise InvalidUsage(f"that is not {shard!r}; nothing was changed")
 
 
 def chosen(client: Client, names: list[str] | None, is_all: bool) -> list[str]:
-    """The shards that a command is about: those named, or all of them. InvalidUsage for both or neither."""
+    """Return the shards to work on: those named, or all with --all. Raises InvalidUsage for both or neither."""
     if bool(names) == is_all:
         raise InvalidUsage(
-            "name one or more shards, or say --all" if not names else "name shards or say --all, not both"
+            "name one or more shards, or use --all" if not names else "name shards or use --all, not both"
         )
     return client.shards() if is_all else list(dict.fromkeys(names or ()))
 
@@ -61,7 +61,7 @@ def chosen(client: Client, names: list[str] | None, is_all: bool) -> list[str]:
 def each(
     session: Session, names: Iterable[str], do: Callable[[str], T]
 ) -> tuple[list[T], list[tuple[str, PersistError]]]:
-    """What `do` answers for each shard; one that fails is complained about, and does not keep the others waiting."""
+    """Call `do` for each shard, and return the answers and the failures. A failure is printed, and the others go on."""
     done: list[T] = []
     failed: list[tuple[str, PersistError]] = []
     for name in names:

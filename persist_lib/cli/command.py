@@ -31,7 +31,7 @@ Location = Annotated[
 Consensus = Annotated[
     str | None,
     typer.Option(
-        help="URL of its Consensus, where that is elsewhere. Default: $PERSIST_CONSENSUS, or the location.",
+        help="URL of the Consensus, if it is not at the location. Default: $PERSIST_CONSENSUS, or the location.",
         metavar="URL",
         rich_help_panel=_PANEL,
         show_default=False,
@@ -95,8 +95,8 @@ def command(
         session = open_session(own, before)
         with failures(session):
             session = placed(session, own, before)
-        with failures(session):  # which looks at the location for names
-            run(session, **arguments)  # type: ignore[call-arg] # `_signature` sees to it that they are its own
+        with failures(session):  # it looks up near names at the location
+            run(session, **arguments)  # type: ignore[call-arg] # `_signature` declares exactly these arguments
 
     signature = _signature(run)
     carry_out.__signature__ = signature  # type: ignore[attr-defined]
@@ -105,25 +105,26 @@ def command(
 
 
 def prose(docstring: str) -> str:
-    """A docstring as help: paragraphs flow; those that start with a backspace stay as they are."""
+    """Turn a docstring into help text. Lines of a paragraph are joined, unless it starts with a backspace."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
     return "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
 
 
 def open_session(own: Shared, before: Shared) -> Session:
-    """How to print and what to log, as the options say: those of the command, and those before it."""
+    """Set up printing and logging by the options of the command and those before it."""
     verbose = own.verbose + before.verbose
     log_to_stderr(verbose)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # names and values may hold what a terminal's encoding has not
+        if isinstance(stream, TextIOWrapper):  # names and values may hold characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     return Session(as_json=own.json_ or before.json_, verbose=verbose)
 
 
 def placed(session: Session, own: Shared, before: Shared) -> Session:
-    """The session at its location: what the command's options say, then those before it, then the environment.
+    """Set location, Consensus and prices, by the command's options, those before it, or the environment.
 
-    Raises InvalidUsage for an empty one, which is what an unset variable of a script looks like.
+    The first of these that is given wins. Raises InvalidUsage for an empty value: an unset variable of a script looks
+    like that.
     """
     return replace(
         session,
@@ -141,8 +142,7 @@ def _given(name: str, *options: str | None) -> str | None:
     for source, value in given:
         if not value.strip():
             raise InvalidUsage(
-                f"{source} is empty: perhaps a variable that is not set. Nothing was opened; give a value, or leave it "
-                "out altogether",
+                f"{source} is empty: perhaps a variable is not set. Nothing was opened. Set it, or leave it out",
                 source=source,
             )
     return given[0][1] if given else None

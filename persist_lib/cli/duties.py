@@ -1,4 +1,4 @@
-"""The duties as commands: one shard, several, or all, each with what was done, why, and what had to wait for whom."""
+"""The duties as commands, for one shard, several, or all. Each prints what was done, why, and what has to wait."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def _run(session: Session, what: str, names: list[str] | None, is_all: bool, dry
 def maintain(session: Session, names: Shards = None, is_all: AllShards = False, dry_run: DryRun = False) -> None:
     """Do all duties of upkeep: leases, retention, compaction, rollups, garbage, orphans.
 
-    Doing it again finds nothing to do. What large shards need belongs to Spark (see the pipeline); this does it here,
-    in bounded memory. Killed at any point, it leaves a correct shard.
+    Doing it again finds nothing to do. It works in this process, in bounded memory; for large shards, use Spark (see
+    the pipeline). Killed at any point, it leaves a correct shard.
 
     \b
-    persist maintain --all --dry-run    what is due, and what waits for whom
+    persist maintain --all --dry-run    what is due, and what has to wait for a reader or a hold
     persist maintain orders payments
     persist maintain --all --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
@@ -72,7 +72,7 @@ def maintain(session: Session, names: Shards = None, is_all: AllShards = False, 
 
 
 def command_of(duty: Duty) -> Callable[..., None]:
-    """The command of a duty: its own, where it takes more than shards and --dry-run."""
+    """Return the command of a duty: a function in `OWN`, or a general one that takes shards and --dry-run."""
     if duty.name in OWN:
         return documented(OWN[duty.name], duty)
 
@@ -96,7 +96,7 @@ def rollups(
     session: Session,
     names: Shards = None,
     is_all: AllShards = False,
-    force: Annotated[bool, typer.Option("--force", help="Also where none is due.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write a rollup even if none is due.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """The duty `rollups`; its help is in the table of duties."""
@@ -116,8 +116,8 @@ def upgrade(
 ) -> None:
     """Write shards in a newer format from now on. There is no way back.
 
-    First upgrade the library on every machine that uses these shards: an older one refuses them from then on, before
-    it does anything. A shard that is not upgraded goes on as it is.
+    First upgrade the library on every machine that uses these shards: from then on, an older library refuses them
+    before it does anything. A shard that is not upgraded goes on as it is.
 
     \b
     persist upgrade --all --dry-run     from which format to which

@@ -22,7 +22,7 @@ CELL_WIDTH = 60
 
 
 class Counted:
-    """Tables up to a limit of rows (0: none). Afterwards `rows` says how many came, `is_cut` whether there are more."""
+    """Tables up to a limit of rows (0: no limit). Afterwards `rows` is their count; `is_cut` if more were left."""
 
     def __init__(self, tables: Iterator[Any], limit: int) -> None:
         self._tables = tables
@@ -48,7 +48,7 @@ class Counted:
 
 
 def rows_of(table: Any) -> Iterator[Any]:
-    """Record batches of few rows, whose values Python can hold: it has no nanoseconds."""
+    """Record batches of few rows, in types that Python can hold. Python has no nanoseconds, so these become text."""
     import pyarrow as pa
 
     def presentable(kind: Any) -> Any:
@@ -62,7 +62,7 @@ def rows_of(table: Any) -> Iterator[Any]:
 
 @contextmanager
 def target(path: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a file that appears under its name once it is complete, and not at all after a failure."""
+    """Yield standard output, or a file. The file appears under its name only once it is complete."""
     if path is None:
         sys.stdout.flush()
         yield cast("BinaryIO", sys.stdout.buffer)
@@ -78,12 +78,12 @@ def target(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def encode(value: object) -> bytes:
-    """JSON: bytes as base64, moments as ISO 8601, decimals as text; a float that is no finite number is null."""
+    """Encode as JSON: bytes as base64, moments as ISO 8601, decimals as text, floats that are not finite as null."""
     return msgspec.json.encode(value)
 
 
 def write_json(stream: BinaryIO, _schema: Any, tables: Counted, head: Mapping[str, object]) -> None:
-    """One object: what is read, then all rows."""
+    """Write one object: the fields of `head`, then all rows."""
     stream.write(encode(head).removesuffix(b"}") + b',"rows":[')
     comma = b""
     for batch in tables.batches():
@@ -99,7 +99,7 @@ def write_jsonl(stream: BinaryIO, _schema: Any, tables: Counted, _head: Mapping[
 
 
 def write_csv(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
-    """Comma-separated with a header. Bytes that are no text are refused: they could not be told from others."""
+    """Write comma-separated values with a header. Raises InvalidUsage for bytes that are not text."""
     import pyarrow as pa
     import pyarrow.csv as pc
 
@@ -144,7 +144,7 @@ def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: 
 
 
 def cell(value: object) -> str:
-    """A value in a line or a cell. Null shows as ∅, which is not the text "null"; bytes that are no text as b'…'."""
+    """A value as text. Null is shown as ∅, so that it differs from the text "null"; bytes that are not text as b'…'."""
     if value is None:
         return "∅"
     if isinstance(value, bytes):

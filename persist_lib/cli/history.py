@@ -1,4 +1,4 @@
-"""How much history is kept: `persist hold`, `persist set-retention`, and `persist finish`, which gives all of it up."""
+"""How much history is kept: `persist hold`, `persist set-retention`, and `persist finish`, which gives up all of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def set_hold(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="FRONTIER", help="Keep history from here on, as 5. Default: all there is.", show_default=False
+            metavar="FRONTIER", help="Keep history from this time on, as 5. Default: all history.", show_default=False
         ),
     ] = None,
     fence: Annotated[str, typer.Option(metavar="TEXT", help="Its fencing value from now on.")] = "",
@@ -38,14 +38,17 @@ def set_hold(
 ) -> None:
     """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
 
-    A hold has no lease: it stays until it is moved or released. The fencing value lets owners notice each other.
+    A hold has no lease: it stays until it is moved or released. With the fencing value, an owner notices that another
+    one has taken the hold over.
 
     \b
     persist hold set orders audit-2026 --since 100
     persist hold set orders dashboard --since 120 --expected epoch-1 --fence epoch-2
     """
     if new and expected is not None:
-        raise InvalidUsage("--new says that there is no such hold, --expected that there is: not both")
+        raise InvalidUsage(
+            "--new is for a hold that does not exist yet, --expected for one that does: use only one of them"
+        )
     with session.open(read_only=False) as client:
         at = client.inspect(shard).state.since if since is None else parse_frontier(since, "since")
         fencing: bytes | Literal["any"] | None = None if new else _fence(expected)
@@ -91,14 +94,14 @@ def retention(
         str | None,
         typer.Argument(
             metavar="[N|none]",
-            help="Keep so many times behind upper; none: what readers and holds keep.",
+            help="Keep this many times behind upper; none: only what readers and holds keep.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Show or set how far behind upper history is kept.
+    """Show or set how many times behind upper history is kept.
 
-    `persist retention` and `persist maintain` carry it out.
+    `persist retention` and `persist maintain` then move since accordingly.
 
     \b
     persist set-retention orders        show it
@@ -168,7 +171,7 @@ def _warning(value: dict[str, Any], url: str) -> list[str]:
     gone = f"{units.of(value['updates'], 'update')} and all history gone, {objects} garbage"
     lines = [f"{value['shard']} in {url}: {gone}"]
     if value["writers"]:
-        lines.append(f"{units.of(value['writers'], 'writer')} would lose the shard under their hands")
+        lines.append(f"{units.of(value['writers'], 'writer')} could no longer write to the shard")
     if value["in_the_way"]:
         lines.append(f"in the way: {', '.join(value['in_the_way'])}")
     return lines
@@ -194,4 +197,4 @@ def _distance(text: str) -> int:
 def _keepers(state: State) -> str:
     found = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
     found += [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
-    return ", ".join(found) or "nobody; it moves when somebody sets another hold, or a reader moves on"
+    return ", ".join(found) or "no reader and no hold; it moves when a hold is set or a reader moves on"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.location.api import Row
 
 KEYS_NAMED = 3
-"""Changed entries of a kind that are named one by one."""
+"""How many changed entries of a kind are named one by one."""
 
 
 def log(
@@ -31,13 +31,13 @@ def log(
         int | None, typer.Option("--from", min=1, metavar="N", help="Start at this version.", show_default=False)
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=1, metavar="COUNT", help="At most so many; without --from, the newest.")
+        int, typer.Option(min=1, metavar="COUNT", help="At most this many; without --from, the newest.")
     ] = 20,
 ) -> None:
     """Show what happened to a shard: version, when, which command, and what it changed.
 
-    Times are those of the store's clock. Reads the log only, one row a transition, and so works where the shard
-    itself does not load. Rows that no reader needs any more are truncated by [bold]persist garbage[/].
+    Times are those of the store's clock. It reads only the log, one row a transition, so it also works for a shard
+    that cannot be loaded. Rows that no reader needs any more are truncated by [bold]persist garbage[/].
 
     \b
     persist log orders

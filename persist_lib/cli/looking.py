@@ -1,4 +1,4 @@
-"""`persist shards`, `census` and `plan`: what there is, and what there is to do."""
+"""`persist shards`, `census` and `plan`: which shards there are, and what there is to do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from persist_lib.cli.values import jsonable, plan_value, worst
 
 def shards(
     session: Session,
-    names_only: Annotated[bool, typer.Option("--names", help="Only the names, one a line: opens no shard.")] = False,
+    names_only: Annotated[
+        bool, typer.Option("--names", help="Print only the names, one a line, and open no shard.")
+    ] = False,
 ) -> None:
-    """List all shards, a line each: frontiers, size, batches, debt, garbage, who holds on.
+    """List all shards, one line each: frontiers, size, batches, debt, garbage, readers and holds.
 
-    Yellow is work for [bold]persist maintain[/]; red is more batches than there should be. A shard that cannot be
+    Yellow means work for [bold]persist maintain[/]; red means more batches than there should be. A shard that cannot be
     read is listed with the reason.
 
     \b

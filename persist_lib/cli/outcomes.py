@@ -1,4 +1,4 @@
-"""What a duty did to a shard, or would do: a sentence, details, and the same as JSON."""
+"""What a duty did to a shard, or would do, as a sentence, as details, and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     )
 
 NAMED = 20
-"""Objects that are named one by one; --json names all."""
+"""How many objects are named one by one; --json names all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
 
 
 def collected(before: Version, done: Collected, dry_run: bool) -> Outcome:
-    """What was deleted, and what waits for whom."""
+    """What was deleted, and what has to wait and why."""
     from persist_lib.core.plan.garbage import plan_collection
 
     below = plan_collection(before.state, before.seqno).truncate_below
@@ -182,7 +182,7 @@ def scrubbed(done: Scrubbed) -> Outcome:
 
 
 def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advance) -> Outcome:
-    """Carry out a duty of the table, and say what it did. A duty without words of its own is said as its figures."""
+    """Carry out a duty of the table, and describe what it did; by its figures, if it has no function here."""
     match duty:
         case "leases":
             return expired(client.expire(shard, dry_run=dry_run), dry_run)
@@ -236,7 +236,7 @@ def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: boo
 
 
 def done_in_part(name: str, error: PersistError) -> list[RenderableType]:
-    """What a maintenance did in which some duties failed, a line for each; nothing for any other failure."""
+    """Lines for a maintenance in which some duties failed, one for each duty. No lines for any other error."""
     done, failed = error.fields.get("done"), error.fields.get("failed")
     if not isinstance(done, dict) or not isinstance(failed, dict):
         return []

@@ -33,7 +33,7 @@ Key = Annotated[
     list[str] | None,
     typer.Option(
         metavar="VALUE",
-        help="Only this key. Again for the next key column; fewer values than key columns: all keys that start so.",
+        help="Only this key. Repeat it for each further key column; fewer values select all keys that start with them.",
         show_default=False,
     ),
 ]
@@ -42,13 +42,13 @@ Limit = Annotated[
     typer.Option(
         min=0,
         metavar="COUNT",
-        help="At most so many; 0: all. Default: 50 for tables, all otherwise.",
+        help="At most this many; 0: all. Default: 50 for tables, all otherwise.",
         show_default=False,
     ),
 ]
 Format = Annotated[
     Literal["table", "json", "jsonl", "csv", "parquet"],
-    typer.Option("--format", "-f", help="json: one object. jsonl: a line for each."),
+    typer.Option("--format", "-f", help="json: one object. jsonl: one object a line."),
 ]
 Output = Annotated[
     Path | None,
@@ -61,11 +61,11 @@ Output = Annotated[
         show_default=False,
     ),
 ]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait so long for upper to pass the time.")]
+Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait this long for upper to pass the time.")]
 
 TABLE_ROWS = 50
 AT_ONCE_S = 0.001
-"""The shortest timeout there is: look once."""
+"""The shortest timeout that is allowed, in seconds: it looks once."""
 
 
 def snapshot(
@@ -87,10 +87,10 @@ def snapshot(
 ) -> None:
     """Print the contents of a shard as of a time.
 
-    Each distinct key and value comes once, with its multiplicity as `_diff`. What is printed for a time is the same
-    for every reader, for ever, as long as since has not passed it. Memory stays small however large the shard is. In
-    JSON, bytes are base64, moments ISO 8601, durations counts of their unit, and floats that are no finite number
-    null; Parquet keeps everything exactly.
+    Each distinct key and value is printed once, with its multiplicity as `_diff`. Every reader gets the same contents
+    for a time, always, until since passes it. Memory stays small however large the shard is. In JSON, bytes are
+    base64, moments are ISO 8601, durations are counts of their unit, and floats that are not finite are null; Parquet
+    keeps everything exactly.
 
     \b
     persist snapshot orders
@@ -100,7 +100,7 @@ def snapshot(
     """
     kind = "json" if session.as_json and format_ == "table" else format_
     if kind == "parquet" and output is None:
-        raise InvalidUsage("Parquet is for files: say which with -o FILE")
+        raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
     with session.open() as client, client.open_reader(shard) as reader:
         keys = [_key_values(reader.schema, given) for given in (key, key_from, key_to)]
         names = None if columns is None else [name.strip() for name in columns.split(",")]
@@ -128,7 +128,7 @@ def _print(session: Session, shard: str, found: Snapshot, kind: str, output: Pat
 
 
 def _key_values(schema: Schema, given: Sequence[str] | None) -> list[object] | None:
-    """What was typed, as values of the leading key columns."""
+    """The texts as values of the leading key columns. Raises InvalidUsage for a text that is not such a value."""
     import pyarrow as pa
 
     if not given:
@@ -142,7 +142,7 @@ def _key_values(schema: Schema, given: Sequence[str] | None) -> list[object] | N
         try:
             found.append(pa.scalar(text).cast(column.field.type).as_py())
         except (pa.ArrowException, ValueError) as error:
-            raise InvalidUsage(f"{text!r} is no value of the key column {column}: {error}", value=text) from error
+            raise InvalidUsage(f"{text!r} is not a value of the key column {column}: {error}", value=text) from error
     return found
 
 
@@ -157,17 +157,17 @@ def listen(
     ] = "[]",
     timeout: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Fail when nothing comes for so long.", show_default=False),
+        typer.Option(min=0, metavar="SECONDS", help="Fail if nothing comes for this long.", show_default=False),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait for news, or print what has come and end.")
+        bool, typer.Option("--wait/--no-wait", help="Wait for more updates, or print those that are there and end.")
     ] = True,
 ) -> None:
     """Follow a shard: every update after a time, once, at its exact time.
 
-    Prints updates as lines, and `progress [t]` when everything before t was printed. With --json each line is an
-    object, {"updates": [...]} or {"progress": [t]}. Goes on until the shard is complete; interrupt it any time. It
-    holds nothing: if since passes by, it fails and says so.
+    It prints updates as lines, and `progress [t]` when everything before t was printed. With --json each line is an
+    object, {"updates": [...]} or {"progress": [t]}. It goes on until the shard is complete; you can interrupt it at
+    any time. It does not hold history: it fails with a message if since passes the time that it has come to.
 
     \b
     persist listen orders --as-of 9

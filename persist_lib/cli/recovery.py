@@ -1,4 +1,4 @@
-"""When something went wrong: `persist outcome` tells what became of an append, `persist repair` makes a shard open."""
+"""When something went wrong: `persist outcome` judges an append, `persist repair` makes a shard load again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 def outcome(
     session: Session,
     shard: Shard,
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its token, in hex, as the error says it.")],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The append's token, in hex, from its error message.")],
     lower: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it starts, as 5.")],
     upper: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it ends, as 10, or [].")],
 ) -> None:
     """Say what became of an append: committed, never, open (it may still come), or unknown.
 
-    For an append whose outcome its writer could not find out, from whatever machine and however long ago. Committed
-    and never are certain. To decide what is open, repeat the append with its token.
+    Use it for an append whose writer could not find out the outcome. It works from any machine and at any later time.
+    The answers committed and never are certain. To settle an open append, repeat it with its token.
 
     \b
     persist outcome orders 5f2c…e1 --lower 5 --upper 10
@@ -34,7 +34,7 @@ def outcome(
     try:
         raw = bytes.fromhex(token)
     except ValueError as error:
-        raise InvalidUsage(f"a token is given in hex, as the error message says it: got {token!r}") from error
+        raise InvalidUsage(f"the token must be in hex, as in the error message: got {token!r}") from error
     with session.open() as client:
         verdict = client.judge_append(shard, raw, parse_frontier(lower, "lower"), parse_frontier(upper, "upper"))
     value = {"shard": shard, "token": raw.hex(), **jsonable(verdict)}
@@ -47,12 +47,12 @@ def repair(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Take back the newest versions of a shard that no release can read, so that it opens again.
+    """Drop the newest versions of a shard that no release can read, so that it opens again.
 
     What was appended in these versions is lost. This cannot be undone.
 
-    For a log that is damaged, or holds a row that no program can decode (NewerFormat is no damage: upgrade). Stop all
-    programs that use the shard first: one that has seen what is taken back is refused until it starts anew.
+    Use it if the log is damaged, or holds a row that no program can decode (NewerFormat is no damage: upgrade). First
+    stop all programs that use the shard: a program that has seen a dropped version is refused until it is restarted.
 
     \b
     persist repair orders --dry-run     what would be dropped, and why
@@ -77,7 +77,11 @@ def repair(
 def _said(shard: str, url: str, plan: Repaired) -> list[Any]:
     if not plan.dropped:
         return [f"{shard} in {url}: nothing to repair, {plan.why}"]
-    last = f"the last good one is v{plan.kept}" if plan.kept else "there is none before it: all of the shard would go"
+    last = (
+        f"the last good one is v{plan.kept}"
+        if plan.kept
+        else "there is no good one before it: the whole shard would be dropped"
+    )
     lines: list[Any] = [f"{shard} in {url}: {plan.why}", f"{last}; these would be dropped:"]
     table = render.plain_table("version", "when", "command", "bytes", right=("bytes",))
     for row in plan.dropped:

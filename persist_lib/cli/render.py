@@ -1,6 +1,6 @@
 """Tables of shards and plans: one look for the `persist` command, the demo and other programs.
 
-Nothing here opens anything; everything takes the values that the library answers.
+Functions here open nothing: they take values that the library returns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.maintain import Census
 
 LEVELS_SHOWN = 5
-"""Size classes that a cell names; the rest is summed up."""
+"""How many size classes a cell names; the others are summed up."""
 REASONS = {
     "merge": "small batches behind what is newer than them",
     "advance": "since has passed enough of its times to make it shrink",
@@ -29,11 +29,11 @@ REASONS = {
     "fuse": "empty neighbours; no I/O",
 }
 BATCHES_NAMED = 4
-"""Batches of a request that a cell names one by one."""
+"""How many batches of a request a cell names one by one."""
 
 
 def plain_table(*columns: str, right: Iterable[str] = (), title: str | None = None) -> Table:
-    """A table in the style of all of them; the columns in `right` are numbers."""
+    """An empty table in the common style; the columns in `right` are numbers."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     numbers = set(right)
     for column in columns:
@@ -42,9 +42,9 @@ def plain_table(*columns: str, right: Iterable[str] = (), title: str | None = No
 
 
 def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] = ()) -> Table:
-    """One line a shard: frontiers, contents, batches by level, debt, garbage and who holds history back.
+    """One line a shard: frontiers, contents, batches by level, debt, garbage, and what holds history back.
 
-    `failed` are shards that could not be read, with the reason.
+    `failed` are pairs of a shard that could not be read and the reason.
     """
     table = plain_table(
         "shard", "since", "upper", "updates", "size", "batches", "by level", "debt", "garbage", "held by",
@@ -61,7 +61,7 @@ def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] =
 
 
 def compare_table(before: Sequence[Census], after: Sequence[Census]) -> Table:
-    """The same shards at two moments, measure by measure. Shards that are in one of them only are left out."""
+    """The same shards at two moments, measure by measure. A shard that is in only one of the two is left out."""
     table = plain_table("shard", "", "before", "after", right=("before", "after"))
     later = {census.shard: census for census in after}
     for first in before:
@@ -114,7 +114,7 @@ def census_table(census: Census) -> Table:
 
 
 def census_lines(census: Census) -> list[tuple[str, str]]:
-    """Everything that a census counts, in words."""
+    """Everything that a census counts, as pairs of a name and a text."""
     n, size = units.number, units.size
     newest = census.seqno - census.rollup_lag
     return [
@@ -149,7 +149,7 @@ def by_level(levels: Sequence[Level], shown: int = LEVELS_SHOWN) -> str:
 
 
 def batch_ids(ids: Sequence[tuple[int, int]]) -> str:
-    """Batches by their id ranges, in short: a slice is contiguous, so many are named by the first and the last."""
+    """Batches by their id ranges; of many, which are contiguous, only the first and the last id."""
     if len(ids) <= BATCHES_NAMED:
         return " ".join(f"{lo}..{hi}" for lo, hi in ids)
     return f"{ids[0][0]}..{ids[-1][1]} ({len(ids)})"
@@ -189,14 +189,14 @@ def _holders(census: Census) -> Text:
     if census.finished:
         return Text("finished", "dim")
     found = [units.of(count, noun) for count, noun in ((census.readers, "reader"), (census.holds, "hold")) if count]
-    text = Text(", ".join(found) or "nobody", "" if found else "dim")
+    text = Text(", ".join(found) or "nothing", "" if found else "dim")
     if census.overdue:
         text.append(f", {census.overdue} overdue", "yellow")
     return text
 
 
 def _compare(table: Table, first: Census, second: Census) -> None:
-    """Lines for what may differ; what is equal is dimmed."""
+    """Add a line for each measure; lines whose values are equal are dimmed."""
     name = first.shard
     for what, was, now in (
         ("since", str(first.since), str(second.since)),

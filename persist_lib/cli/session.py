@@ -1,6 +1,6 @@
 """One run of the command: where the location is, how to print, and how failures end.
 
-Standard output carries the answer (tables, or JSON), standard error everything else: progress, logs and failures.
+Standard output carries the answer (tables or JSON). Standard error carries progress, logs and failures.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 
 DEFAULT_LOCATION = "file:./data"
 PIPE_COLUMNS = 1000
-"""The width of what is not a terminal: nothing is wrapped, so that `grep` and `awk` work."""
+"""The width of an output that is not a terminal. No line is wrapped, so that `grep` and `awk` work."""
 
 Advance = Callable[[int, int], None]
-"""Told how many of how many are done."""
+"""Called with the number of items that are done and the total number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Options that all commands share, and what they decide."""
+    """The options that all commands share, and the printing and opening that depend on them."""
 
     location: str = DEFAULT_LOCATION
     consensus: str | None = None
@@ -45,7 +45,7 @@ class Session:
     err: Console = field(default_factory=lambda: console(sys.stderr))
 
     def open(self, *, read_only: bool = True, create: bool = False) -> Client:
-        """A client for this location. NotFound where there is none, unless `create`."""
+        """Open a client for this location. Raises NotFound if there is no location, unless `create`."""
         from persist_lib.client import open as open_client
         from persist_lib.core.cost import parse_prices
 
@@ -68,7 +68,7 @@ class Session:
             self.show(*shown)
 
     def show(self, *shown: RenderableType) -> None:
-        """Print for people; nothing with --json."""
+        """Print text and tables; does nothing with --json."""
         if self.as_json:
             return
         for renderable in shown:
@@ -76,12 +76,12 @@ class Session:
             self.out.print(renderable, soft_wrap=is_text, markup=False, highlight=False)
 
     def note(self, message: str) -> None:
-        """Say something beside the answer, on standard error; nothing with --json."""
+        """Print a remark on standard error; does nothing with --json."""
         if not self.as_json:
             self.err.print(message, style="dim", soft_wrap=True, markup=False, highlight=False)
 
     def complain(self, error: BaseException, about: str = "") -> None:
-        """Print a failure on standard error: a sentence, or an object with --json; with -v also where it came from."""
+        """Print a failure on standard error: a sentence, or an object with --json. With -v a traceback comes first."""
         if self.verbose:
             self.err.out("".join(traceback.format_exception(error)), highlight=False)
         if self.as_json:
@@ -91,7 +91,7 @@ class Session:
             self.err.print(text, style="red", soft_wrap=True, markup=False, highlight=False)
 
     def at_a_shell(self, error: PersistError) -> PersistError:
-        """The same error, as a user at a shell needs it: of a shard that is not there, which names are near."""
+        """The error as a user at a shell needs it. If it says that a shard does not exist, similar names are added."""
         if not isinstance(error, NotFound) or not isinstance(shard := error.fields.get("shard"), str):
             return error
         try:
@@ -103,17 +103,17 @@ class Session:
             return error
         near = near_names(shard, names)
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
-        lists = "`persist shards --names` lists all" if names else "There is no other either"
+        lists = "`persist shards --names` lists all" if names else "There are no other shards either"
         said = f"there is no shard {shard!r} in {self.location}. {meant}{lists}; `persist append --create` makes one"
         return NotFound(said, shard=shard).with_traceback(error.__traceback__)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Advance]:
-        """A bar on standard error while something takes long; none with --json or without a terminal."""
+        """Show a progress bar on standard error; none with --json or without a terminal."""
         if self.as_json or not self.err.is_terminal:
             yield lambda _done, _total: None
             return
-        from rich.progress import Progress  # only those who wait for it pay for it
+        from rich.progress import Progress  # loaded only when a bar is shown
 
         with Progress(console=self.err, transient=True) as bar:
             task = bar.add_task(what, total=None)
@@ -121,7 +121,7 @@ class Session:
 
 
 class _Console(Console):
-    """Rich would end the process itself, and with a failure, when the reader of a pipe has seen enough."""
+    """A console that raises BrokenPipeError when the reader of a pipe closes it. Rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -154,7 +154,7 @@ def failures(session: Session) -> Iterator[None]:
 
 
 def near_names(typed: str, names: Sequence[str]) -> list[str]:
-    """Which of the names may have been meant, the nearest first. Upper and lower case are the same here."""
+    """The names that are similar to `typed`, the nearest first. Upper and lower case do not matter."""
     folded: dict[str, list[str]] = {}
     for name in names:
         folded.setdefault(name.lower(), []).append(name)

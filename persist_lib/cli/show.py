@@ -1,4 +1,4 @@
-"""`persist show`: one shard, whole: its frontiers, batches, and who holds back what."""
+"""`persist show`: everything about one shard: its frontiers, batches, and what each reader and hold keeps."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def show(
     shard: Shard,
     batches: Annotated[bool, typer.Option("--batches", help="List every batch, not only the levels.")] = False,
 ) -> None:
-    """Show one shard: frontiers, batches, who holds what back, garbage, rollups, schema.
+    """Show one shard: frontiers, batches, what each reader and hold keeps, garbage, rollups, schema.
 
-    Why does history not advance? See who holds back [bold]since[/]. Why is garbage not deleted? See who holds back
-    [bold]objects[/], and below that what the garbage waits for.
+    Why does history not advance? See which readers and holds hold back [bold]since[/]. Why is garbage not deleted?
+    See which hold back [bold]objects[/], and below that what the garbage waits for.
 
     \b
     persist show orders
@@ -74,7 +74,7 @@ def _sections(
     if people := holders(version, now):
         yield holders_table(people)
     else:
-        yield "nobody reads, writes or holds: no lease, no hold\n"
+        yield "no readers, no writers, no holds\n"
     yield from garbage_lines(census.garbage, census.garbage_size, collection)
     if census.retired:
         yield f"retired     {units.of(census.retired, 'id')}; `persist orphans` sweeps what they left"

@@ -1,4 +1,4 @@
-"""Files of updates (.parquet, .csv, .jsonl) as tables in bounded memory, read by the shard's types."""
+"""Files of updates (.parquet, .csv, .jsonl) as tables in bounded memory, read with the shard's types."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from persist_lib.schema.schema import DIFF, TIME, Schema
 
 ROWS = 65_536
 LINE_BYTES = 16 * 1024 * 1024
-"""The longest line of JSON."""
+"""The longest line of JSON, in bytes."""
 
 
 def read_file(path: Path, schema: Schema | None) -> Iterator[pa.Table]:
-    """The file's tables, a bounded number of rows at a time; InvalidUsage for what cannot be read."""
+    """Yield the file's tables, a bounded number of rows each. Raises InvalidUsage if the file cannot be read."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InvalidUsage(f"{path}: the file's name must end in one of {', '.join(READERS)}", path=str(path))
@@ -35,10 +35,10 @@ def read_file(path: Path, schema: Schema | None) -> Iterator[pa.Table]:
 
 
 def infer_schema(path: Path, key: list[str]) -> Schema:
-    """The schema of a file's columns: those named are the key, the others, but for `_time` and `_diff`, the value."""
+    """The schema of a file: the columns in `key` are the key; the others, except `_time` and `_diff`, are the value."""
     first = next(read_file(path, None), None)
     if first is None:
-        raise InvalidUsage(f"{path} is empty, so there is nothing to make a schema of", path=str(path))
+        raise InvalidUsage(f"{path} is empty, so no schema can be made from it", path=str(path))
     if missing := [name for name in key if name not in first.column_names]:
         raise InvalidUsage(f"{path} has no columns {missing}; it has {first.column_names}", key=key)
     types = {field.name: field.type for field in first.schema if field.name not in (TIME, DIFF)}
@@ -56,7 +56,7 @@ def _read_parquet(path: Path, _types: Types) -> Iterator[pa.Table]:
 
 
 def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
-    # Nothing is null but the empty, unquoted field: "NA" and "null" are text.
+    # Only an empty field without quotes is null: "NA" and "null" are text.
     options = pyarrow.csv.ConvertOptions(
         column_types=dict(types), null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
@@ -67,7 +67,8 @@ def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
 
 
 def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
-    # SUBTLE: a column that the file does not have would come as null, where it has to be refused: only what is there.
+    # SUBTLE: Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
+    # first line are asked for.
     types = {name: type_ for name, type_ in types.items() if name in _first_names(path)}
     asked = pa.schema([(name, pa.string() if _as_text(type_) else type_) for name, type_ in types.items()])
     parsing = pyarrow.json.ParseOptions(explicit_schema=asked, newlines_in_values=False)
@@ -88,13 +89,13 @@ def _first_names(path: Path) -> frozenset[str]:
 
 
 def _as_text(type_: pa.DataType) -> bool:
-    """Whether JSON holds it as text that Arrow's parser does not take."""
+    """Whether JSON holds values of this type as text that Arrow's parser does not accept."""
     is_ = pa.types
     return is_.is_date(type_) or is_.is_time(type_) or is_.is_binary(type_) or is_.is_fixed_size_binary(type_)
 
 
 def _from_text(column: pa.Array, type_: pa.DataType | None) -> pa.Array:
-    """The column as what it is read as: dates and times from ISO 8601, bytes from base64, durations from counts."""
+    """Convert a column from text: dates and times from ISO 8601, bytes from base64. Other columns stay as they are."""
     if type_ is None or not _as_text(type_):
         return column
     if pa.types.is_date(type_) or pa.types.is_time(type_):

@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, counts, durations, dollars, moments."""
+"""Numbers as text for people: sizes, counts, durations, dollars, moments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def size(count: float) -> str:
         return f"{count:.0f} B"
     for unit in _SIZES:
         count /= 1024
-        # What would round to 1024 of a unit is one of the next.
+        # A number that would round to 1024 of a unit is shown as 1 of the next.
         if count < 1023.5 or unit == _SIZES[-1]:
             break
     return f"{count:.{0 if count >= 99.95 else 1}f} {unit}"
@@ -59,7 +59,7 @@ def dollars(amount: float) -> str:
 
 
 def spent(cost: Cost) -> str:
-    """What a location was asked for: `12 requests, 1.5 KiB read, 300 B written, $0.0042`."""
+    """The requests to a location: `12 requests, 1.5 KiB read, 300 B written, $0.0042`."""
     text = f"{of(cost.requests, 'request')}, {size(cost.bytes_read)} read, {size(cost.bytes_written)} written"
     return f"{text}, {dollars(cost.dollars)}"
 
@@ -70,5 +70,5 @@ def moment(ms: int) -> str:
 
 
 def size_class(level: int) -> str:
-    """A level of the trace: `2¹²` for batches of up to 4096 updates, `empty` below all."""
+    """A level of the trace: `2¹²` for batches of up to 4096 updates, `empty` for level -1."""
     return "empty" if level < 0 else "2" + str(level).translate(_SUPERSCRIPTS)

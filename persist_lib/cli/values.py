@@ -1,7 +1,7 @@
 """The library's values as JSON for machines. Keys are the names of the fields, and stay.
 
 Frontiers are lists, `[5]` or `[]`; bytes are hex; fingerprints are 16 hex digits (JSON's readers round large numbers).
-What only the library can use (digests, key bounds, inline bytes) is left out.
+Fields that only the library can use (digests, key bounds, inline bytes) are left out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def error_value(error: BaseException) -> Json:
 
 
 def plan_value(plan: Plan) -> Json:
-    """A compaction plan without the batches' insides."""
+    """A compaction plan, without the contents of its batches."""
     return {
         "debt": plan.debt,
         "cost": jsonable(plan.cost),
@@ -94,7 +94,7 @@ def state_value(state: State) -> Json:
 
 
 def exit_code(error: BaseException) -> int:
-    """What the command ends with: 3 for damage, 2 for a wrong call, 1 for everything else."""
+    """The exit code of the command: 3 for damage, 2 for wrong usage, 1 for everything else."""
     if isinstance(error, Damage):
         return 3
     return 2 if isinstance(error, InvalidUsage) else 1

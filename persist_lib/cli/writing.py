@@ -1,4 +1,4 @@
-"""`persist append`: a file's updates into a shard."""
+"""`persist append`: append a file's updates to a shard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ File = Annotated[
     Path | None,
     typer.Argument(
         metavar="[FILE]",
-        help="A .parquet, .csv or .jsonl file. Without one, only time passes.",
+        help="A .parquet, .csv or .jsonl file. Without one, the append only moves upper.",
         exists=True,
         dir_okay=False,
         show_default=False,
@@ -46,8 +46,7 @@ def append(
         bool,
         typer.Option(
             "--skip-covered",
-            help="Skip times that the shard has already, instead of "
-            "refusing: for several writers of the very same data.",
+            help="Skip times that the shard already has, instead of refusing: for several writers of the same data.",
         ),
     ] = False,
     create: Annotated[
@@ -62,9 +61,9 @@ def append(
 ) -> None:
     """Append a file's updates with times in \\[lower, upper), if the shard's upper is exactly lower.
 
-    The file has the shard's columns, `_time` (may be left out where upper is lower + 1) and `_diff` (left out: +1).
-    All of it becomes visible at once, or nothing does. Refused with exit code 1 where another writer was first: look
-    at the upper that the message names, and decide anew.
+    The file has the shard's columns, `_time` (may be left out if upper is lower + 1) and `_diff` (+1 if left out).
+    Either all updates become visible at once, or none. If another writer was first, the append is refused with exit
+    code 1: look at the upper in the message, and decide again what to append.
 
     \b
     persist append orders monday.parquet --lower 0 --upper 10 --create --key order_id
@@ -89,7 +88,7 @@ def append(
 
 
 def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> Schema:
-    """The shard's newest schema; that of the file where the shard is to be made."""
+    """The shard's newest schema, or the schema of the file if the shard is to be created."""
     from persist_lib.cli.sources import infer_schema
 
     try:

@@ -4,8 +4,9 @@
 hold, `collect` deletes garbage and truncates the log, `audit_orphans` deletes what was never linked, `scrub` re-reads
 everything, `take_census` counts. `maintain` does all of them in the order that frees the most.
 
-Every duty is idempotent and may run anywhere, at any time, several at once: each result is one state transition, and
-correctness rests on that alone. Those that delete or rewrite take `dry_run`, which answers what would be done.
+Every duty is idempotent. Duties may run on any machine, at any time, and several at once: each result is one state
+transition, and correctness rests on that alone. Duties that delete or rewrite take `dry_run`: they then change nothing
+and return what they would do.
 """
 
 from persist_lib.maintain.census import Census, census_of, take_census

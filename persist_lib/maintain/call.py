@@ -1,4 +1,4 @@
-"""What a duty is called with: one shard, and how the duty is to be done there."""
+"""The argument of every duty: one shard, and how to do the duty there."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from persist_lib.maintain.scrub import Adder
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many are done."""
+"""Called with the number of items that are done and the total number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One shard, and how a duty is to be done there. What a duty has no use for, it ignores.
+    """One shard, and how to do a duty there. A duty ignores the fields that it does not need.
 
-    `worker` registers when a duty first asks for its id. `dry_run` changes nothing, and answers what would be done.
+    `worker` registers when a duty first asks for its id. With `dry_run` the duty changes nothing and returns what it
+    would do.
     """
 
     worker: Worker

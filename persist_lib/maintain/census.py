@@ -19,9 +19,8 @@ from persist_lib.shard.commit import Machine
 class Census(msgspec.Struct, frozen=True):
     """One shard at one version. Sizes in bytes; `debt` in updates that compaction would rewrite.
 
-    `batches` counts the non-empty ones, and is at most `batch_bound` at rest. `collectable` is the garbage that could
-    be
-    deleted right now.
+    `batches` counts the non-empty batches, and is at most `batch_bound` at rest. `collectable` is the garbage that
+    could be deleted right now.
     """
 
     shard: str
@@ -58,13 +57,13 @@ class Census(msgspec.Struct, frozen=True):
 
 
 def take_census(machine: Machine, policy: Policy | None = None) -> Census:
-    """The shard's census as of its newest version. Reads, never writes."""
+    """Return the census of the shard's newest version. Reads only; never writes."""
     policy = policy_of(machine.config, policy)
     return census_of(machine.shard, machine.fetch(), machine.consensus.now(), policy)
 
 
 def census_of(shard: str, version: Version, now: int, policy: Policy | None = None) -> Census:
-    """The census of one version; `now` by the store's clock, for what is overdue."""
+    """Return the census of one version. `now` is the store's clock (ms since the epoch); it decides what is overdue."""
     state, policy = version.state, policy or Policy()
     plan, collection = plan_compaction(state, policy), plan_collection(state, version.seqno)
     filled = [batch for batch in state.trace if batch.count]

@@ -1,7 +1,8 @@
 """Carrying out compaction: plan, split by key range, merge each range, commit one transition per request.
 
-An engine turns tasks into results and knows nothing else: `local_engine` runs them here, Spark runs them elsewhere (see
-`jobs.compact`). Killed at any point, the shard is as it was or as it should be; unlinked outputs are orphans.
+An engine turns tasks into results and knows nothing else: `local_engine` runs them in this process, Spark runs them on
+its executors (see `jobs.compact`). If the process is killed at any point, the shard is correct: each request is
+committed or the shard still has its inputs. Outputs that were not linked are orphans.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ from persist_lib.shard.runs import boundaries
 log = logging.getLogger("persist.compaction")
 
 Engine = Callable[[Sequence[MergeTask]], Iterable[TaskResult]]
-"""Carries out tasks anywhere, and answers their results in the tasks' order."""
+"""Carries out tasks, on any machine, and returns their results in the order of the tasks."""
 Progress = Callable[[int, int], None]
-"""Told how many updates of how many are merged."""
+"""Called with the number of updates that are merged and the total number."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """One request that was carried out: committed at which seqno (None: replaced meanwhile), in and out."""
+    """One request that was carried out: the seqno of its commit, and what went in and came out.
+
+    `seqno` is None if another compactor replaced the inputs first.
+    """
 
     ids: tuple[tuple[int, int], ...]
     reason: str
@@ -73,7 +77,7 @@ class Compacted(msgspec.Struct, frozen=True):
     batches_after: int
     since: Antichain
     cost: Cost = Cost()
-    """What it took, Spark's tasks included; `plan.cost` is what it was expected to take."""
+    """What the compaction cost, Spark's tasks included; `plan.cost` is the estimate."""
 
     @property
     def bytes_in(self) -> int:
@@ -96,9 +100,11 @@ def compact(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Compacted:
-    """Carry out the shard's compaction plan. A request that was overtaken by another compactor is skipped.
+    """Carry out the shard's compaction plan, one transition per request.
 
-    One that meets damage is left alone, and raised once the others are carried out.
+    A request whose inputs another compactor replaced first is skipped. A request whose inputs are damaged is not
+    carried out; the others are, and then the first Damage is raised. Calling it again carries out what is left to do.
+    With `dry_run` nothing changes and only the plan is returned. `progress` gets the updates merged and their total.
     """
     policy = policy_of(machine.config, policy)
     state = machine.fetch().state
@@ -112,7 +118,7 @@ def compact(
         try:
             applied.append(carry_out(machine, worker, request, engine or local_engine(machine)))
         except Damage as damage:
-            damaged.append(damage)  # the others are of other batches
+            damaged.append(damage)  # the other requests concern other batches
         done += request.count
         if progress is not None:
             progress(done, plan.debt)
@@ -123,7 +129,7 @@ def compact(
 
 @charged
 def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engine) -> Applied:
-    """Merge one request and commit it."""
+    """Merge one request and commit it. Raises Missing if an input is gone although the state still refers to it."""
     started = machine.runtime.monotonic()
     tasks = merge_tasks(machine, worker.id, request)
     try:
@@ -131,7 +137,7 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
     except Missing:
         if still_there(machine.fetch().state, request):
             raise
-        results = None  # somebody else compacted and collected the inputs meanwhile
+        results = None  # another compactor replaced the inputs first, and they were collected
     seqno, attempts = (None, 0) if results is None else commit(machine, worker.id, request, results)
     parts = [part for result in results or [] for part in result.parts]
     return Applied(
@@ -141,7 +147,7 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
 
 
 def merge_tasks(machine: Machine, worker: WriterId, request: Request) -> list[MergeTask]:
-    """The disjoint key ranges of a request, as tasks. None for a request of empty batches only."""
+    """Return the disjoint key ranges of a request, as tasks; no tasks if all batches of the request are empty."""
     inputs = task_inputs(request)
     if not inputs:
         return []
@@ -164,20 +170,23 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request) -> list[Me
 def commit(
     machine: Machine, worker: WriterId, request: Request, results: Sequence[TaskResult]
 ) -> tuple[SeqNo | None, int]:
-    """Replace the inputs by the results, in one transition. None when they were replaced by somebody else."""
+    """Replace the inputs by the results, in one transition. Return the seqno and the attempts of the commit.
+
+    The seqno is None if another compactor replaced the inputs first.
+    """
     output = output_batch(request, list(results))
     answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts
     is_other = isinstance(answer, r.NotEquivalent) and not still_there(machine.state, request)
     if is_other or isinstance(answer, r.InputsGone | r.Finished):
-        log.info("shard %s: the batches %s were replaced meanwhile", machine.shard, request.ids)
+        log.info("shard %s: another compactor replaced the batches %s first", machine.shard, request.ids)
         return None, 0
     raise refused(machine.shard, answer)
 
 
 def local_engine(machine: Machine) -> Engine:
-    """Run the tasks here, one after the other, in bounded memory."""
+    """Return an engine that runs the tasks in this process, one after the other, in bounded memory."""
     runtime = machine.runtime
 
     def run(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
@@ -195,9 +204,10 @@ def filled(state: State) -> int:
 
 
 def still_there(state: State, request: Request) -> bool:
-    """Whether the inputs of a request are all in the trace still, as they were.
+    """Whether all inputs of a request are still in the trace, unchanged.
 
-    SUBTLE: a batch that somebody rewrote alone kept its id, and is another one all the same.
+    SUBTLE: a batch that a compactor rewrote alone kept its id, but it is a different batch. So the batches are compared
+    as a whole.
     """
     batches = {batch.id: batch for batch in state.trace}
     return all(batches.get(batch.id) == batch for batch in request.inputs)

@@ -1,4 +1,4 @@
-"""All duties of one shard, in the order of their table. See `core.duties`."""
+"""Does all duties of one shard, in the order of the table in `core.duties`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Maintained(msgspec.Struct, frozen=True):
     before: Census
     after: Census
     cost: Cost = Cost()
-    """What it asked of the location. A dry run only looks."""
+    """The requests that it made to the location. A dry run only reads."""
 
     @property
     def expired(self) -> Expired:
@@ -74,7 +74,10 @@ def entry_of(duty: str) -> Callable[[Call], Any]:
 def carry_out(
     duty: str, machine: Machine, leases: Leases, *, policy: Policy | None = None, dry_run: bool = False
 ) -> Any:
-    """Do one duty of the table, and answer what it did. For those who take the duties as they come."""
+    """Do the duty of the table that is called `duty`, and return what it did.
+
+    For callers that loop over the table of duties. Doing a duty again finds nothing to do.
+    """
     with Worker(machine, leases) as worker:
         return entry_of(duty)(Call(worker, leases, policy=policy, dry_run=dry_run))
 
@@ -88,10 +91,11 @@ def maintain(
     engine: Engine | None = None,
     dry_run: bool = False,
 ) -> Maintained:
-    """Do whatever is due, here and now. Doing it again finds nothing to do.
+    """Do all upkeep that is due, in this process. Doing it again finds nothing to do.
 
-    A duty that fails does not keep the others from being done. At the end the gravest failure is raised, as an error of
-    its own kind (`Corrupt` for a damaged batch) that names each: `failed` has a message and `done` the answer by duty.
+    If a duty fails, the others are still done. At the end an error of the gravest failure's kind is raised (`Corrupt`
+    for a damaged batch). It names every failure: its field `failed` has the message, and its field `done` has the
+    answer, by duty. With `dry_run` nothing changes, and the answers say what would be done.
     """
     before, tried = take_census(machine, policy), Tried(machine.shard)
     for is_last in (False, True):
@@ -106,7 +110,7 @@ def maintain(
 
 
 class Tried:
-    """The duties of one shard, each done whatever became of the others: what they answered, and what they raised."""
+    """The duties of one shard, each tried even if others fail: `done` has their answers, `failed` their errors."""
 
     def __init__(self, shard: str) -> None:
         self.shard = shard
@@ -123,7 +127,7 @@ class Tried:
                     self.failed[duty.name] = error
 
     def check(self) -> None:
-        """Raise the gravest failure, if any: as an error of its own kind, which names all of them."""
+        """If any duty failed, raise an error of the gravest failure's kind that names all failures."""
         if not self.failed:
             return
         gravest = min(self.failed.values(), key=_gravity)
@@ -137,6 +141,6 @@ class Tried:
 
 
 def _gravity(error: PersistError) -> int:
-    """Damage first, then what the world did, then the rest."""
+    """The rank of an error: damage first, then failures of stores and networks, then the rest."""
     kinds = (Damage, Indeterminate, Determinate)
     return next((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))

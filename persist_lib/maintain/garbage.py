@@ -1,7 +1,7 @@
 """Physical deletion: garbage that no live reader can reach, log rows that no reader needs, and orphans.
 
-Blobs go first, rows after; whoever dies in between leaves work that the next pass finds again. An object that cannot be
-deleted stays on the list; a listing that fails shrinks what is deleted, never grows it.
+Blobs are deleted first, rows after. A process that dies in between leaves work that the next pass finds again. An
+object that cannot be deleted stays on the list. If a listing fails, less is deleted, never more.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Machine
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many are done."""
+"""Called with the number of objects that are deleted and the total number."""
 PAGE = 1000
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """What a collection deleted, or would: objects, bytes, log rows; what is held, and what could not be deleted."""
+    """What a collection deleted, or would delete: objects, bytes, log rows.
+
+    `held` is the garbage that must wait, and why. `failed` says why an object could not be deleted.
+    """
 
     keys: tuple[PartKey, ...]
     size: int
@@ -37,11 +40,15 @@ class Collected(msgspec.Struct, frozen=True):
     held: tuple[Held, ...]
     failed: dict[str, str]
     cost: Cost = Cost()
-    """What it asked of the location. A dry run only looks."""
+    """The requests that it made to the location. A dry run only reads."""
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """What an audit found and deleted, or would: orphans, bytes, ids whose prefix is swept, what would not go."""
+    """What an audit found and deleted, or would delete.
+
+    `size` is the bytes of the orphans. `swept` are the retired ids that have no objects left; `failed` says why an
+    object could not be deleted.
+    """
 
     orphans: tuple[PartKey, ...]
     size: int
@@ -50,17 +57,20 @@ class Audited(msgspec.Struct, frozen=True):
     swept: tuple[str, ...]
     failed: dict[str, str]
     loose_rollups: int = 0
-    """Rollups beyond the newest one that are not linked: their writer is about to, or died. The next one decides."""
+    """Unlinked rollups newer than the newest linked one. A writer may still link them, until a newer one is linked."""
     uploads: int = 0
-    """Unfinished uploads of writers that are gone, given up. Their pieces are stored, and paid for, and not listed."""
+    """Aborted uploads, left unfinished by writers that are gone. Their pieces cost storage and appear in no listing."""
     uploads_size: int = 0
-    """Their bytes, where the store tells (not S3)."""
+    """The bytes of these uploads, if the store reports them (S3 does not)."""
     cost: Cost = Cost()
 
 
 @charged
 def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
-    """Delete the garbage that nobody can reach, forget it, and truncate the log."""
+    """Delete the garbage that no reader can reach, remove it from the state, and truncate the log.
+
+    Doing it again finds nothing to do. An object that cannot be deleted is in `failed`, and the next call tries again.
+    """
     version = machine.fetch()
     plan = plan_collection(version.state, version.seqno)
     if dry_run:
@@ -75,7 +85,10 @@ def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | Non
 
 @charged
 def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
-    """List the shard's objects, then read its state, then delete what can never be linked by anyone."""
+    """List the shard's objects, then read its state, then delete the objects that no writer can ever link.
+
+    Doing it again finds nothing to do. An object that cannot be deleted is in `failed`, and the next call tries again.
+    """
     listed = [
         (PartKey(entry.key.removeprefix(prefix(machine.shard))), entry.size)
         for entry in machine.blob.list(prefix(machine.shard))
@@ -95,7 +108,7 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
 
 
 def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str, str]]:
-    """Unfinished uploads by key, and what hindered listing them: then orphans are still looked after."""
+    """Unfinished uploads by key, and why they could not be listed. Orphans are deleted also when that listing fails."""
     found: dict[PartKey, list[Upload]] = {}
     if (blob := sends_in_pieces(machine.blob)) is not None:
         try:
@@ -107,7 +120,7 @@ def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str
 
 
 def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
-    """SUBTLE: what could not be given up is named by its upload, not its key, which may be an orphan's that is gone."""
+    """SUBTLE: an upload that could not be aborted is named by its id. Its key may be that of a deleted orphan."""
     if uploads and isinstance(machine.consensus, StaysInPlace):
         machine.consensus.check_in_place()
     if not uploads or (blob := sends_in_pieces(machine.blob)) is None:
@@ -128,7 +141,7 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
     failed: dict[str, str] = {}
     for start in range(0, len(keys), PAGE):
         page = [blob_key(machine.shard, key) for key in keys[start : start + PAGE]]
-        # What is deleted was decided by a log that has to be the one that others still commit to.
+        # The deletion was decided from this log, which must still be the log that other processes commit to.
         if isinstance(machine.consensus, StaysInPlace):
             machine.consensus.check_in_place()
         errors = machine.blob.delete_many(page)

@@ -1,4 +1,4 @@
-"""Leases and retention: who is still there, and how much history is kept."""
+"""Leases and retention: which readers and writers are still alive, and how much history is kept."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from persist_lib.shard.commit import Committed, Machine
 
 
 class Expired(msgspec.Struct, frozen=True):
-    """Who was retired, or would be."""
+    """The ids that were retired, or would be."""
 
     overdue: tuple[Overdue, ...]
     live: int
     cost: Cost = Cost()
-    """What it asked of the location. A dry run only looks."""
+    """The requests that it made to the location. A dry run only reads."""
 
 
 class Retained(msgspec.Struct, frozen=True):
-    """How the shard's since moved, and its policy (times behind upper; None without one)."""
+    """How the shard's since moved. `distance` is its retention policy, in times behind upper; None without a policy."""
 
     distance: int | None
     before: Antichain
     after: Antichain
     cost: Cost = Cost()
-    """What it asked of the location. A dry run only looks."""
+    """The requests that it made to the location. A dry run only reads."""
 
 
 @charged
 def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
-    """Retire the ids whose lease has ended by the store's clock. They learn of it at their next commit."""
+    """Retire the ids whose lease has ended by the store's clock. Their next commit is refused with LeaseExpired."""
     state, now = machine.fetch().state, machine.consensus.now()
     overdue = tuple(plan_expiry(state, now))
     if overdue and not dry_run and not state.is_finished():
         answer = machine.try_commit(lambda _state, now: c.Expire(now))
         if not isinstance(answer, Committed):
-            overdue = ()  # renewed or retired meanwhile, by somebody else
+            overdue = ()  # another process renewed or retired them first
     return Expired(overdue, len(state.writers) + len(state.readers))
 
 

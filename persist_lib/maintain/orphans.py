@@ -1,4 +1,4 @@
-"""Orphans as part of upkeep: audited, and audited again where only a rollup could tell whose a loose one is."""
+"""Orphans as part of upkeep: one audit, and a second one after a rollup if there are loose rollups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from persist_lib.maintain.worker import Worker
 
 
 def do_orphans(call: Call) -> Audited:
-    """Delete what was never linked. A rollup decides about the loose ones, which its writer may be about to link."""
+    """Delete the objects that were never linked.
+
+    A loose rollup may still be linked by its writer. A newer rollup prevents that; then a second audit can delete it.
+    """
     audited = audit_orphans(call.machine, dry_run=call.dry_run, progress=call.progress)
     if audited.loose_rollups and not call.dry_run:
         with Worker(call.machine, call.leases) as worker:

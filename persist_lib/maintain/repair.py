@@ -1,8 +1,9 @@
-"""The way back for a shard whose newest versions nobody can read: they are taken back, as far as to one that loads.
+"""Repair of a shard whose newest versions cannot be read: it drops them, back to the newest version that loads.
 
-For damage to the log, and for rows that an early version of this library committed although no reader could decode
-them. It is the one act that undoes what was acknowledged, so it first says what it would drop, and is for when nobody
-else is at work: whoever has seen a dropped version is refused from then on (HistoryRegressed) and has to start anew.
+It is for damage to the log, and for rows that an early version of this library committed although no reader could
+decode them. It is the only operation that undoes acknowledged commits. So a dry run first says what it would drop, and
+no other process may use the shard during a repair: a process that has seen a dropped version is refused from then on
+(HistoryRegressed) and has to be restarted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """One version that a repair takes back. `command` and `now` (ms of the store's clock) are None if unreadable."""
+    """One version that a repair drops. `command` and `now` (ms of the store's clock) are None if unreadable."""
 
     seqno: SeqNo
     command: str | None
@@ -37,9 +38,10 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Repaired(msgspec.Struct, frozen=True):
-    """What a repair took back, or would: the versions after `kept` (0: all there are), and why.
+    """What a repair dropped, or would drop: the versions after `kept` (0: all versions), and why.
 
-    `missing` are objects that the state at `kept` needs and that were collected since: with any, nothing is taken back.
+    `missing` are objects that the state at `kept` needs and that have been collected since. If there are any, nothing
+    is dropped.
     """
 
     kept: SeqNo
@@ -49,10 +51,11 @@ class Repaired(msgspec.Struct, frozen=True):
 
 
 def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
-    """Take back the newest versions of a shard, from the first on that cannot be read. Nothing where all can be.
+    """Drop the newest versions of a shard, from the first one that cannot be read. Does nothing if all can be read.
 
-    Raises NewerFormat where a newer release wrote it: that is no damage. Raises Missing when what is left could not be
-    read either, and HistoryRegressed when somebody committed meanwhile.
+    With `dry_run` nothing changes, and the result says what would be dropped. Raises NotFound if there is no such
+    shard, and NewerFormat if a newer release wrote a version: that is no damage. Raises Missing if the remaining
+    versions could not be read either, and HistoryRegressed if another process committed at the same time.
     """
     rows = _all_rows(machine.consensus, machine.shard)
     if not rows:
@@ -70,8 +73,8 @@ def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
         )  # fmt: skip
     if machine.consensus.rewind(machine.shard, kept, rows[-1].newest) != len(dropped):
         raise HistoryRegressed(
-            f"shard {machine.shard} was not repaired: somebody else committed or repaired meanwhile. Stop them, and "
-            "look again with a dry run",
+            f"shard {machine.shard} was not repaired: another process committed or repaired at the same time. Stop it, "
+            "and look again with a dry run",
             shard=machine.shard, seen=rows[-1].seqno, head=None,
         )  # fmt: skip
     machine.forget()
@@ -79,7 +82,7 @@ def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
 
 
 def _first_unreadable(machine: Machine, rows: list[Row]) -> tuple[SeqNo, str]:
-    """The newest version up to which all can be read, and what is wrong with the next one."""
+    """The newest version up to which every version can be read, and what is wrong with the next one."""
     first = rows[0].seqno
     version = Version(SeqNo(0), State(), GENESIS) if first == 1 else _copy_at(machine, rows[0])
     for row in rows if first == 1 else rows[1:]:
@@ -95,7 +98,7 @@ def _first_unreadable(machine: Machine, rows: list[Row]) -> tuple[SeqNo, str]:
         raise
     except Damage as damage:
         raise Missing(
-            f"shard {machine.shard}: every row can be read, and yet the shard cannot be opened: {damage.message}",
+            f"shard {machine.shard}: every row can be read, but the shard cannot be opened: {damage.message}",
             shard=machine.shard,
         ) from damage
     return version.seqno, "every version can be read"
@@ -113,7 +116,7 @@ def _next(shard: ShardId, version: Version, stored: Row) -> Version:
 
 
 def _copy_at(machine: Machine, oldest: Row) -> Version:
-    """The version at which the log begins, from the copy of the state that truncation has left there."""
+    """The version at which the log begins, from the rollup of that version."""
     for key in _keys(machine.blob, machine.shard):
         if parse_rollup_key(key) != oldest.seqno:
             continue
@@ -133,7 +136,7 @@ def _copy_at(machine: Machine, oldest: Row) -> Version:
 
 
 def _missing(machine: Machine, kept: SeqNo) -> tuple[PartKey, ...]:
-    """What would be missing after the repair. Raises Damage when the shard would not load even so."""
+    """The objects that would be missing after the repair. Raises Damage if the shard would still not load."""
     version = fetch_newest(machine.blob, _Until(machine.consensus, kept), machine.shard)
     if version is None or version.seqno != kept:
         raise Missing(
@@ -156,7 +159,7 @@ def _all_rows(consensus: Consensus, shard: ShardId) -> list[Row]:
 
 
 def _dropped(row: Row) -> Dropped:
-    """What can be told of a row for people, also where the row as a whole does not decode."""
+    """What can be shown of a row, even if the row as a whole does not decode."""
     try:
         fields = msgspec.msgpack.decode(row.data[HEADER_BYTES:])
         command, now = fields[2], fields[3]
@@ -167,7 +170,7 @@ def _dropped(row: Row) -> Dropped:
 
 
 class _Until(AroundConsensus):
-    """A Consensus as it would be without the rows beyond `last`, for reading."""
+    """A Consensus for reading, as it would be without the rows after `last`."""
 
     def __init__(self, inner: Consensus, last: SeqNo) -> None:
         super().__init__(inner)

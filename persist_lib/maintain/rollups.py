@@ -20,21 +20,21 @@ from persist_lib.shard.refusals import refused
 
 
 class RolledUp(msgspec.Struct, frozen=True):
-    """A rollup that was written, or None in `key` when none was due. `behind` is how far the newest one lagged."""
+    """A rollup that was written; `key` is None if none was due. `behind` is how many versions the newest one lagged."""
 
     key: str | None
     seqno: SeqNo
     size: int
     behind: int
     cost: Cost = Cost()
-    """What it asked of the location. A dry run only looks."""
+    """The requests that it made to the location. A dry run only reads."""
 
 
 def is_duty(committed: Committed, every: int) -> bool:
-    """Whether the writer of this append is the one to roll up: its is the first append from a multiple of `every` on.
+    """Whether the writer of this append has to roll up: it made the first append at or after a multiple of `every`.
 
-    What it does not achieve is left to the first from the next multiple on. A rollup of maintenance counts for a
-    multiple that comes within half of `every` after it.
+    If it fails to, the writer of the first append after the next multiple does. A rollup by maintenance counts for a
+    multiple that follows it by less than half of `every`.
     """
     due = committed.seqno - committed.seqno % every
     if 2 * (due - committed.after.newest_rollup) < max(2, every):
@@ -45,7 +45,11 @@ def is_duty(committed: Committed, every: int) -> bool:
 
 @charged
 def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:
-    """Write and link a rollup if one is due: one object, one transition, and one more where garbage asks for it."""
+    """Write and link a rollup if one is due, or always with `force`: one object, and one or two transitions.
+
+    With `dry_run` it only says how far the newest rollup lags. Without `force`, calling it again writes nothing until
+    the next rollup is due.
+    """
     version = machine.fetch()
     behind = version.seqno - version.state.newest_rollup
     if dry_run or not (force or is_due(version.state, version.seqno, machine.config.rollup_every)):
@@ -56,9 +60,9 @@ def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: b
 
 
 def _move_beyond_garbage(machine: Machine, id_: WriterId) -> None:
-    """Make sure that a rollup of the newest state frees what this state has deleted: it has to lie beyond that.
+    """Commit once more if the newest version deleted something: a rollup frees only what was deleted before it.
 
-    A live worker extends its lease. A tombstone has no worker, and takes one more rollup.
+    A live worker extends its lease. A tombstone has no worker, so an additional rollup is written instead.
     """
     if last_deletion(machine.state) < machine.version.seqno:
         return
@@ -75,7 +79,7 @@ def _move_beyond_garbage(machine: Machine, id_: WriterId) -> None:
 
 
 def write_rollup(machine: Machine, worker: WriterId) -> RolledUp:
-    """Copy the newest state to Blob and link the copy. Whoever loses a race leaves an orphan for the audit."""
+    """Copy the newest state to Blob and link the copy. A worker that loses a race leaves an orphan for the audit."""
     version = machine.fetch()
     behind = version.seqno - version.state.newest_rollup
     key = rollup_key(version.seqno, machine.runtime.entropy())

@@ -1,7 +1,7 @@
 """The scrub: read parts again, verify their digests, and recompute what the state says of them.
 
-An engine reads and adds up, and knows nothing else: `local_adder` does it here, Spark does it elsewhere (see
-`jobs.engine`). What its answers mean is judged here, wherever they come from.
+An engine reads and adds up, and knows nothing else: `local_adder` does it in this process, Spark does it on its
+executors (see `jobs.engine`). This module judges the answers of both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import Stored, inputs_of
 
 TASK_BYTES = 64 * MIB
-"""About what one task reads."""
+"""The bytes that one task reads, approximately."""
 
 Progress = Callable[[int, int], None]
 
@@ -39,7 +39,7 @@ class SumTask(msgspec.Struct, frozen=True, array_like=True):
 
 
 Adder = Callable[[Sequence[SumTask]], Iterable[Sums | Damage]]
-"""Carries out tasks anywhere. Answers the sums that each one found, or the damage, in the tasks' order."""
+"""Carries out tasks, on any machine. Returns the sums or the damage that each found, in the order of the tasks."""
 
 
 class Scrubbed(msgspec.Struct, frozen=True):
@@ -51,17 +51,18 @@ class Scrubbed(msgspec.Struct, frozen=True):
     damaged: tuple[tuple[tuple[int, int], str], ...]
     newest: int
     cost: Cost = Cost()
-    """What it asked of the location."""
+    """The requests that it made to the location."""
 
 
 @charged
 def scrub(
     machine: Machine, *, after: int = 0, engine: Adder | None = None, progress: Progress | None = None
 ) -> Scrubbed:
-    """Re-read the batches that were appended or compacted after seqno `after`; `newest` is what to pass the next time.
+    """Re-read the batches that were appended or compacted after seqno `after`. Changes nothing.
 
-    Changes nothing. Every batch is read, also when an earlier one is damaged. A batch that was replaced while it was
-    read is not damaged when its objects are gone.
+    Damage is returned in `damaged`, not raised, and every batch is read even if an earlier one is damaged. Pass the
+    result's `newest` as `after` the next time. A batch that was replaced while it was read is not reported when its
+    objects are gone. `progress` gets the batches read and their total.
     """
     version = machine.fetch()
     batches = to_scrub(version.state, after)
@@ -83,12 +84,12 @@ def to_scrub(state: State, after: int) -> list[Batch]:
 
 
 def tasks_of(shard: ShardId, batch: Batch, schemas: tuple[Schema, ...]) -> list[SumTask]:
-    """The batch in pieces of about `TASK_BYTES`."""
+    """Split a batch into tasks of about `TASK_BYTES`."""
     return [SumTask(shard, piece, schemas) for run in inputs_of((batch,)) for piece in cut(run)]
 
 
 def cut(run: TaskInput) -> Iterator[TaskInput]:
-    """A run in pieces of about `TASK_BYTES`."""
+    """Split a run into pieces of about `TASK_BYTES`."""
     piece: list[Part] = []
     for part in run.parts:
         piece.append(part)
@@ -100,9 +101,9 @@ def cut(run: TaskInput) -> Iterator[TaskInput]:
 
 
 def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> str:
-    """What is wrong with a batch, from what reading its pieces answered; empty for a sound one.
+    """Return what is wrong with a batch, given the answers of its tasks; an empty string if it is sound.
 
-    SUBTLE: a batch that was rewritten alone kept its id, and has other parts. So it is compared as a whole.
+    SUBTLE: a batch that was rewritten alone kept its id, but has other parts. So it is compared as a whole.
     """
     damage = [answer for answer in answers if isinstance(answer, Damage)]
     if not damage:
@@ -112,12 +113,12 @@ def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> s
 
 
 def local_adder(blob: Blob) -> Adder:
-    """Read here, one task after the other, each when its answer is asked for."""
+    """Return an adder that reads in this process, one task after the other, each when its answer is taken."""
     return lambda tasks: (add_up_task(task, blob) for task in tasks)
 
 
 def add_up_task(task: SumTask, blob: Blob) -> Sums | Damage:
-    """What the task's updates add up to, or why that cannot be told."""
+    """Return what the task's updates add up to, or the damage that was found."""
     try:
         return Stored(blob, ShardId(task.shard), task.schemas, task.schemas[-1]).sums([task.parts])
     except Damage as damage:

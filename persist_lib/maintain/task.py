@@ -1,4 +1,4 @@
-"""One merge task: a key range of some runs, merged, cut into parts and uploaded. Runs anywhere: here, or on Spark."""
+"""One merge task: a key range of some runs, merged, cut into parts and uploaded, in this process or on Spark."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from persist_lib.shard.runs import Stored, overlapping
 def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Executor | None = None) -> TaskResult:
     """Merge the task's key range and upload the parts, under fresh keys below the uploader's id.
 
-    Small inputs are read in the pool, if there is one; otherwise all is done on the calling thread.
+    Small inputs are read in the pool, if there is one; otherwise the calling thread does everything.
 
-    Run twice it leaves orphans, never damage. Raises Missing when an input is gone, Corrupt when one is damaged.
+    Running it twice leaves orphans, never damage. Raises Missing if an input is gone, Corrupt if one is damaged.
     """
     shard, parts, sums = ShardId(task.shard), [], []
     for encoded in _merged(task, blob, pool or Runtime(background=False).pool(1, "persist-merge")):
@@ -31,12 +31,12 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Exec
         blob.set(blob_key(shard, key), encoded.data)
         parts.append(as_part(encoded, key, task.schema))
         sums.append(encoded.said.sums)
-        del encoded  # or it stays in memory while the next one grows
+        del encoded  # otherwise it stays in memory while the next one is built
     return TaskResult(tuple(parts), total(sums))
 
 
 def _merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]:
-    """The parts that stand for the task's inputs. What is small is gathered first; often that is all there is."""
+    """The parts that replace the task's inputs. Small inputs are gathered first; often all inputs are small."""
     shard, schema = ShardId(task.shard), task.schemas[task.schema]
     stored = Stored(blob, shard, task.schemas, schema, task.key_lower, task.key_upper)
     inputs = overlapping(task.inputs, task.key_lower, task.key_upper)

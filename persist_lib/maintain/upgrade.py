@@ -1,4 +1,4 @@
-"""Moving a shard's log to a newer format, once every program of its fleet knows that."""
+"""Moving a shard's log to a newer format, once every program that uses the shard can read that format."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from persist_lib.shard.commit import Machine
 
 
 class Upgraded(msgspec.Struct, frozen=True):
-    """From which format to which; the same twice where nothing was to be done."""
+    """The shard's format before and after; they are equal if nothing had to be done."""
 
     before: int
     after: int
 
 
 def upgrade(machine: Machine, format_: int, *, dry_run: bool = False) -> Upgraded:
-    """Commit the move to `format_`, or say what it would be."""
+    """Move the shard to `format_`, and return its format before and after. With `dry_run` nothing changes.
+
+    Doing it again changes nothing. There is no way back to an older format.
+    """
     state = machine.fetch().state
     if state.is_finished():
         return Upgraded(state.format, state.format)

@@ -13,7 +13,7 @@ from persist_lib.shard.leases import Leases, Registering
 
 
 class Uploader(Protocol):
-    """Whoever has the id of a live writer, below which parts can be uploaded."""
+    """An object that has the id of a live writer. Parts are uploaded under that id."""
 
     @property
     def id(self) -> WriterId:
@@ -22,7 +22,7 @@ class Uploader(Protocol):
 
 
 class Worker:
-    """One shard's worker for the length of a `with` block. `id` registers it on first use, the end retires it."""
+    """One shard's worker for the length of a `with` block. The first use of `id` registers it, the end retires it."""
 
     def __init__(self, machine: Machine, leases: Leases) -> None:
         self.machine = machine
@@ -40,7 +40,7 @@ class Worker:
             with Registering(self._leases, self.machine, fresh):
                 self.machine.commit(lambda _state, now: RegisterWriter(fresh, "maintenance", now + lease_ms))
                 self._leases.keep(self.machine, fresh)
-                # Also when an interrupt keeps the block from ending as it should.
+                # The id is given up even if an interrupt keeps `__exit__` from running.
                 self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)
                 self._dropped.atexit = False
                 self._id = fresh
@@ -59,5 +59,5 @@ class Worker:
             self._dropped.detach()
         except Exception:
             if error is None:
-                raise  # otherwise what went wrong first matters more; the lease ends by itself
+                raise  # otherwise the first error matters more; the lease ends by itself
         self._id = None

@@ -1,7 +1,7 @@
 """A test kit for users of Persist.
 
-A clock moved by hand, locations that fail as planned, rivals, recordings, the reference model, and checks of a whole
-shard.
+It has a clock that the test moves, locations that fail as planned, rivals, recordings of requests, the reference model,
+and checks of a whole shard.
 """
 
 from persist_lib.testing.checks import World, check_history, check_swept, check_world, read_history

@@ -1,7 +1,7 @@
-"""What must always hold of a shard, as a check of the real thing: log, state, blobs and history together.
+"""Checks of what must always hold of a shard: its log, state, blobs and history together.
 
-Each check reads everything, changes nothing, and raises AssertionError with the first sentence that does not hold. They
-judge a shard at rest: no process may write to it while they look.
+Each check reads everything, changes nothing, and raises AssertionError, whose message is the first statement that does
+not hold. The shard must be at rest: no process may write to it during a check.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def check_world(client: Client, shard: str) -> World:
 
 
 def check_swept(client: Client, shard: str) -> World:
-    """`check_world`, and: nothing is in Blob but what the newest state refers to."""
+    """Do `check_world`, and check that Blob holds only what the newest state refers to."""
     world = check_world(client, shard)
     _expect(not world.garbage and not world.orphans, f"left in Blob: {sorted(world.garbage | world.orphans)}")
     return world
 
 
 def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple[LogRow, ...]]:
-    """Every version that the log still tells, oldest first, each rollup proven equal to what the rows lead to."""
+    """Every version that the log still has, and its rows, oldest first. Each rollup is checked against the rows."""
     name, rows = ShardId(shard), _all_rows(client, shard)
     _expect(bool(rows), "there are no rows")
     seqnos = [row.seqno for row in rows]
@@ -106,7 +106,7 @@ def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple
 
 
 def _all_rows(client: Client, shard: str) -> list[Row]:
-    """However many there are: where collectors are killed all the time, no truncation happens."""
+    """All rows, page by page: where collectors are killed all the time, the log is never truncated."""
     rows: list[Row] = []
     while page := client.consensus.scan(shard, SeqNo(rows[-1].seqno + 1) if rows else SeqNo(0), ROWS):
         rows += page
@@ -114,7 +114,7 @@ def _all_rows(client: Client, shard: str) -> list[Row]:
 
 
 def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> None:
-    """What holds between each version and the next: frontiers and holds advance, only appends change the contents."""
+    """Check each version against the next: frontiers and holds only advance, and only appends change the contents."""
     for version in versions:
         check_state(version.state, version.seqno)
     for (before, after), row in zip(pairwise(versions), rows[1:] or repeat(None, len(versions) - 1), strict=True):
@@ -135,9 +135,10 @@ def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> N
 
 
 def _check_batch(client: Client, shard: str, state: State, batch: Batch) -> None:
-    """Recompute from the bytes all that the state says about a batch.
+    """Recompute from the bytes everything that the state says about a batch.
 
-    SUBTLE: not by `format.sums`, on purpose. A mistake there would be stored, and a check that shares it finds nothing.
+    SUBTLE: this does not use `format.sums`, on purpose. A mistake there would be stored, and a check that shares the
+    mistake would not find it.
     """
     count = diff_sum = print_ = 0
     newest = state.schemas[-1]

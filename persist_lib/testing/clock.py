@@ -11,7 +11,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 class ManualClock:
-    """Called, it answers nanoseconds since the epoch, as `open_location(clock=…)` wants it. Sleeping takes no time."""
+    """A clock for `open_location(clock=…)`: calling it returns nanoseconds since the epoch. Sleeping takes no time."""
 
     def __init__(self, start_ns: int = START_NS) -> None:
         self._now_ns = start_ns
@@ -21,18 +21,18 @@ class ManualClock:
         return self._now_ns
 
     def advance(self, seconds: float) -> None:
-        """Move on. A negative number steps back, as real clocks do."""
+        """Move the clock on by `seconds`. A negative number moves it back, as happens to real clocks."""
         with self._lock:
             self._now_ns += round(seconds * 1_000_000_000)
 
     def monotonic(self) -> float:
-        """Seconds, for deadlines."""
+        """The clock in seconds, for deadlines."""
         return self._now_ns / 1_000_000_000
 
     def sleep(self, seconds: float) -> None:
-        """Move on by `seconds`, at once."""
+        """Move the clock on by `seconds` and return at once."""
         self.advance(seconds)
 
     def runtime(self, seed: int = 0) -> Runtime:
-        """A runtime on this clock: repeatable, never waiting, without background work."""
+        """A runtime on this clock. It is repeatable, never waits, and does no work in the background."""
         return Runtime(monotonic=self.monotonic, sleep=self.sleep, random=random.Random(seed), background=False)

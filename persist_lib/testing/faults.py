@@ -40,12 +40,12 @@ class Plan(Protocol):
     """Decides the fate of each operation. One plan may serve a Blob and a Consensus, from several threads."""
 
     def decide(self, operation: Operation) -> Fate:
-        """The fate of this operation; asked once for each."""
+        """Return the fate of this operation. It is called once for each operation."""
         ...
 
 
 class Script:
-    """The n-th operation of a kind (counted from 1) has the outcome given; all others are done.
+    """A plan that gives the n-th operation of a kind (counted from 1) its outcome. All other operations are done.
 
     `seen` counts the operations so far, by kind.
     """
@@ -63,9 +63,10 @@ class Script:
 
 
 class Chances:
-    """Each outcome with its probability (the rest is done), after a delay up to `delay_s`. One seed, one list of fates.
+    """A plan that draws each outcome with its probability, and a delay of up to `delay_s` seconds.
 
-    `stop` makes everything work until `go_on`: when faults stop, everything must finish.
+    The rest of the probability is `DONE`. The same seed gives the same fates. After `stop` every operation is done
+    until `go_on`, so that a test can check that everything finishes once the faults stop.
     """
 
     def __init__(self, seed: int, chances: Mapping[Outcome, float], delay_s: float = 0.0) -> None:
@@ -76,7 +77,7 @@ class Chances:
         self._lock = threading.Lock()
         self._is_stopped = False
 
-    def decide(self, operation: Operation) -> Fate:  # noqa: ARG002 - the same for all
+    def decide(self, operation: Operation) -> Fate:  # noqa: ARG002 - all operations have the same chances
         with self._lock:
             if self._is_stopped:
                 return Fate()
@@ -84,16 +85,16 @@ class Chances:
             return Fate(outcome, self._random.uniform(0, self._delay_s))
 
     def stop(self) -> None:
-        """No more faults."""
+        """Let every operation be done from now on."""
         self._is_stopped = True
 
     def go_on(self) -> None:
-        """Faults again."""
+        """Draw faults again."""
         self._is_stopped = False
 
 
 class _Faulty:
-    """What both have: a plan, and what they sleep by."""
+    """What `FaultyBlob` and `FaultyConsensus` share: a plan, and a function to sleep with."""
 
     plan: Plan
     sleep: Callable[[float], None]

@@ -1,6 +1,6 @@
 """Ends a server when the process that started it is gone, however it ended: `python guard.py PID SIGNAL [FOLDER]`.
 
-Started by `servers`, which holds the other end of standard input, and kills the guard once it has ended the server.
+`servers` starts the guard, holds the other end of its standard input, and kills it when it ends the server itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 def main(pid: int, number: int, *folders: str) -> None:
     """Wait for the end of standard input; then end the process, and remove its folder."""
-    server = os.pidfd_open(pid)  # not the number itself: that may be somebody else's by then
+    server = os.pidfd_open(pid)  # not the pid itself: by then it may belong to another process
     sys.stdin.read()
     signal.pidfd_send_signal(server, number)
     select.select([server], [], [], 30)

@@ -22,28 +22,28 @@ Update = tuple[Row, int, int]
 
 
 class Model:
-    """What a shard must be indistinguishable from: the updates appended so far, and upper."""
+    """The reference model of a shard: the updates appended so far, and upper. A shard must behave exactly like it."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
         self.upper = MINIMUM
 
     def append(self, updates: Iterable[Update], lower: Antichain, upper: Antichain) -> None:
-        """What `compare_and_append` does when it is acknowledged."""
+        """Do what an acknowledged `compare_and_append` does. AssertionError if `lower` is not upper."""
         if lower != self.upper:
             raise AssertionError(f"acknowledged at {lower}, but upper was {self.upper}")
         self.updates += updates
         self.upper = upper
 
     def append_rest(self, updates: Iterable[Update], lower: Antichain, upper: Antichain) -> None:
-        """What `append` does: only times that are not complete yet are added."""
+        """Do what an acknowledged `append` does: add only the times that are not complete yet."""
         if lower > self.upper:
             raise AssertionError(f"acknowledged at {lower}, beyond upper {self.upper}")
         self.updates += [update for update in updates if self.upper.is_before(update[1])]
         self.upper = self.upper.join(upper)
 
     def contents(self, as_of: int) -> Counter[Row]:
-        """The multiset as of a time: each distinct data with its multiplicity, which may be negative."""
+        """The multiset as of a time: each distinct row with its multiplicity, which may be negative."""
         return summed((data, diff) for data, time, diff in self.updates if time <= as_of)
 
     def between(self, lower: int, upper: Antichain) -> Counter[tuple[Row, int]]:
@@ -69,7 +69,7 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 def contents_of(table: pa.Table) -> Counter[Row]:
-    """The multiset that a snapshot's table says. AssertionError when some data occurs twice or has a diff of 0."""
+    """The multiset in a snapshot's table. AssertionError if a row occurs twice or has a diff of 0."""
     rows, diffs = rows_of(table), table.column(DIFF).to_pylist()
     found = Counter(dict(zip(rows, diffs, strict=True)))
     if len(found) != len(rows) or 0 in diffs:
@@ -85,7 +85,7 @@ def updates_of(table: pa.Table) -> list[Update]:
 
 
 def updates_from(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> list[Update]:
-    """The updates that rows as dicts are, with these columns."""
+    """The updates of rows given as dicts; `names` are the data columns, `_diff` is 1 if left out."""
     names = list(names)
     return [(tuple(_exact(row.get(n)) for n in names), row[TIME], row.get(DIFF, 1)) for row in rows]
 

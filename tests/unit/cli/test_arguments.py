@@ -145,7 +145,7 @@ def test_of_a_shard_that_is_like_no_other_no_name_is_suggested(here: Path) -> No
     assert "Did you mean" not in done.stderr
     assert "`persist shards --names` lists all" in done.stderr
     persist.open(f"file:{here}/empty").close()
-    assert "There is no other either" in run("--location", f"file:{here}/empty", "show", "victim").stderr
+    assert "There are no other shards either" in run("--location", f"file:{here}/empty", "show", "victim").stderr
 
 
 def test_a_hold_that_is_not_there_is_called_just_that() -> None:

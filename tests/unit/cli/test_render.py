@@ -125,7 +125,7 @@ def test_a_line_of_the_shards_says_what_needs_work():
     assert line.split()[:6] == ["orders", "[0]", "[40]", "40", "3.9", "KiB"]
     assert "40 of 14" in line
     assert "40·2⁰" in line
-    assert "nobody" in line
+    assert "nothing" in line
     assert "cannot be read: it is damaged" in wide
 
 
