@@ -54,14 +54,14 @@ class Settings(BaseModel):
 
 
 class CacheConfig(Settings):
-    """A cache of what is read: parts and rollups, in chunks of up to 8 MiB. It holds no more than these many bytes."""
+    """A cache of the parts and rollups that a client reads, in chunks of up to 8 MiB. Its limits are in bytes."""
 
     path: str | None = Field(None, pattern=r"^[^\x00]+$")
     """A directory on a local disk, which several processes and locations may share. None: in memory only."""
     disk_bytes: int = Field(1024 * MIB, ge=0, le=MOST_BYTES)
-    """All files together, whichever process or location they are from. What is more than half of it is not kept."""
+    """The most that all cache files hold, from all processes and locations. A chunk above half of this is not kept."""
     memory_bytes: int = Field(64 * MIB, ge=0, le=MOST_BYTES)
-    """In each client. Found there, a chunk is not even read from disk."""
+    """The most that each client keeps in memory. A chunk that is found in memory is not read from disk."""
 
 
 class Config(Settings):
@@ -76,26 +76,26 @@ class Config(Settings):
     rollup_every: int = Field(128, ge=1, le=1 << 32)
     """Transitions between rollups: the most that opening a shard has to replay."""
     timeout_s: float = Field(60.0, gt=0, le=LONGEST_S)
-    """What a call may take unless it says otherwise."""
+    """How long a call may take, in seconds, unless the caller passes another timeout."""
     poll_s: float = Field(0.01, gt=0, le=LONGEST_S)
-    """How often a listener looks for news at first; it backs off to twice that when nothing comes."""
+    """Seconds between a listener's first polls for updates. It backs off to twice that when nothing comes."""
     buffer_bytes: int = Field(64 * MIB, ge=64 * KIB, le=MOST_BYTES)
-    """What a writer accepts by `append_async` while an append is outstanding: memory, and the most that is committed at
-    once."""
+    """How many bytes `append_async` accepts while an append is outstanding. It bounds the memory of a writer and the
+    size of one commit."""
     merge_bytes: int = Field(256 * MIB, ge=1 * MIB, le=MOST_BYTES)
     """Memory for buffered windows of a merge."""
     read_threads: int = Field(4, ge=1, le=64)
-    """Objects fetched in parallel."""
+    """How many objects a reader fetches in parallel."""
     compaction_weight: float = Field(0.5, gt=0, le=1e12)
-    """A batch is in debt below this share of what is newer than it. Larger: fewer batches, more rewriting."""
+    """A batch is in debt below this share of all that is newer. Larger: fewer batches, more rewriting."""
     compaction_advance: float = Field(1 / 3, gt=0, le=1e12)
     """A batch is rewritten when since has passed about this share of its updates. Smaller: less history, more work."""
     spark_above_bytes: int = Field(64 * MIB, ge=0, le=MOST_BYTES)
     """Compactions that read more than this go to Spark when the engine is `auto`."""
     task_bytes: int = Field(128 * MIB, ge=64 * KIB, le=MOST_BYTES)
-    """Input of one merge task."""
+    """The input of one merge task."""
     format: int | None = Field(None, ge=1, le=255)
-    """The format of the log in which shards are created. None: the one that this release uses by default. While a fleet
-    is upgraded machine by machine, set it to what the oldest program of the fleet knows."""
+    """The log format in which shards are created. None: the default of this release. While a fleet is upgraded machine
+    by machine, set it to the newest format that the oldest program of the fleet knows."""
     cache: CacheConfig | None = None
-    """Keep what snapshots and listeners read. None: they ask the store each time."""
+    """A cache for what snapshots and listeners read. None: they read from the store each time."""

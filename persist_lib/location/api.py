@@ -1,8 +1,9 @@
 """What a location must do: `Blob` keeps bytes by key, `Consensus` keeps versions by compare-and-set.
 
-Implementations raise only `Determinate` (it certainly did not happen), `Indeterminate` (it may have) and `Damage`.
-Whatever they do not understand is `Indeterminate`. They do not retry: `location.retrying` does, where it is safe.
-All of them may be used from several threads, and, memory aside, from several processes and after a fork.
+For failures of the world, implementations raise only `Determinate` (the operation certainly did not happen),
+`Indeterminate` (it may have happened) and `Damage`. An error that they do not understand is `Indeterminate`. They do
+not retry: `location.wrap.retrying` does, where it is safe. Several threads may use an implementation at once. All
+except the memory ones may also be used from several processes and after a fork.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class BlobEntry(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """An object that is being stored, or was when its sender died: its key, and the store's name for the attempt.
+    """An unfinished upload of an object: its key, and the store's name for the attempt. Its sender may have died.
 
-    `size` are the bytes that are kept of it, where the store tells; `is_dead` says that its sender is known to be gone.
+    `size` is the number of bytes that are kept of it, if the store knows. `is_dead`: its sender is known to be gone.
     """
 
     key: str
@@ -33,14 +34,14 @@ class Upload(NamedTuple):
 
 
 START_BYTES = 32
-"""How much of a row's beginning a Consensus compares, at most."""
+"""The most bytes at the start of a row that a Consensus compares."""
 
 
 class Newest(NamedTuple):
     """The row that is to be the newest one: its seqno, and what its data starts with (at most `START_BYTES`).
 
-    SUBTLE: a seqno alone names no row. After an older copy was restored, the log comes back to the same seqno with
-    other rows. `start` must hold what tells them apart, say a checksum; empty, it fits any.
+    SUBTLE: a seqno alone does not identify a row. After a restore of an older copy, the log reaches the same seqno with
+    other rows. `start` must hold what tells them apart, such as a checksum; an empty `start` matches any row.
     """
 
     seqno: SeqNo
@@ -55,40 +56,43 @@ class Row(NamedTuple):
 
     @property
     def newest(self) -> Newest:
-        """How a compare-and-set names this row as the one it follows."""
+        """The `Newest` that a compare-and-set expects if it is to follow this row."""
         return Newest(self.seqno, self.data[:START_BYTES])
 
 
 Change = tuple[Newest | None, bytes]
-"""One of several rows to append at once: what it follows, and its data."""
+"""A row to append to a key: the row that it must follow (None: the key was never set), and its data."""
 
 
 @runtime_checkable
 class Blob(Protocol):
-    """Immutable bytes by key. Keys are `/`-separated paths. Linearizable: what was set is seen by every later get."""
+    """Immutable bytes by key. Keys are `/`-separated paths. Linearizable: every later get sees what was set."""
 
     def get(self, key: str) -> bytes | None:
-        """The whole object, or None when there is none."""
+        """Return the whole object, or None when there is none."""
         ...
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        """Bytes `[start, end)` of the object, cut at its end; None when there is no object."""
+        """Return bytes `[start, end)` of the object, cut at its end, or None when there is no object."""
         ...
 
     def set(self, key: str, data: bytes | memoryview) -> None:
-        """Store durably before returning. Keys are written once; a retry of the very same bytes succeeds."""
+        """Store `data` under `key`, durably on return. A key is written once; setting the same bytes again succeeds.
+
+        Raises Corrupt when the key holds other bytes.
+        """
         ...
 
     def delete(self, key: str) -> bool:
-        """Delete; answers whether there was one. A missing object is no error."""
+        """Delete an object. Returns whether there was one; a missing object is no error, so a retry is safe."""
         ...
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """Delete all of them; answers what could not be deleted, and why."""
+        """Delete several objects. Returns an error for each key that could not be deleted. A retry is safe."""
         ...
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """Every object whose key starts with `prefix` (which ends in `/`), in pages, in no promised order."""
+        """Yield every object whose key starts with `prefix` (empty, or ends in `/`), in pages, in no promised order."""
         ...
 
     def close(self) -> None:
@@ -98,17 +102,17 @@ class Blob(Protocol):
 
 @runtime_checkable
 class SendsInPieces(Protocol):
-    """What a Blob has beside when what it stores takes several steps, of which something stays when the sender dies.
+    """An optional protocol of a Blob that stores an object in several steps, and so leaves pieces when a sender dies.
 
-    On S3 these are the pieces of large objects, in a directory the temporary files.
+    On S3 they are the pieces of large objects, and in a directory they are the temporary files.
     """
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Those below `prefix` that are neither finished nor given up."""
+        """Yield the uploads below `prefix` that are neither finished nor given up."""
         ...
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
-        """Give them up; answers what could not be given up, and why. One that is finished by now is left alone."""
+        """Give up uploads. Returns an error for each that could not be given up. Finished ones are left alone."""
         ...
 
 
@@ -117,45 +121,48 @@ class Consensus(Protocol):
     """A log of rows per key, seqnos contiguous, extended only by compare-and-set."""
 
     def head(self, key: str) -> Row | None:
-        """The newest row, possibly stale; None when the key was never set."""
+        """Return the newest row, which may be stale, or None when the key was never set."""
         ...
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """At most `limit` rows with seqno >= from_seqno, ascending. Linearizable."""
+        """Return at most `limit` rows with seqno >= from_seqno, ascending. Linearizable."""
         ...
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """Append `data` at expected + 1 if `expected` is the newest row (None: never set, and then at 1).
+        """Append `data` at the seqno after `expected` if `expected` is the newest row. Returns whether it did.
 
-        False means that another row is there: the caller lost, and nothing changed.
+        None expects a key that was never set, and appends at 1. False means that the newest row is another one: the
+        caller lost, and nothing changed. After Indeterminate, a retry may return False for a row of its own.
         """
         ...
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        """All of them or none, atomically. Raises InvalidUsage where the store has no transactions.
+        """Append one row to each key of `changes`, all or none, atomically. Returns whether it did.
 
-        Nothing at all is True, or that InvalidUsage, without a request: so one can ask beforehand.
+        Raises InvalidUsage if the store has no transactions. Without any changes it returns True, or raises that
+        InvalidUsage, without a request: so a caller can find out beforehand.
         """
         ...
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """Delete the rows below `seqno`; answers how many. Never passes the newest row (InvalidUsage)."""
+        """Delete the rows below `seqno`. Returns how many. Raises InvalidUsage if the newest row is below `seqno`."""
         ...
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        """Take back the rows beyond `seqno`, if `newest` is the newest row; answers how many, 0 if it is not.
+        """Delete the rows above `seqno` if `newest` is the newest row. Returns how many, and 0 if it is not.
 
-        Only to repair a log whose newest rows nobody can read. Whoever has seen them is refused from then on, as after
-        a restored copy. With `seqno` 0 nothing is left of the key. InvalidUsage where `seqno` itself is not there.
+        This is only for the repair of a log whose newest rows cannot be read. A client that has seen the deleted rows
+        is refused from then on, as after a restored copy. With `seqno` 0 nothing is left of the key. Raises
+        InvalidUsage if there is no row at `seqno`.
         """
         ...
 
     def list_keys(self) -> Iterator[str]:
-        """Every key that was ever set."""
+        """Yield every key that was ever set."""
         ...
 
     def now(self) -> int:
-        """The store's clock in ms since the epoch, without a round trip of its own."""
+        """Return the time of the store's clock, in ms since the epoch, without a round trip of its own."""
         ...
 
     def close(self) -> None:
@@ -165,20 +172,20 @@ class Consensus(Protocol):
 
 @runtime_checkable
 class WakesWaiters(Protocol):
-    """What a Consensus may have beside: it tells those who wait of news. It may fail to, so never rely on it."""
+    """An optional protocol of a Consensus that wakes waiting readers. A wake-up can get lost, so never rely on it."""
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
-        """Wait for a row beyond `seqno`, at most `longest_s`. Answers False at once when nobody would tell now.
+        """Wait up to `longest_s` seconds for a row above `seqno`. Returns False at once if no wake-up could arrive now.
 
-        True says nothing of what there is: look.
+        True does not mean that there is such a row: the caller has to look.
         """
         ...
 
 
 @runtime_checkable
 class StaysInPlace(Protocol):
-    """What a Blob or Consensus may have beside, when what it has open could be replaced behind its back: files."""
+    """An optional protocol of a Blob or Consensus on files, which could be replaced while it has them open."""
 
     def check_in_place(self) -> None:
-        """Raise HistoryRegressed unless what is open is still what its path leads to. No request, and cheap."""
+        """Raise HistoryRegressed unless the paths still lead to the open files. Cheap, and counted as no request."""
         ...

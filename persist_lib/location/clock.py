@@ -19,9 +19,9 @@ def now_ms(clock: Clock) -> int:
 
 
 class RemoteClock:
-    """Another machine's clock: what it said last, and the time that has passed here since. Asked only once.
+    """Another machine's clock: its last known time, plus the time that has passed here since. It is asked only once.
 
-    A step or a pause here shifts it until the next answer; a lease then ends early or late, and nothing else.
+    A step or a pause of the local clock shifts it until the next answer. A lease then ends early or late, nothing else.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -29,11 +29,11 @@ class RemoteClock:
         self._seen: tuple[int, float] | None = None
 
     def observe(self, now: int) -> None:
-        """An answer of the store said that it is `now` there (ms since the epoch)."""
+        """Note that the store's clock was at `now` (ms since the epoch) in an answer that just arrived."""
         self._seen = now, self._runtime.monotonic()
 
     def now(self, ask: Callable[[], int]) -> int:
-        """Milliseconds since the epoch there; `ask` is called when it has never answered yet."""
+        """Return the remote time in ms since the epoch. Calls `ask` for it if no answer was observed yet."""
         if self._seen is None:
             self.observe(ask())
         now, since = self._seen or (0, 0.0)

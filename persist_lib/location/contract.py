@@ -1,6 +1,6 @@
-"""What all stores share: which keys, ranges and limits they refuse, and the errors that mean the same in each.
+"""What all stores share: the keys, ranges and limits that they refuse, and the errors that they have in common.
 
-What a key may look like is the same everywhere, so that a location can be moved to another kind of store.
+All stores accept the same keys, so that a location can be moved to another kind of store.
 
 A key is 1 to 1024 bytes of UTF-8: segments separated by `/`, each of 1 to 255 bytes, none starting with `.`, without
 control characters. So no key escapes its root (`..`, absolute), none is reserved, and every store can list it.
@@ -22,7 +22,7 @@ KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*")
 
 
 def check_key(key: str) -> str:
-    """Answer `key`, or raise InvalidName."""
+    """Return `key` if it is a valid key, or raise InvalidName."""
     if isinstance(key, str) and KEY.fullmatch(key) and _is_short(key):
         return key
     raise InvalidName(
@@ -39,7 +39,7 @@ def _is_short(key: str) -> bool:
 
 
 def check_prefix(prefix: str) -> str:
-    """Answer `prefix` if it is empty (everything) or a key followed by `/`, or raise InvalidName."""
+    """Return `prefix` if it is empty (everything) or a key followed by `/`, or raise InvalidName."""
     if prefix == "":
         return prefix
     if not isinstance(prefix, str) or not prefix.endswith("/"):
@@ -51,7 +51,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_range(key: str, start: int, end: int) -> None:
-    """Refuse a range that is no `[start, end)`."""
+    """Raise InvalidUsage unless 0 <= start <= end, and InvalidName for an invalid key."""
     check_key(key)
     if not 0 <= start <= end:
         raise InvalidUsage(f"blob {key}: a range must be 0 <= start <= end: got [{start}, {end})", start=start, end=end)
@@ -77,25 +77,25 @@ def passes_newest(key: str, seqno: SeqNo, newest: SeqNo | None) -> InvalidUsage:
 
 
 def not_in_log(key: str, seqno: SeqNo) -> InvalidUsage:
-    """The error for going back to a row that is not there."""
+    """The error for a rewind to a row that does not exist."""
     return InvalidUsage(
         f"consensus {key!r} cannot go back to {seqno}: it has no such row. Nothing was taken back", key=key, seqno=seqno
     )
 
 
 def next_seqno(expected: Newest | None) -> SeqNo:
-    """Where a row goes that follows `expected`."""
+    """Return the seqno of the row after `expected` (None: 1)."""
     return SeqNo(expected.seqno + 1 if expected else 1)
 
 
 def is_newest(expected: Newest | None, head: Row | None) -> bool:
-    """Whether the newest row there is, is the one expected."""
+    """Whether `head`, the newest row, is the expected one (None: no row)."""
     if expected is None or head is None:
         return expected is None and head is None
     return head.seqno == expected.seqno and head.data.startswith(expected.start)
 
 
 def check_limit(limit: int) -> None:
-    """Refuse a limit that means nothing (SQL reads -1 as no limit at all)."""
+    """Raise InvalidUsage for a negative limit (SQL would read -1 as no limit at all)."""
     if limit < 0:
         raise InvalidUsage(f"a scan's limit must not be negative: got {limit}", limit=limit)

@@ -1,7 +1,8 @@
 """Directories that survive a power cut, and a private place for half-written files.
 
-An entry of a directory is durable once the directory was fsynced after it was made, and so on up to the root. These
-classes pay for that once per directory and process, so that storing an object costs two fsyncs and few other calls.
+An entry of a directory is durable once the directory was fsynced after the entry was made, and likewise each parent up
+to the root. These classes do that once per directory and process, so that storing an object costs two fsyncs and few
+other calls.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ OPEN_DIRECTORIES = 128
 LOCK = "lock"
 NAMES = "="
 LONGEST_NAME = 255
-"""A half-written file's name: a number, then which key it is for, unless that makes it too long."""
+"""The longest file name, in bytes. The name of a half-written file is a number and its key, unless that is longer."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The disk is full, a quota is used up, a file may not become so large."""
+"""The disk is full, a quota is used up, or the file would exceed a size limit."""
 
 
 def fsync_directory(path: Path) -> None:
@@ -44,12 +45,12 @@ def fsync_directory(path: Path) -> None:
 def make_directories(path: Path) -> None:
     """Make `path` and its missing parents, durably.
 
-    SUBTLE: also those that are there already. Who made them may not have come to the fsync yet, and may never. So
-    whatever this makes is in a durable directory from the moment on at which somebody else can find it.
+    SUBTLE: this also fsyncs parents that exist already. The process that made them may not have fsynced them yet, and
+    may never do so. So every directory made here is in a durable one from the moment at which others can find it.
     """
     missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
     for directory in path.parents[len(missing) :]:
-        with contextlib.suppress(PermissionError):  # of somebody else, who made it long ago
+        with contextlib.suppress(PermissionError):  # owned by another user, who made it long ago
             fsync_directory(directory)
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
@@ -57,15 +58,15 @@ def make_directories(path: Path) -> None:
 
 
 def ensure_directory(path: Path) -> None:
-    """Make `path` and its missing parents, not durably, beside processes that remove directories when they are empty.
+    """Make `path` and its missing parents, not durably, while other processes may remove empty directories.
 
-    Raises NotADirectoryError when a part of the path is no directory, and FileNotFoundError when a part of it was
-    removed meanwhile: then it can be tried again.
+    Raises NotADirectoryError when a part of the path is no directory. Raises FileNotFoundError when another process
+    removed a part of the path at the same time; the caller can then try again.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        # SUBTLE: `exist_ok` looks again at what was in its way. When that was removed in between, it raises this too.
+        # SUBTLE: `exist_ok` looks again at what was in its way, and also raises this if that was removed in between.
         found = Path(error.filename)
         if os.path.lexists(found) and not found.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found)) from error
@@ -73,7 +74,7 @@ def ensure_directory(path: Path) -> None:
 
 
 def no_room(what: str, path: Path, error: OSError | None = None) -> DiskFull | None:
-    """The error for a write that failed for want of room, if it did. `path` is where it was to go."""
+    """Return DiskFull if `error` means that `path` has no room (None: it is known to mean that), else None."""
     if error is not None and error.errno not in NO_ROOM:
         return None
     try:
@@ -91,7 +92,7 @@ def no_room(what: str, path: Path, error: OSError | None = None) -> DiskFull | N
 
 
 class OpenDirectory:
-    """A directory's file descriptor, closed when nobody uses it any more (so never under another thread's feet)."""
+    """A directory's file descriptor. It is closed when no thread refers to it any more, so never while one uses it."""
 
     __slots__ = ("fd",)
 
@@ -105,10 +106,10 @@ class OpenDirectory:
 
 
 class DurableDirectories:
-    """The directories below `root`, made when first needed, kept open, the most recently used ones.
+    """The directories below `root`, made when first needed. The most recently used ones are kept open.
 
     SUBTLE: linking through the descriptor, not the path, is what makes the cache safe. If the directory was removed
-    (and perhaps made anew by someone else who has not synced it yet), the descriptor answers ENOENT instead of lying.
+    (and perhaps made again by another process that has not fsynced it yet), linking fails with ENOENT.
     """
 
     def __init__(self, root: Path) -> None:
@@ -119,13 +120,13 @@ class DurableDirectories:
         enrol(self, Stage.STORES)
 
     def after_fork_in_child(self) -> None:
-        """The thread that may hold the lock is the parent's. Open directories serve both."""
+        """Renew the lock, which a thread of the parent may hold. Parent and child both use the open directories."""
         self._lock = threading.Lock()
 
     def check_in_place(self) -> None:
         """Raise HistoryRegressed unless the root is the directory that was there when it was first looked for.
 
-        It is kept open from then on, so that no other directory can pass for it. Nothing is so before there is one.
+        The root is kept open from then on, so that no other directory gets its inode. Does nothing before there is one.
         """
         first = self._first_found or self._find_root()
         try:
@@ -143,7 +144,7 @@ class DurableDirectories:
             return self._first_found
 
     def open(self, name: str) -> OpenDirectory:
-        """The directory `name` below the root ("" is the root), with every entry that leads to it durable."""
+        """Return the directory `name` below the root ("" is the root). Every entry on the way to it is durable."""
         with self._lock:
             if (found := self._open.get(name)) is not None:
                 self._open.move_to_end(name)
@@ -161,14 +162,14 @@ class DurableDirectories:
         self.check_in_place()
         path = self._root / name
         ensure_directory(path)
-        # SUBTLE: also when it existed: who made it may not have come to syncing its parents yet, and may never.
+        # SUBTLE: also when it existed: the process that made it may never come to fsync its parents.
         while path != self._root.parent:
             path = path.parent
             fsync_directory(path)
         return OpenDirectory(self._root / name)
 
     def forget(self, name: str) -> None:
-        """Look `name` up afresh next time: it was, or may have been, removed."""
+        """Look `name` up again next time, because it may have been removed."""
         with self._lock:
             self._open.pop(name, None)
 
@@ -183,28 +184,28 @@ class DurableDirectories:
             name = name.rpartition("/")[0]
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all open directories."""
         with self._lock:
             self._open.clear()
             self._first_found = None
 
 
 class Leftover(NamedTuple):
-    """A file in somebody's staging directory: its path below `parent`, its size, its key if its name says it."""
+    """A file in a process's staging directory: its path below `parent`, its size in bytes, its key if known."""
 
     path: str
     key: str | None
     size: int
     is_dead: bool
-    """Whether whoever wrote it is gone: the lock of its directory could be taken."""
+    """Whether the process that wrote it is gone: the lock of its directory was free."""
 
 
 class Staging:
     """One process's own directory below `parent`, for files that are not whole yet.
 
-    Its `lock` file is flocked as long as the process lives: what it left behind is known by the lock, not by an age.
-    A file's name says which key it is for, so that it can also be judged by that key's writer. To take one from
-    somebody who lives after all does no harm: what is stored is linked from it, and who finds it gone starts anew.
+    Its `lock` file is flocked as long as the process lives. So leftovers are recognised by a free lock, not by their
+    age. A file's name holds its key, so that it can also be judged by that key's writer. Removing a file of a living
+    process does no harm: objects are linked from such files, and a process that finds its file gone starts again.
     """
 
     def __init__(self, parent: Path, entropy: Callable[[], int]) -> None:
@@ -218,13 +219,13 @@ class Staging:
         enrol(self, Stage.STORES)
 
     def after_fork_in_child(self) -> None:
-        """The thread that may hold the guard is the parent's. Its directory stays its own (see `fresh_path`)."""
+        """Renew the guard, which a thread of the parent may hold. The parent keeps its directory (see `fresh_path`)."""
         self._guard = threading.Lock()
 
     def fresh_path(self, key: str = "") -> Path:
-        """A path that nobody else uses, for a file that is to be stored under `key`."""
+        """Return a path that nothing else uses, for a file that is to be stored under `key`."""
         path = self._path
-        # A forked child must not share its parent's directory: the parent's death would not be told from its own.
+        # A forked child must not share its parent's directory: the lock could not tell which of the two has died.
         if path is None or self._pid != os.getpid():
             path = self._enter()
         name = f"{next(self._names)}{NAMES}{quote(key, safe='')}"
@@ -239,14 +240,14 @@ class Staging:
             ensure_directory(path)
             lock_fd = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             if not _try_flock(lock_fd):
-                # A sweeper was faster than our lock; what it removes is empty.
+                # A sweeper took the lock before us. The directory that it removes is empty.
                 os.close(lock_fd)
                 raise FileNotFoundError(path)
             self._path, self._pid, self._lock_fd = path, os.getpid(), lock_fd
             return path
 
     def abandon(self) -> None:
-        """Start anew next time if the directory is gone."""
+        """Use a new directory next time if this one is gone."""
         with self._guard:
             if self._path is not None and not self._path.exists():
                 self._drop_lock()
@@ -259,7 +260,7 @@ class Staging:
             self._lock_fd = -1
 
     def close(self) -> None:
-        """Remove it. Only what failed to be stored is in it."""
+        """Remove the directory. It only holds files that could not be stored."""
         path, is_own = self._path, self._pid == os.getpid()
         if path is not None and is_own:
             shutil.rmtree(path, ignore_errors=True)
@@ -269,7 +270,7 @@ class Staging:
         self.abandon()
 
     def leftovers(self) -> Iterator[Leftover]:
-        """Every file in every staging directory, its own included. Changes nothing."""
+        """Yield every file in every staging directory, including this process's own. Changes nothing."""
         for folder in _names(self._parent):
             names = [name for name in _names(self._parent / folder) if name != LOCK]
             is_dead = bool(names) and _is_dead(self._parent / folder)
@@ -280,23 +281,23 @@ class Staging:
                     yield Leftover(f"{folder}/{name}", unquote(key) if told else None, size, is_dead)
 
     def remove(self, path: str) -> None:
-        """Remove a leftover; its whole directory when that was the last of a dead process."""
+        """Remove a leftover, and its directory if that was the last file of a dead process."""
         (self._parent / path).unlink(missing_ok=True)
         self.sweep_empty()
 
     def sweep_empty(self) -> None:
-        """Remove the directories of dead processes that left nothing."""
+        """Remove the empty directories of dead processes."""
         for folder in _names(self._parent):
             if set(_names(self._parent / folder)) <= {LOCK}:
                 _sweep_one(self._parent / folder)
 
     def sweep(self) -> int:
-        """Remove what dead processes left behind; answers how many files."""
+        """Remove what dead processes left behind. Returns how many files."""
         return sum(_sweep_one(self._parent / folder) for folder in _names(self._parent))
 
 
 def _names(path: Path) -> list[str]:
-    """What is in a directory; nothing when there is none, or it is gone."""
+    """The names in a directory; none when the directory does not exist."""
     try:
         return os.listdir(path)  # noqa: PTH208 - names only
     except (FileNotFoundError, NotADirectoryError):
@@ -329,7 +330,7 @@ def _sweep_one(path: Path) -> int:
     try:
         fd = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Being made just now, or its maker died in between: only an empty one can be removed.
+        # It is being made just now, or its maker died while making it. `rmdir` removes it only if it is empty.
         with contextlib.suppress(OSError):
             path.rmdir()
         return 0

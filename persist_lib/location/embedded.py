@@ -50,14 +50,14 @@ def _open_consensus(url: str, opening: Opening) -> Consensus:
 
 
 def _enter(url: str, opening: Opening) -> Path:
-    """The directory of the location, which is there and of a format that we know."""
+    """Return the directory of the location, after a check that it exists and that its format is known."""
     path = Path(url.removeprefix("file:"))
     marker = path / MARKER
     try:
         if marker.exists():
             _check_format(marker)
             if not opening.read_only:
-                fsync_directory(path)  # who made the marker may not have come to this, and may never
+                fsync_directory(path)  # the process that made the marker may never have come to this
         elif opening.create:
             _create(url, path, opening)
         else:
@@ -88,7 +88,7 @@ def _check_format(marker: Path) -> None:
 
 def _create(url: str, path: Path, opening: Opening) -> None:
     foreign = [n for n in _names(path) if not n.startswith((BLOBS, CONSENSUS, "." + MARKER, "." + CONSENSUS))]
-    # The marker may have been made since we looked: then somebody else was first.
+    # Another process may have made the marker since we looked.
     if foreign and MARKER not in foreign:
         raise InvalidUsage(
             f"{url} holds other files ({', '.join(sorted(foreign)[:3])}), but no {MARKER}: it is no location. Choose "
@@ -115,7 +115,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _check_never_had_one(url: str, path: Path, opening: Opening) -> None:
-    """Without a database, blobs mean that it was lost: a new, empty one would hide that."""
+    """Raise Missing if there are blobs but no database: it was lost, and a new, empty one would hide that."""
     try:
         blobs = _names(path / BLOBS)
     except OSError as error:

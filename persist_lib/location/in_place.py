@@ -1,8 +1,9 @@
-"""Whether what is open is still what its path leads to.
+"""Checks whether an open file is still the one at its path.
 
-A file that is open stays, whatever becomes of its name. A client that goes on with one that was replaced, by a restored
-copy say, writes where nobody will ever look, and decides what to delete by a history that is no longer so. The file at
-a path is told by its device and its inode, which no other file can have while it is open. No time is compared.
+An open file stays usable, whatever becomes of its name. If the file was replaced, for example by a restored copy, a
+client that goes on with the old one writes where no reader will ever look, and decides what to delete by a history that
+no longer holds. A file is identified by its device and inode, which no other file can have while it is open. Times
+are not compared.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ Identity = tuple[int, int]
 
 
 def identity_of(path: str) -> Identity:
-    """What is at a path now. Raises OSError when that cannot be told."""
+    """Return the identity of the file at `path`. Raises OSError when that cannot be told."""
     found = os.stat(path)  # noqa: PTH116 - asked around each commit; a Path would double what it costs
     return found.st_dev, found.st_ino
 
 
 class InPlace:
-    """Paths, and what they led to when it was opened.
+    """Paths, and the identities of their files when these were opened.
 
-    It must be open as long as this is asked: otherwise another file could come to have the same inode.
+    The files must stay open while this is in use: otherwise another file could get the same inode.
     """
 
     __slots__ = ("_files",)
@@ -42,7 +43,7 @@ class InPlace:
         return self._files[0][1]
 
     def moved(self) -> str | None:
-        """The first path that leads elsewhere by now, or nowhere; None when all lead where they did."""
+        """Return the first path that now leads to another file or to none, or None when all lead where they did."""
         for path, identity in self._files:
             try:
                 if identity_of(path) != identity:
@@ -52,13 +53,13 @@ class InPlace:
         return None
 
     def check(self, happened: str = UNTOUCHED) -> None:
-        """Raise HistoryRegressed unless all paths lead where they did. `happened` says what was done before it."""
+        """Raise HistoryRegressed unless all paths lead where they did. `happened` says what was done before."""
         if (path := self.moved()) is not None:
             raise moved_away(path, happened)
 
 
 def check_same(path: str, identity: Identity) -> None:
-    """Raise HistoryRegressed unless the path leads to what has this identity."""
+    """Raise HistoryRegressed unless the file at `path` has this identity."""
     try:
         is_same = identity_of(path) == identity
     except OSError:
@@ -68,7 +69,7 @@ def check_same(path: str, identity: Identity) -> None:
 
 
 def moved_away(path: str, happened: str = UNTOUCHED) -> HistoryRegressed:
-    """The error for something open that is no longer at its path."""
+    """The error for an open file that is no longer at its path."""
     there = "another one is there now" if os.path.lexists(path) else "nothing is there now"
     return HistoryRegressed(
         f"{path} is not what this process has open: it was moved, deleted or replaced, and {there}. {happened}. "

@@ -1,4 +1,4 @@
-"""Schemes whose client library is an extra: imported when such a URL is opened, and not before."""
+"""Schemes whose client library is an extra. The library is imported when such a URL is first used, not before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def lazy_scheme(
     prices: Prices = FREE,
     tells_requests: bool = False,
 ) -> Scheme:
-    """The scheme that `module` implements by its functions open_blob, open_consensus and canonical."""
+    """Return the scheme that `module` implements by its functions open_blob, open_consensus and canonical.
+
+    A missing package raises InvalidUsage, which names the `extra` to install, when the scheme is used.
+    """
 
     def call(function: str, *arguments: object) -> Any:
         return getattr(_load(module, extra), function)(*arguments)

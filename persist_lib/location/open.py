@@ -4,8 +4,8 @@
     file:./data      blobs below ./data/blob, consensus in ./data/consensus.sqlite
     file:/x, file:///x                                       absolute paths
     postgresql://user@host/db?persist_schema=persist         consensus only; any URL of libpq
-    postgresql://user@host/db?persist_notify=1               the same, and who waits for news is woken
-    s3://bucket/prefix?endpoint=http://host:9000             blobs only; see s3_client for the options
+    postgresql://user@host/db?persist_notify=1               the same, and waiting readers are woken
+    s3://bucket/prefix?endpoint=http://host:9000             blobs only; see `s3.client` for the options
     s3+cas://bucket/prefix                                   blobs and consensus, without a database
 
 Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
@@ -52,7 +52,7 @@ BUILT_IN: Mapping[str, Scheme] = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Location:
-    """An open Blob and Consensus, and the absolute URLs by which any process opens the same. Pickles as those."""
+    """An open Blob and Consensus, and the absolute URLs by which any process can open the same. Pickles as its URLs."""
 
     url: str
     consensus_url: str
@@ -92,9 +92,12 @@ def open_location(
 ) -> Location:
     """Open the Blob at `url` and the Consensus at `consensus` (None: the same place).
 
-    NotFound where there is none, unless `create`. `read_only` never writes anything anywhere, so it also creates
-    nothing; what would write raises InvalidUsage. `clock` (ns since the epoch) is what an embedded Consensus tells the
-    time by. Everything else that is ambient comes from `runtime`, a real one by default.
+    With `create`, a missing location is made; otherwise it raises NotFound. With `read_only` nothing is ever written,
+    so nothing is created either, and operations that would write raise InvalidUsage. `clock` (ns since the epoch) is
+    the clock of an embedded Consensus. Everything else that is ambient comes from `runtime`, a real one by default.
+
+    Raises InvalidUsage for a URL that is invalid or of an unknown scheme, and NewerFormat for a location of a newer
+    release. A call with `create` can be repeated: it opens what exists.
     """
     opening = Opening(create and not read_only, read_only, clock, runtime or Runtime())
     scheme = scheme_of(url)
@@ -103,7 +106,7 @@ def open_location(
     if consensus is not None:
         consensus_scheme = scheme_of(consensus, "consensus")
         consensus_url = consensus_scheme.named(consensus_scheme.canonical(consensus), opening)
-    # Both before either is asked for anything: what is wrong with the URLs is told first.
+    # Both openers before any request, so that an error in either URL is raised first.
     blob_of, consensus_of = _blob_opener(scheme, url), _consensus_opener(consensus_scheme, consensus_url)
     blob = _open_blob(blob_of, url, opening)
     try:
@@ -152,7 +155,10 @@ def _open_consensus(consensus_of: Callable[[str, Opening], Consensus], url: str,
 
 
 def scheme_of(url: str, what: str = "location") -> Scheme:
-    """What implements a URL; InvalidUsage for what is none. `what` it is the URL of, for the message."""
+    """Return the scheme of a URL. Raises InvalidUsage if it is no URL or its scheme is unknown.
+
+    `what` names the thing that the URL is for in the message.
+    """
     _check_url(url, what)
     name, colon, _ = url.partition(":")
     if colon and name in BUILT_IN:
@@ -160,7 +166,7 @@ def scheme_of(url: str, what: str = "location") -> Scheme:
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if not colon or name not in added:
         known = ", ".join(f"{known}:" for known in sorted({*BUILT_IN, *added}))
-        # What is no URL may be the end of one: user:password@host.
+        # A text without a scheme may be the end of a URL: user:password@host.
         text = HIDDEN + url[url.rindex("@") :] if "@" in url and "://" not in url else url
         raise InvalidUsage(
             f"a location's URL starts with its scheme ({known}), as in 'file:./data': got {shown(text)}", url=text
@@ -174,7 +180,7 @@ def scheme_of(url: str, what: str = "location") -> Scheme:
 
 
 def _check_url(url: object, what: str) -> None:
-    """Refuse what cannot be a URL at all. An empty one would otherwise mean the default of whoever reads it."""
+    """Raise InvalidUsage for what cannot be a URL. An empty one would otherwise mean the default of its reader."""
     if not isinstance(url, str):
         raise InvalidUsage(f"the {what} must be a URL as text, as in 'file:./data': got {shown(url)}", url=url)
     if not url.strip():

@@ -1,4 +1,4 @@
-"""What a URL scheme brings: how to open its Blob, its Consensus, or both."""
+"""The definition of a URL scheme: how to open its Blob, its Consensus, or both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from persist_lib.runtime.ambient import Runtime
 class Opening:
     """How a location is to be opened. Never both `create` and `read_only`.
 
-    A store takes time, sleep, random numbers and threads from `runtime` alone, so that a simulation decides them.
+    A store takes time, sleep, random numbers and threads only from `runtime`, so that a simulation controls them.
     """
 
     create: bool = False
@@ -27,17 +27,17 @@ class Opening:
 
 
 def unchanged(url: str) -> str:
-    """A URL that already means the same everywhere."""
+    """Return `url`, for a scheme whose URLs mean the same everywhere."""
     return url
 
 
 def named_already(url: str, _opening: Opening) -> str:
-    """A URL that says which place it means."""
+    """Return `url`, for a scheme whose URLs all name a place."""
     return url
 
 
 def is_on(url: str, option: str, *, default: bool) -> bool:
-    """Whether a URL switches `option` on, by `option=1`. Raises InvalidUsage for anything but 0 and 1."""
+    """Whether a URL switches `option` on by `option=1`. Raises InvalidUsage for a value other than 0 and 1."""
     given = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True)).get(option, "1" if default else "0")
     if given not in ("0", "1"):
         raise InvalidUsage(f"{option} must be 0 or 1: got {given!r}", url=option)
@@ -46,12 +46,14 @@ def is_on(url: str, option: str, *, default: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A scheme. An opener raises NotFound when there is nothing, unless `create`; with `read_only` it writes nothing.
+    """A URL scheme: its openers, and what the library has to know about its URLs and prices.
 
-    `canonical` makes a URL mean the same in any process (say, an absolute path). `prices` are what its operations cost
-    unless the user says otherwise. `tells_requests`: an operation may take several requests or none, and the store
-    calls `metering.requested` for each of them. `named` gives a name to a canonical URL that has none, and so means a
-    new place each time.
+    `blob` and `consensus` open the stores at a URL; None: the scheme has no such store. An opener raises NotFound when
+    the location does not exist, unless `create` is set; with `read_only` it writes nothing. `canonical` returns a URL
+    that means the same in any process (for example, with an absolute path). `prices` are the costs of its operations
+    unless the user passes others. `tells_requests`: an operation may take several requests or none, and the store calls
+    `metering.requested` for each of them. `named` adds a name to a canonical URL that has none and so would mean a new
+    place each time.
     """
 
     blob: Callable[[str, Opening], Blob] | None = None

@@ -1,7 +1,7 @@
-"""The one builder of what every location is wrapped in: counted, then tried again where that is safe, then cached.
+"""The one builder of the wrappers of every location: counting, then retrying where that is safe, then caching.
 
 The client, the workers that read splits or run tasks in other processes, and the process that keeps leases up all use
-it. So an operation is counted and tried again in the same way whichever of them asks for it.
+it. So each of them counts and retries an operation in the same way.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from persist_lib.runtime.ambient import Runtime
 class Stack:
     """An open location and its wrappers.
 
-    `blob` and `consensus` count each attempt in `meter` and try again until the caller's deadline, or for
-    `config.timeout_s` where there is none. `reads` is `blob`, behind `cache` if the config asks for one: only for what
-    may be answered by digest.
+    `blob` and `consensus` count each attempt in `meter` and retry until the caller's deadline, or for
+    `config.timeout_s` seconds if there is none. `reads` is `blob`, behind `cache` if the config has one. Use it
+    only for reads that may be answered from a cache by digest.
     """
 
     location: Location
@@ -46,7 +46,7 @@ def open_stack(
     create: bool = False,
     read_only: bool = False,
 ) -> Stack:
-    """Open a location and wrap it. The requests that opening takes are counted as `open`; it is not tried again."""
+    """Open a location and wrap it. The requests of opening are counted as `open`. A failed opening is not retried."""
     meter = Meter(runtime.monotonic)
     scheme = scheme_of(url)
     if not scheme.tells_requests and consensus is not None:
@@ -62,9 +62,9 @@ def open_stack(
 def wrap(
     location: Location, config: Config, runtime: Runtime, *, meter: Meter | None = None, prices: Prices | None = None
 ) -> Stack:
-    """Wrap a location that is open. `meter` counts, a new one by default.
+    """Wrap an open location. Its operations are counted in `meter` (None: a new one).
 
-    `prices` replace those that the schemes of its URLs have.
+    `prices` replace those of the schemes of its URLs.
     """
     meter = meter or Meter(runtime.monotonic)
     counted = metered(location, meter, prices)
@@ -75,7 +75,7 @@ def wrap(
 
 
 def metered(location: Location, meter: Meter, prices: Prices | None = None) -> Location:
-    """The same location, counted by `meter`; `prices` replace those that the schemes of its URLs have."""
+    """Return the same location, counted by `meter`. `prices` replace those of the schemes of its URLs."""
     blob, consensus = scheme_of(location.url), scheme_of(location.consensus_url)
     return replace(
         location,

@@ -1,1 +1,1 @@
-"""Everything ambient: clock, sleep, randomness, threads, and what a fork renews."""
+"""Everything ambient: clock, sleep, randomness, threads, and what is renewed after a fork."""

@@ -37,22 +37,23 @@ class Runtime:
         parse_flag(self.background, "background")
 
     def entropy(self) -> int:
-        """64 random bits."""
+        """Return 64 random bits."""
         return self.random.getrandbits(64)
 
     def token(self) -> bytes:
-        """128 random bits, by which a transition is recognised in the log."""
+        """Return 16 random bytes. A writer uses them to recognise its own transition in the log."""
         return self.random.getrandbits(128).to_bytes(16, "big")
 
     def pool(self, threads: int, name: str) -> Executor:
-        """Threads for what may happen at the same time; without background work, whoever submits does it at once.
+        """Return an executor with at most `threads` threads. Without background work, `submit` runs the task itself.
 
-        They know the deadline of whoever submits, and what they ask of locations is counted as asked by that one.
+        A task runs with the deadline of the thread that submitted it. Its requests to locations are counted as requests
+        of that thread.
         """
         return Threads(threads, thread_name_prefix=name) if self.background else _AtOnce()
 
     def deadline(self, timeout_s: float) -> Deadline:
-        """The moment at which a call that starts now has to give up."""
+        """Return the deadline of a call that starts now and may take `timeout_s` seconds."""
         return Deadline(self, timeout_s, self.monotonic() + timeout_s)
 
 
@@ -69,7 +70,7 @@ class _AtOnce(Executor):
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """When a call gives up."""
+    """The moment at which a call gives up: `ends`, on the monotonic clock of `runtime`, in seconds."""
 
     runtime: Runtime
     timeout_s: float
@@ -80,9 +81,9 @@ class Deadline(msgspec.Struct, frozen=True):
         return max(0.0, self.ends - self.runtime.monotonic())
 
     def has_passed(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no time is left."""
         return self.runtime.monotonic() >= self.ends
 
     def pause(self, seconds: float, jitter: float = 0.5) -> None:
-        """Sleep for `seconds`, give or take that part of them, but not beyond the deadline."""
+        """Sleep for `seconds`, shortened or lengthened by up to the share `jitter`, but not beyond the deadline."""
         self.runtime.sleep(min(self.remaining_s(), seconds * self.runtime.random.uniform(1 - jitter, 1 + jitter)))

@@ -1,15 +1,16 @@
-"""What a fork renews: one registry, in which whatever a forked child cannot share with its parent enrols.
+"""Renewal after a fork: one registry of all objects that a forked child cannot share with its parent.
 
-The child has one thread. A lock that another thread held during the fork is held in the child for ever, the threads
-that would ring or serve are not there, and open connections are the parent's. So an object with locks, threads or
-connections is told of each fork:
+The child has one thread. A lock that another thread held during the fork stays held in the child for ever, the other
+threads do not exist there, and open connections belong to the parent. So the registry calls each object that has locks,
+threads or connections at every fork:
 
-- `before_fork`, if it has one: end what is under way, and begin nothing more. The stages go from the top down.
-- `after_fork_in_parent`, if it has a `before_fork`: go on. From the bottom up.
-- `after_fork_in_child`: make new what is the parent's. From the bottom up: what an object stands on is renewed first.
+- `before_fork`, if the object has it: end what is under way, and begin nothing more. Stages go from the top down.
+- `after_fork_in_parent`, if the object has `before_fork`: go on. Stages go from the bottom up.
+- `after_fork_in_child`: replace what belongs to the parent. Stages go from the bottom up, so that what an object
+  depends on is renewed before it.
 
-The registry keeps nobody alive. It is told of forks by Python (`os.fork`, multiprocessing), and not of those by native
-code.
+The registry holds weak references, so it keeps no object alive. Python tells it of forks by `os.fork` and
+multiprocessing. It does not learn of forks by native code.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class Stage(IntEnum):
-    """What stands on what, from the bottom up. Within a stage the order is that of enrolling."""
+    """Which objects depend on which, from the bottom up. Within a stage, objects are in the order of enrolling."""
 
     THREADS = 0
     COUNTS = 1
@@ -36,28 +37,28 @@ class Stage(IntEnum):
 
 
 class Renewed(Protocol):
-    """What a forked child begins anew with."""
+    """An object that is renewed in a forked child."""
 
     def after_fork_in_child(self) -> None:
-        """Take nothing for granted that another thread held. Only this thread is there."""
+        """Replace locks, threads and connections of the parent. Only the calling thread exists in the child."""
         ...
 
 
 @runtime_checkable
 class Paused(Renewed, Protocol):
-    """What must not be in use while the process forks."""
+    """An object that must not be in use while the process forks."""
 
     def before_fork(self) -> None:
         """End what is under way, and begin nothing more."""
         ...
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Resume what `before_fork` stopped."""
         ...
 
 
 _lock = threading.RLock()
-"""Held from before a fork until after it: what is made meanwhile by another thread enrols, and so begins, after it."""
+"""Held during each fork. An object that another thread makes during a fork can enrol, and so begin, only after it."""
 _numbers = itertools.count()
 _enrolled: dict[int, tuple[Stage, weakref.ref[Renewed]]] = {}
 _forking: list[Renewed] = []
@@ -65,14 +66,14 @@ _paused: list[Paused] = []
 
 
 def enrol(renewed: Renewed, stage: Stage) -> None:
-    """Tell an object of each fork from now on, as long as somebody keeps it. Enrol it before it is used."""
+    """Call `renewed` at each fork from now on, while it is referenced elsewhere. Enrol an object before its use."""
     with _lock:
         number = next(_numbers)
         _enrolled[number] = stage, weakref.ref(renewed, lambda _: _enrolled.pop(number, None))
 
 
 def _in_order() -> list[Renewed]:
-    # SUBTLE: a copy, made by one call of C: objects may go, and leave the registry, at any moment.
+    # SUBTLE: a copy, made by one call of C, as objects may be collected and leave the registry at any moment.
     found = sorted(_enrolled.copy().items(), key=lambda item: (item[1][0], item[0]))
     return [renewed for _, (_, of) in found if (renewed := of()) is not None]
 
@@ -97,7 +98,7 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     try:
-        # What an interrupt kept from being paused is left as it is: it knows by its process id that it is inherited.
+        # An object that an interrupt kept from being paused is left alone: its process id says that it is inherited.
         paused = {id(one) for one in _paused}
         renewed = [one for one in reversed(_forking) if id(one) in paused or not isinstance(one, Paused)]
         _tell(renewed, lambda one: one.after_fork_in_child())
@@ -112,12 +113,12 @@ def _end() -> None:
 
 
 def _tell(pending: list[T], tell: Callable[[T], None]) -> None:
-    """Tell each of them, the last one first. The first failure is raised at the end, and Python reports it."""
+    """Call `tell` for each object, the last one first. Raises the first failure at the end, and Python reports it."""
     failure: BaseException | None = None
     while pending:
         try:
             tell(pending.pop())
-        except BaseException as error:  # noqa: BLE001 - one that fails keeps none of the others from being renewed
+        except BaseException as error:  # noqa: BLE001 - a failure must not keep the others from being renewed
             failure = failure or error
     if failure is not None:
         raise failure

@@ -1,16 +1,16 @@
-"""Threads, turns and waiting that Ctrl-C leaves in order.
+"""Threads, locks and waiting that stay consistent when Ctrl-C interrupts them.
 
 CPython raises KeyboardInterrupt in the main thread only, but there after almost any call: also in `finally`, at the
-start of an `__exit__`, and between taking a lock and noting that it is taken. What follows from that, here and wherever
+start of an `__exit__`, and between taking a lock and noting that it is taken. So these rules hold here and wherever
 locks are used:
 
-- `with lock:` on a lock of C is whole: taken and given back by one instruction each. One that is written in Python, as
-  `threading.Condition` is, or a context manager that does it, is not.
-- A lock that is waited for within a time is noted by the instruction that takes it (`taking`), and is given back by the
-  first call of a `finally`.
-- Nobody waits for a condition with its lock released and taken again behind a `with`. Who waits holds nothing (`Bell`),
-  and looks again after a slice of time, as an interrupt may have swallowed the ring.
-- What cannot be made whole, as starting a thread cannot, is done by another thread (`aside`).
+- `with lock:` is safe for a lock that is written in C: one instruction takes it and one gives it back. It is not safe
+  for one that is written in Python, such as `threading.Condition`, or for a context manager that takes a lock.
+- Code that waits for a lock with a timeout uses `taking`: the instruction that takes the lock also notes it. The first
+  call of a `finally` gives it back.
+- No thread waits for a condition inside a `with` that releases its lock and takes it again. A waiting thread holds no
+  lock (`Bell`), and looks again after a slice of time, because an interrupt may have swallowed the ring.
+- What an interrupt could leave half done, such as starting a thread, is done by another thread (`aside`).
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from persist_lib.runtime.forks import Stage, enrol
 
 T = TypeVar("T")
 SLICE_S = 0.1
-"""How long at a time somebody waits without looking. What an interrupt swallowed is late by so much."""
+"""The longest that a thread waits before it looks again. A ring that an interrupt swallowed is noticed this late."""
 ASIDE = "persist-aside"
 LINGER_S = 5.0
-"""How long a thread waits for more to be done aside."""
+"""How long an idle thread of `aside` waits for another task before it ends."""
 
 
 class Lock(Protocol):
     """What `threading.Lock` and `threading.RLock` make."""
 
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
-        """Take it, within a time."""
+        """Take the lock, waiting at most `timeout` seconds (-1: no limit). Returns whether it was taken."""
         ...
 
     def release(self) -> None:
-        """Give it back."""
+        """Give the lock back."""
         ...
 
 
 def taking(lock: Lock, seconds: float = -1) -> Iterator[Lock]:
-    """The lock, taken by whoever asks for it; nothing when it could not be had within so many seconds (-1: no limit).
+    """Take `lock` and yield it, or yield nothing if it could not be taken within `seconds` (-1: no limit).
 
         held: list[Lock] = []
         try:
@@ -61,19 +61,22 @@ def taking(lock: Lock, seconds: float = -1) -> Iterator[Lock]:
             if held:
                 lock.release()
 
-    SUBTLE: written like this the lock is taken and is in the list by one instruction, `+=`, and no call comes between
-    the end of the block and `release`. An interrupt is raised before or after, and never in between.
+    SUBTLE: written like this, one instruction (`+=`) takes the lock and puts it into the list. No call comes between
+    the end of the block and `release`. An interrupt is raised before or after them, and never in between.
     """
     return filter(methodcaller("acquire", True, min(seconds, threading.TIMEOUT_MAX)), (lock,))
 
 
 def giving_back(held: Iterable[Lock]) -> Callable[[], object]:
-    """Gives back all locks in the list as it is when it is called; by one call, so that it is done whole. Only once."""
+    """Return a function that releases all locks that `held` has when it is called, in one call of C. Call it once."""
     return partial(any, map(methodcaller("release"), held))
 
 
 def aside(call: Callable[[], T]) -> T:
-    """`call`, by a thread to which no interrupt comes. After an interrupt it goes on there, and ends by itself."""
+    """Run `call` in a thread that gets no interrupts, and return its result or raise its error.
+
+    When an interrupt ends the wait, the call goes on in that thread and ends by itself.
+    """
     if threading.get_ident() != threading.main_thread().ident:
         return call()
     task = _Task(partial(copy_context().run, call))
@@ -91,7 +94,7 @@ def aside(call: Callable[[], T]) -> T:
 
 
 class _Task:
-    """What is done aside."""
+    """One call of `aside`."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -102,22 +105,22 @@ class _Task:
         self.has_begun = True
         try:
             answer: tuple[list[object], BaseException | None] = [self._call()], None
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             answer = [], error
         self.answers.put(answer)
 
 
 class _Aside:
-    """What waits to be done aside, and one entry of `idle` for each thread that waits for tasks.
+    """The queue of tasks, and one entry of `idle` for each thread that waits for tasks.
 
-    A second thread is only needed when an interrupt left one at work.
+    A second thread is only needed when the first is still at work on a task whose caller was interrupted.
     """
 
     def __init__(self) -> None:
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        """None of the threads is here."""
+        """Begin with an empty queue and no threads: the child has none of the parent's."""
         self.tasks: SimpleQueue[_Task] = SimpleQueue()
         self.idle: deque[None] = deque()
 
@@ -127,10 +130,10 @@ enrol(_aside, Stage.THREADS)
 
 
 def _start_thread() -> None:
-    # SUBTLE: `start` waits for the new thread with a condition, which an interrupt would leave taken. Here none comes.
+    # SUBTLE: `start` waits on a condition, which an interrupt would leave held. This thread gets no interrupts.
     try:
         threading.Thread(target=_serve, name=ASIDE, daemon=True).start()
-    except (RuntimeError, MemoryError):  # no room for one more thread: then this one does it, which is there already
+    except (RuntimeError, MemoryError):  # no room for one more thread: this one carries out the task
         with suppress(Empty):
             _aside.tasks.get_nowait().carry_out()
 
@@ -149,14 +152,14 @@ def _serve() -> None:
 
 
 class Bell:
-    """Wakes those who wait for what `lock` guards to change."""
+    """Wakes the threads that wait for a change of the state that `lock` guards."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._waiting: deque[Any] = deque()
 
     def ring(self) -> None:
-        """Let all look again. May be called with the lock or without."""
+        """Wake all waiting threads, so that they look again. May be called with or without holding the lock."""
         while self._waiting:
             try:
                 place = self._waiting.popleft()
@@ -165,9 +168,9 @@ class Bell:
             place.release()
 
     def wait(self, is_there: Callable[[], bool], seconds: float) -> bool:
-        """Wait until `is_there`, which is asked under the lock; at most for so long, and answers whether it is.
+        """Wait until `is_there`, which is called under the lock, for at most `seconds`. Returns its last answer.
 
-        It may answer no early: after a slice of time, so that whoever waits can see to it that somebody is at work.
+        May return False early, after `SLICE_S`, so that the caller can make sure that another thread is at work.
         """
         place = _thread.allocate_lock()
         place.acquire()
@@ -183,17 +186,17 @@ class Bell:
 
 
 class Flag:
-    """Raised for one thread that waits for it. To raise it is one call of C."""
+    """A flag that one thread waits for. One call of C raises it, so an interrupt cannot leave it half raised."""
 
     def __init__(self) -> None:
         self._raised: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """Raise it."""
+        """Raise the flag."""
         self._raised.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is raised within so many seconds."""
+        """Wait for at most `seconds`; returns whether the flag is raised."""
         try:
             self._raised.get(timeout=seconds)
         except Empty:
@@ -203,14 +206,14 @@ class Flag:
 
 
 class Condition(threading.Condition):
-    """As `threading.Condition` of a lock that its owner takes once, entered and left by one call of C each."""
+    """A `threading.Condition` over a non-reentrant lock. One call of C enters it, and one leaves it."""
 
     # SUBTLE: what `with` calls is looked up on the class, as a descriptor: here the lock's own methods.
     __enter__ = property(attrgetter("_lock.__enter__"))
     __exit__ = property(attrgetter("_lock.__exit__"))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As `threading.Condition.wait` does."""
+        """Wait as `threading.Condition.wait` does."""
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)  # type: ignore[attr-defined]
@@ -226,7 +229,7 @@ class Condition(threading.Condition):
 
 
 class Future(futures.Future[T]):
-    """A future whose result a thread can set, whatever interrupted somebody who looked at it."""
+    """A future whose result a thread can still set after an interrupt hit another thread that looked at it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,23 +237,23 @@ class Future(futures.Future[T]):
 
 
 _ends = SimpleQueue[None]()
-# SUBTLE: pools wait for their threads by such hooks as well, while the main thread still counts as alive. Hooks run
-# last in, first out, and theirs came in when `concurrent.futures.thread` was imported, above. There is no public name.
+# SUBTLE: pools also wait for their threads in such hooks, while the main thread still counts as alive. Hooks run last
+# in, first out, and theirs was added when `concurrent.futures.thread` was imported above. There is no public name.
 threading._register_atexit(_ends.put, None)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def is_ending() -> bool:
-    """Whether the interpreter is about to end: the main program is over, and threads are waited for."""
+    """Whether the interpreter is about to end: the main program is over, and the interpreter waits for threads."""
     return not _ends.empty() or not threading.main_thread().is_alive()
 
 
 class Threads(ThreadPoolExecutor):
-    """A pool whose threads work in the context of whoever submits: its deadline, and what counts its spending."""
+    """A pool whose tasks run in the context of the submitting thread: with its deadline and its spending counters."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         """As any pool does."""
         future: Future[T] = Future()
-        # SUBTLE: a copy for each, as a context cannot be entered by two threads at once.
+        # SUBTLE: one copy per task, as two threads cannot enter the same context at once.
         call = partial(copy_context().run, fn, *args, **kwargs)
 
         def begin() -> None:

@@ -1,7 +1,7 @@
 """Blobs as files: durable on return, written once, safe among processes.
 
 An object is written under a private name, fsynced, linked to its own name (linking never overwrites), and the directory
-is fsynced. So a name is there with all of its bytes or not at all, after any crash.
+is fsynced. So after any crash an object exists with all of its bytes, or not at all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class FileBlob:
-    """Objects as files below `root`, which is made when the first is set. Half-written ones are in `root/.tmp`."""
+    """Objects as files below `root`, which is made when the first one is set. Half-written files are in `root/.tmp`."""
 
     def __init__(self, root: Path | str, runtime: Runtime | None = None) -> None:
         self._root = Path(root).absolute()
@@ -66,11 +66,11 @@ class FileBlob:
             try:
                 return self._set(key, view)
             except FileNotFoundError:
-                # A directory on the way was removed for being empty, or swept, between two of our steps.
+                # Another process removed an empty directory on the way, or swept ours, between two of our steps.
                 self._directories.forget(key.rpartition("/")[0])
                 self._staging.abandon()
         raise Determinate(
-            f"blob {key} could not be stored: its directory was removed {ATTEMPTS} times meanwhile", key=key
+            f"blob {key} could not be stored: its directory was removed in each of {ATTEMPTS} attempts", key=key
         )
 
     def _set(self, key: str, data: memoryview) -> None:
@@ -86,7 +86,7 @@ class FileBlob:
                     os.link(temporary, name, dst_dir_fd=directory.fd)
             except FileExistsError:
                 self._check_same(key, data)
-            # Also when it was there: who linked it may not have come to this line.
+            # Also if it existed: the process that linked it may not have come to this line.
             with _failing_as(Indeterminate, "fsync the directory of", key):
                 os.fsync(directory.fd)
                 self._check_found(key, temporary)
@@ -95,16 +95,16 @@ class FileBlob:
                 temporary.unlink()
 
     def _check_found(self, key: str, temporary: Path) -> None:
-        """Raise HistoryRegressed if what was just linked is not at its path: a directory on the way was replaced."""
+        """Raise HistoryRegressed if the file just linked is not at its path: a directory on the way was replaced."""
         try:
             found = self._path(key).stat()
         except ABSENT:
             found = None
-        # SUBTLE: with one name left, another's equal object is there, or somebody has deleted this one since, as an
-        # audit does when its writer is retired. With two, it must be at its path.
+        # SUBTLE: with one link, an equal object of another writer is there, or this one was deleted since, as an audit
+        # does after its writer was retired. With two links, it must be at its path.
         linked = temporary.stat()
         if linked.st_nlink > 1 and (found is None or not os.path.samestat(found, linked)):
-            raise moved_away(str(self._path(key)), f"Blob {key!r} was stored in a directory that is there no more")
+            raise moved_away(str(self._path(key)), f"Blob {key!r} was stored in a directory that is no longer there")
 
     def _check_same(self, key: str, data: memoryview) -> None:
         found = self.get(key)
@@ -123,7 +123,7 @@ class FileBlob:
             return False
         except OSError as error:
             if self._path(key).is_dir():
-                return False  # what unlinking a directory answers differs among systems
+                return False  # the error for unlinking a directory differs among systems
             raise _failed(Indeterminate, "delete", key, error) from error
         self._settle(key.rpartition("/")[0])
         return True
@@ -135,7 +135,7 @@ class FileBlob:
         self._directories.prune(parent)
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """One fsync for many of one directory."""
+        """Delete several objects, with one fsync for up to 64 keys of a directory. Returns the errors by key."""
         groups: dict[str, list[str]] = defaultdict(list)
         for key in dict.fromkeys(keys):
             groups[check_key(key).rpartition("/")[0]].append(key)
@@ -166,7 +166,7 @@ class FileBlob:
         return failures
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """A page is a directory. An unreadable one is an error, never an empty one."""
+        """Yield every object below `prefix`, a directory at a time. Raises Determinate for an unreadable one."""
         check_prefix(prefix)
         return self._walk(prefix)
 
@@ -185,10 +185,10 @@ class FileBlob:
                     yield BlobEntry(below + name, size)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Half-written files below `prefix`, and those of dead processes that do not say.
+        """Yield half-written files below `prefix`, and those of dead processes that do not name their key.
 
-        A file that does not name its key was made by a release before, or its key is very long. It is listed once its
-        process is gone, whatever the prefix, as one below it.
+        A file does not name its key if an older release made it, or if its key is very long. Such a file is listed
+        below any `prefix`, once its process is gone.
         """
         check_prefix(prefix)
         with _failing_as(Determinate, "list the temporary files of", prefix):
@@ -209,7 +209,7 @@ class FileBlob:
         return failed
 
     def sweep_temporary(self) -> int:
-        """Remove half-written files of processes that are gone; answers how many. Safe beside living ones."""
+        """Remove half-written files of dead processes. Returns how many. Safe while other processes write."""
         return self._staging.sweep()
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ def _write_durably(path: Path, data: memoryview, key: str) -> None:
     """Write all of `data` to the new file `path` and fsync it.
 
     SUBTLE: after a failed fsync the kernel forgets which pages were lost, and the next fsync of that file succeeds. So
-    the file is given up, and a retry writes another.
+    this file is given up, and a retry writes a new one.
     """
     with _failing_as(Determinate, "write", key), _needing_room(key, path.parent, len(data)):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -233,7 +233,7 @@ def _write_durably(path: Path, data: memoryview, key: str) -> None:
             written = 0
             while written < len(data):
                 written += os.write(fd, data[written:])
-        # Some file systems look for room only now.
+        # Some file systems check for free room only here.
         with _failing_as(Indeterminate, "fsync", key), _needing_room(key, path.parent, len(data)):
             os.fsync(fd)
     finally:
@@ -254,7 +254,7 @@ def _read_range(path: Path, start: int, end: int) -> bytes:
 
 
 def _entries(path: Path) -> list[tuple[str, int | None]]:
-    """Names in a directory with their sizes, None for a directory. What vanishes meanwhile is not there."""
+    """Return names in a directory with their sizes, None for a directory. Skips entries that vanish during the call."""
     found: list[tuple[str, int | None]] = []
     with contextlib.suppress(*ABSENT), os.scandir(path) as entries:
         for entry in entries:
@@ -268,7 +268,7 @@ def _entries(path: Path) -> list[tuple[str, int | None]]:
 
 @contextlib.contextmanager
 def _needing_room(key: str, path: Path, size: int | None = None) -> Iterator[None]:
-    """Raise an error for want of room as DiskFull: in here nothing is visible yet, so nothing has happened."""
+    """Raise an error for lack of room as DiskFull. In this block nothing is visible yet, so nothing has happened."""
     try:
         yield
     except OSError as error:
@@ -280,7 +280,7 @@ def _needing_room(key: str, path: Path, size: int | None = None) -> Iterator[Non
 
 @contextlib.contextmanager
 def _failing_as(kind: type[PersistError], doing: str, key: str) -> Iterator[None]:
-    """Raise an error of the system as `kind`. Not those that the caller decides by."""
+    """Raise an error of the system as `kind`, except those that the caller handles itself."""
     try:
         yield
     except (FileNotFoundError, FileExistsError):

@@ -1,1 +1,1 @@
-"""What every store is wrapped in: counting, trying again, caching, read-only, deadlines."""
+"""Wrappers around every store: counting, retrying, caching, read-only access, deadlines."""

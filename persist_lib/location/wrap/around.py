@@ -32,15 +32,15 @@ class Operation(NamedTuple):
 
 
 class Around(ABC):
-    """What is done around every operation."""
+    """The base of wrappers that do something around every operation."""
 
     @abstractmethod
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Carry out `call`, or not, or several times."""
+        """Return the result of `operation`. An implementation may run `call` once, several times or not at all."""
 
 
 class AroundBlob(Around):
-    """A Blob whose operations all go through `around`. A listing is one operation, carried out whole."""
+    """A Blob whose operations all go through `around`. A listing is one operation, which runs to its end at once."""
 
     def __init__(self, inner: Blob) -> None:
         self.inner = inner
@@ -64,7 +64,7 @@ class AroundBlob(Around):
         return iter(self.around(Operation("list", prefix), lambda: [*self.inner.list(prefix)]))
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """; none where the inner one does not."""
+        """Yield unfinished uploads below `prefix`; none if the wrapped Blob does not send in pieces."""
         if (inner := sends_in_pieces(self.inner)) is None:
             return iter(())
         return iter(self.around(Operation("uploads", prefix), lambda: [*inner.uploads(prefix)]))
@@ -79,7 +79,7 @@ class AroundBlob(Around):
 
 
 def sends_in_pieces(blob: Blob) -> SendsInPieces | None:
-    """`blob`, if what is inside of all wrappers sends in pieces: others are not even asked, let alone counted."""
+    """Return `blob` if the innermost store sends in pieces, else None: then there is no operation to count."""
     inside = blob
     while isinstance(inside, AroundBlob):
         inside = inside.inner
@@ -119,11 +119,11 @@ class AroundConsensus(Around):
         return iter(self.around(Operation("list_keys", ""), lambda: [*self.inner.list_keys()]))
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
-        """No request."""
+        """Wait as `WakesWaiters.wait` does. It is no request, so it does not go through `around`."""
         return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)
 
     def check_in_place(self) -> None:
-        """; nothing where the inner one cannot be replaced. No request."""
+        """Check as `StaysInPlace.check_in_place` does; do nothing if the wrapped store has no files. No request."""
         if isinstance(self.inner, StaysInPlace):
             self.inner.check_in_place()
 

@@ -1,10 +1,11 @@
-"""Chunks as files in a directory that any number of processes share, at most so many bytes of them.
+"""Chunks as files in a directory that any number of processes share, up to a limit in bytes.
 
     <path>/persist-cache-1/<location>/<first two digits>/<digest>
 
-There is no index: a file's name says what is in it, its time of modification when it was last used, and the sum of all
-sizes how full the cache is. A file appears by a rename, so it is there whole or not at all; after a crash of the
-machine it may be anything, which its digest tells. Nobody waits for anybody: who cannot have the lock does not store.
+There is no index. The name of a file is the digest of its contents, its modification time is the time of its last use,
+and the sum of all sizes says how full the cache is. A file appears by a rename, so it exists whole or not at all. After
+a crash of the machine it may hold anything, and its digest shows that. No process waits for another one: a process that
+cannot take the lock does not store.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ log = logging.getLogger("persist.cache")
 
 FOLDER = "persist-cache-1"
 FULL = 7 / 8
-"""Who looks and finds more than this share of the limit, deletes."""
+"""A process that finds more than this share of the limit in use deletes files."""
 TIDY = 3 / 4
-"""Down to this share: looking at everything has to pay."""
+"""It deletes down to this share, so that the work of listing all files pays off."""
 UNSEEN = 64
-"""A process stores this part of the limit before it looks again at what others stored. So the limit holds for up to
-eight processes that store at once: at most 7/8 when somebody looked last, and 1/64 for each of them since."""
+"""A process stores this part (1/64) of the limit before it looks again at what others stored. So the limit holds for up
+to eight processes that store at once: at most 7/8 was in use at the last look, and each has stored 1/64 since."""
 
 
 class CacheFiles:
-    """One location's part of a shared directory. What fails here is logged once and means: not in the cache."""
+    """One location's part of a shared directory. A failure is logged once, and counts as a miss."""
 
     def __init__(self, path: str, namespace: str, limit: int, entropy: Callable[[], int]) -> None:
         self._root = Path(path).expanduser().absolute() / FOLDER
@@ -42,7 +43,7 @@ class CacheFiles:
         self.stored = self.evicted = self.refused = 0
 
     def get(self, name: bytes) -> bytes | None:
-        """The bytes below this name; whoever asks verifies them."""
+        """Return the bytes stored under `name`, or None. The caller has to verify them."""
         path = self._path(name)
         try:
             data = path.read_bytes()
@@ -56,7 +57,7 @@ class CacheFiles:
         return data
 
     def put(self, name: bytes, data: bytes | memoryview) -> None:
-        """Store them, and delete what was not used for longest where that takes too much room."""
+        """Store `data` under `name`, and delete the least recently used files if the cache gets too full."""
         path = self._path(name)
         try:
             if len(data) <= self._limit // 2 and not path.exists():
@@ -66,7 +67,7 @@ class CacheFiles:
             self._refuse("store", error)
 
     def delete(self, name: bytes) -> None:
-        """Delete what is below this name."""
+        """Delete what is stored under `name`."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
 
@@ -88,7 +89,7 @@ class CacheFiles:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Whether nobody else is deleting. A peer that is paused in the middle of it stops nobody from reading."""
+        """Yield whether this process got the lock for deleting. A paused holder of the lock stops no reader."""
         with (self._root / "lock").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +106,7 @@ class CacheFiles:
         for _, length, path in files:
             if total + size <= self._limit * TIDY:
                 return
-            # SUBTLE: also what is being written right now, if it is that old: its rename fails, and it is not stored.
+            # SUBTLE: this may delete a file that is still being written, if it is that old. Its rename then fails.
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
                 self.evicted += 1
@@ -136,7 +137,7 @@ class CacheFiles:
     def _refuse(self, doing: str, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            log.warning("could not %s in the cache %s, so the store is asked instead: %s", doing, self._root, error)
+            log.warning("could not %s in the cache %s, so reads go to the store instead: %s", doing, self._root, error)
 
 
 def _entries(path: Path) -> Iterator[os.DirEntry[str]]:

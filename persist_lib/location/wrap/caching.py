@@ -1,12 +1,12 @@
-"""A cache of what was read: chunks of parts and rollups, in memory and on local disk, by their digests.
+"""A cache for chunks of parts and rollups, in memory and on local disk, by their digests.
 
-An entry is one chunk (of 8 MiB, or the whole object where that is smaller), and its name is the digest that the shard's
-state has of it. So an entry is never stale, whatever becomes of the object; it is never anything else than what was
-asked for, as its digest is computed again on the way out; and what a store answered wrongly is never kept. Whatever is
-wrong with the cache itself is a miss, and is mended by reading from the store.
+An entry is one chunk (8 MiB, or the whole object if that is smaller). Its name is the digest that the shard's state has
+of it. So an entry is never stale, whatever becomes of the object. It is never a wrong chunk, because the digest is
+computed again on each read from the cache. A wrong answer of a store is never kept. Any fault of the cache itself counts
+as a miss, and a read from the store mends it.
 
-Only `fetch` looks into the cache. Everything else a `CachingBlob` is asked for goes to the store, and whoever must see
-the store (writers, maintenance, scrubs, audits) is not given one.
+Only `fetch` looks into the cache. All other operations of a `CachingBlob` go to the store. Code that must see the store
+itself (writers, maintenance, scrubs, audits) does not get a `CachingBlob`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ T = TypeVar("T")
 
 
 class CacheCounts(msgspec.Struct, frozen=True):
-    """What was asked of a cache, in chunks: found in memory, found on disk, or not; and what became of entries.
+    """Counts of a cache, in chunks: hits in memory, hits on disk, misses, and what became of entries.
 
-    `damaged` ones were found, were not what they should be, and were deleted (they are misses too). `refused` ones
-    could not be stored: no permission, a full disk.
+    `damaged` chunks were found with a wrong digest and deleted; they count as misses too. `refused` chunks could not be
+    stored, for example for lack of permission or on a full disk. Sizes are in bytes.
     """
 
     memory_hits: int = 0
@@ -52,17 +52,17 @@ class CacheCounts(msgspec.Struct, frozen=True):
 
     @property
     def hits(self) -> int:
-        """Chunks that the store was not asked for."""
+        """How many chunks did not have to be read from the store."""
         return self.memory_hits + self.disk_hits
 
     @property
     def hit_rate(self) -> float:
-        """The share of chunks that the store was not asked for; 0 before the first."""
+        """The share of chunks (0 to 1) that did not have to be read from the store; 0 before the first read."""
         return self.hits / max(1, self.hits + self.misses)
 
 
 class Memory:
-    """At most `limit` bytes of chunks, the most recently used ones."""
+    """The most recently used chunks in memory, at most `limit` bytes of them."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -71,7 +71,7 @@ class Memory:
         self.lock = threading.Lock()
 
     def get(self, name: bytes) -> bytes | None:
-        """A chunk, if it is here."""
+        """Return the chunk with this digest, or None."""
         with self.lock:
             data = self._entries.get(name)
             if data is not None:
@@ -79,7 +79,7 @@ class Memory:
             return data
 
     def put(self, name: bytes, data: bytes | memoryview) -> None:
-        """Keep a chunk, and let go of those not used for longest."""
+        """Keep a chunk, and drop the least recently used ones if they exceed the limit."""
         if len(data) > self._limit:
             return
         kept = bytes(data)
@@ -92,13 +92,13 @@ class Memory:
                 self.size -= len(self._entries.popitem(last=False)[1])
 
     def forget(self, name: bytes) -> None:
-        """Let go of a chunk."""
+        """Drop a chunk."""
         with self.lock:
             self.size -= len(self._entries.pop(name, b""))
 
 
 class Cache:
-    """Both tiers. Safe among threads, and after a fork."""
+    """Both tiers, memory and disk. Safe for use by several threads and after a fork."""
 
     def __init__(self, config: CacheConfig, url: str, runtime: Runtime) -> None:
         self._memory = Memory(config.memory_bytes)
@@ -112,7 +112,7 @@ class Cache:
         enrol(self, Stage.STORES)
 
     def get(self, name: bytes, size: int) -> bytes | None:
-        """The chunk with this digest; None when it is not here, or not what it should be."""
+        """Return the chunk of `size` bytes with the digest `name`, or None if it is missing or damaged."""
         found, tier = self._memory.get(name), "memory_hits"
         if found is not None and not _is(found, name):
             self._memory.forget(name)
@@ -133,15 +133,15 @@ class Cache:
         return found
 
     def put(self, name: bytes, data: bytes | memoryview) -> None:
-        """Keep a chunk, if it is the one with this digest."""
+        """Keep a chunk if `name` is its digest."""
         if not _is(data, name):
-            return  # whoever asked for it finds out too, and says so
+            return  # the caller verifies it too, and reports the damage
         self._memory.put(name, data)
         if self._files is not None:
             self._files.put(name, data)
 
     def counts(self) -> CacheCounts:
-        """What was asked of it so far."""
+        """Return the counts so far."""
         files = self._files
         stored = (0, 0, 0) if files is None else (files.stored, files.evicted, files.refused)
         with self._memory.lock:
@@ -154,7 +154,7 @@ class Cache:
                 self._counts[name] += count
 
     def after_fork_in_child(self) -> None:
-        """SUBTLE: a lock that another thread held during the fork would stay held for ever."""
+        """Renew the lock. SUBTLE: if another thread held it during the fork, it would stay held for ever."""
         self._memory.lock = threading.Lock()
 
 
@@ -166,11 +166,11 @@ class CachingBlob(AroundBlob):
         self.cache = cache
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002 - nothing is done around
-        """As the store does."""
+        """Pass the operation on to the store."""
         return call()
 
     def fetch(self, key: str, start: int, end: int, size: int, digests: bytes) -> bytes | None:
-        """Bytes `[start, end)` of an object of `size` bytes whose chunks have these digests; None when it is gone."""
+        """Return bytes `[start, end)` of an object of `size` bytes whose chunks have `digests`; None if it is gone."""
         if start % CHUNK or (end != size and end % CHUNK) or start >= end:
             return read(self.inner, key, start, end, size)
         indices = range(start // CHUNK, -(-end // CHUNK))
@@ -200,19 +200,22 @@ class CachingBlob(AroundBlob):
 
 
 def fetch(blob: Blob, key: str, start: int, end: int, size: int, digests: bytes) -> bytes | None:
-    """Bytes `[start, end)` of an object, from the cache if `blob` has one. Whoever asks verifies them."""
+    """Return bytes `[start, end)` of an object, from the cache if `blob` has one. None if the object is gone.
+
+    `size` is that of the whole object in bytes, `digests` are those of its chunks. The caller verifies the bytes.
+    """
     if isinstance(blob, CachingBlob):
         return blob.fetch(key, start, end, size, digests)
     return read(blob, key, start, end, size)
 
 
 def read(blob: Blob, key: str, start: int, end: int, size: int) -> bytes | None:
-    """The same from the store. A whole object is asked for as such."""
+    """Return bytes `[start, end)` of an object from the store, by `get` if they are all of it; None if it is gone."""
     return blob.get(key) if (start, end) == (0, size) else blob.get_range(key, start, end)
 
 
 def _runs(indices: list[int]) -> Iterator[list[int]]:
-    """Neighbours together: each run is one request."""
+    """Group neighbouring indices into runs: each run is one request."""
     for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
         yield [index for _, index in run]
 

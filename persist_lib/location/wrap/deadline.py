@@ -1,4 +1,4 @@
-"""The caller's deadline, for stores that wait and for what retries them: not an argument of every operation."""
+"""The caller's deadline, for stores that wait and for retries. It is a context variable, not an argument."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _deadline: ContextVar[Deadline | None] = ContextVar("persist_deadline", default=
 
 
 def within(deadline: Deadline, call: Callable[[], T]) -> T:
-    """What `call` answers. What it asks of locations in this thread is tried until `deadline`.
+    """Return the result of `call`. Its operations on locations in this thread are tried until `deadline`.
 
-    No context manager: an interrupt at its exit would leave the deadline to every later operation of the thread.
+    This is no context manager, because an interrupt at its exit would leave the deadline set for the thread.
     """
     former = _deadline.get()
     try:
@@ -27,11 +27,11 @@ def within(deadline: Deadline, call: Callable[[], T]) -> T:
 
 
 def deadline_or(runtime: Runtime, timeout_s: float) -> Deadline:
-    """The caller's deadline, or one that starts now."""
+    """Return the caller's deadline, or one in `timeout_s` seconds if there is none."""
     return _deadline.get() or runtime.deadline(timeout_s)
 
 
 def patience_s(longest_s: float) -> float:
-    """How long to wait for something: `longest_s`, but not beyond the caller's deadline."""
+    """Return how many seconds to wait for something: `longest_s`, but not beyond the caller's deadline."""
     deadline = _deadline.get()
     return longest_s if deadline is None else min(longest_s, deadline.remaining_s())

@@ -1,7 +1,7 @@
-"""Count what a location is asked for: calls, failures, bytes, latencies and dollars, by kind of operation.
+"""Counts of the operations on a location, by kind: calls, failures, bytes, latencies and dollars.
 
-A `Meter` belongs to a client and counts all that it asks for; what one call comes to is counted in `spending`. Counts
-are exact, also among threads. An attempt that fails is counted too: it was sent, and is paid for.
+A `Meter` belongs to a client and counts all of its operations. The module `spending` counts what a single call costs.
+Counts are exact, also with several threads. A failed attempt counts too, because it was sent and is billed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ CLASS_OF = {
     "rewind": COMMITS,
     "head": QUERIES, "scan": QUERIES, "list_keys": QUERIES,
 }  # fmt: skip
-"""What an operation is where the store has no requests of its own."""
+"""The request class of each operation, for stores that do not report their requests themselves."""
 BUCKETS = 32
-"""Latencies by powers of two of a microsecond, up to half an hour."""
+"""The number of latency buckets: powers of two of a microsecond, up to half an hour."""
 
 _sending: ContextVar[tuple[Tally, _Kind] | None] = ContextVar("persist_sending", default=None)
 
@@ -51,7 +51,7 @@ _sending: ContextVar[tuple[Tally, _Kind] | None] = ContextVar("persist_sending",
 class Count(NamedTuple):
     """All operations of a kind: how many, how many of them raised, bytes sent and received, seconds, and their cost.
 
-    `latencies[i]` operations took less than 2**i microseconds, and those before it less than half of that.
+    `latencies[i]` is how many operations took less than 2**i microseconds, but at least half of that.
     """
 
     calls: int = 0
@@ -64,7 +64,7 @@ class Count(NamedTuple):
     cost: Cost = Cost()
 
     def below_s(self, share: float) -> float:
-        """A bound that this share of the operations stayed below, up to twice too high; 0 where there were none."""
+        """Return seconds that this share (0 to 1) of the operations stayed below. It may be twice too high; 0 if none."""
         wanted, seen = share * self.calls, 0
         for exponent, count in enumerate(self.latencies):
             seen += count
@@ -74,7 +74,7 @@ class Count(NamedTuple):
 
 
 class _Kind(Rates):
-    """One kind of operation of one meter: its counts, its prices, and what class of request it is, if always one."""
+    """One kind of operation of one meter: its counts, prices, and request class if it is always one request."""
 
     __slots__ = ("calls", "failures", "latencies", "longest", "request", "seconds", "sums")
 
@@ -91,7 +91,7 @@ class _Kind(Rates):
         self.latencies = [0] * BUCKETS
 
     def add(self, event: Event, *, is_operation: bool) -> None:
-        """One operation more, or a request of one."""
+        """Add an operation, or one request of an operation."""
         self.sums.add(event)
         if is_operation:
             _, failed, _, _, seconds, _ = event
@@ -102,7 +102,7 @@ class _Kind(Rates):
             self.longest = max(self.longest, seconds)
 
     def count(self) -> Count:
-        """What was added so far."""
+        """Return the counts so far."""
         sums = self.sums
         return Count(
             self.calls, self.failures, sums.sent, sums.received, self.seconds, self.longest, tuple(self.latencies),
@@ -111,7 +111,7 @@ class _Kind(Rates):
 
 
 class _Kinds(Tally):
-    """Events that are added up by kind, and not in its own sums."""
+    """A tally that adds up events in the counts of their kinds, not in its own sums."""
 
     def add_up(self) -> Sums:
         events = self[:]
@@ -136,26 +136,26 @@ class Meter:
         self._elsewhere = Tally()
 
     def charge(self, cost: Cost) -> None:
-        """Add what another process spent on behalf of this code, as Spark's tasks do."""
+        """Add the cost of work that another process, such as a Spark task, did for this code."""
         for tally in (self._elsewhere, *tallies()):
             tally.add_cost(cost)
 
     def elsewhere(self) -> Cost:
-        """What other processes spent so far."""
+        """Return the cost of other processes so far."""
         return self._elsewhere.cost()
 
     def counts(self) -> dict[str, Count]:
-        """What was counted so far, by kind."""
+        """Return the counts so far, by kind. Kinds without any call are left out."""
         with Tally.lock:
             self.tally.add_up()
             return {name: kind.count() for name, kind in self._kinds.copy().items() if kind.calls}
 
     def calls(self, kind: str) -> int:
-        """How many operations of this kind there were."""
+        """Return how many operations of this kind were counted."""
         return self.counts().get(kind, Count()).calls
 
     def reset(self) -> dict[str, Count]:
-        """Answer the counts and start from zero, with nothing counted twice or lost in between."""
+        """Return the counts by kind and start from zero. No operation is lost or counted twice."""
         with Tally.lock:
             self.tally.add_up()
             kinds = self._kinds.copy()
@@ -165,14 +165,14 @@ class Meter:
             return found
 
     def kind(self, name: str, prices: Prices, *, by_request: bool) -> _Kind:
-        """What operations of this name are counted as."""
+        """Return the kind under which operations of this name are counted."""
         found = self._kinds.get(name)
         return self._kinds.setdefault(name, _Kind(name, prices, by_request)) if found is None else found
 
     def measure(
         self, operation: Operation, call: Callable[[], T], prices: Prices = FREE, *, by_request: bool = False
     ) -> T:
-        """Carry out `call` and count it; `by_request` where the store calls `requested` for each of its requests."""
+        """Run `call`, count it and return its result. `by_request`: the store calls `requested` for each request."""
         name, _, sent = operation
         kind = self.kind(name, prices, by_request=by_request)
         token = _sending.set((self.tally, kind)) if by_request else None
@@ -194,7 +194,7 @@ RECEIVING = frozenset({"get", "get_range", "head", "scan"})
 
 
 def _size(result: object) -> int:
-    """The bytes of data in an answer."""
+    """Return the number of bytes of data in an answer."""
     match result:
         case bytes():
             return len(result)
@@ -207,7 +207,7 @@ def _size(result: object) -> int:
 
 
 def requested(request: int) -> None:
-    """A store sent a request of this class. Called by stores for which an operation may take several, or none."""
+    """Count a request of this class. Stores call it if their operations may take several requests or none."""
     if (sending := _sending.get()) is not None:
         tally, kind = sending
         note(tally, (kind, False, 0, 0, 0.0, request))
@@ -234,7 +234,7 @@ class MeteredConsensus(AroundConsensus):
         self._commit = meter.kind("compare_and_set", prices, by_request=by_request)
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """As `around` would, for less: a small append consists of this one call."""
+        """Count it as `around` would, but faster, because a small append consists of this one call."""
         if self.by_request:
             return super().compare_and_set(key, expected, data)
         meter, kind, has_failed = self.meter, self._commit, True
@@ -252,12 +252,13 @@ class MeteredConsensus(AroundConsensus):
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """What a client asked of its location so far: operations by kind, what that and other
-    processes' work for it cost, and how often its cache, if it has one, spared it the asking.
+    """What a client did with its location so far: its operations by kind, and the counts of its cache, if it has one.
+
+    `cost` includes the work of other processes for this client.
     """
 
     operations: dict[str, Count]
     cost: Cost
     cache: CacheCounts | None = None
     lease_failures: int = 0
-    """How often leases could not be renewed, or what renews them not be started. It is tried again, and logged."""
+    """How often leases could not be renewed, or their renewal not be started. Each failure is logged and retried."""

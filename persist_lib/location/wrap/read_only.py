@@ -1,4 +1,4 @@
-"""A location that only reads: whatever would write raises InvalidUsage before anything is touched."""
+"""A location that only reads. Every operation that would write raises InvalidUsage and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from persist_lib.location.api import (
 
 
 def read_only(doing: str) -> InvalidUsage:
-    """The refusal to write."""
+    """The error for an operation that would write."""
     return InvalidUsage(f"cannot {doing}: the location was opened with read_only=True. Nothing was written")
 
 
@@ -52,7 +52,7 @@ class ReadOnlyBlob:
         return self._inner.list(prefix)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """; none where the inner one does not."""
+        """Yield unfinished uploads below `prefix`; none if the wrapped Blob does not send in pieces."""
         return self._inner.uploads(prefix) if isinstance(self._inner, SendsInPieces) else iter(())
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
@@ -64,7 +64,7 @@ class ReadOnlyBlob:
 
 
 class RefusesWrites:
-    """The half of a Consensus that a read-only one refuses."""
+    """The writing operations of a Consensus. All of them raise InvalidUsage."""
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:  # noqa: ARG002
         """Refused."""

@@ -1,11 +1,11 @@
-"""Try again what failed, where that is safe, for as long as the caller's deadline allows.
+"""Retries of failed operations, where that is safe, for as long as the caller's deadline allows.
 
-What only reads, or does the same when done twice, is tried again after any failure of the world. A compare-and-set is
-tried again only after `Determinate`: sent again after an unknown outcome it could lose against itself, and its caller
-would take its own success for somebody else's. `Damage`, refusals and wrong usage are never tried again.
+Operations that only read, or that have the same effect when done twice, are retried after any failure of the world. A
+compare-and-set is retried only after `Determinate`. Sent again after an unknown outcome, it could lose against itself,
+and its caller would mistake its own success for another writer's. `Damage`, refusals and wrong usage are never retried.
 
-Our own loop and not a library: stamina and tenacity read the clock and draw their jitter by themselves, and a
-simulation has to decide both.
+This is our own loop, because libraries such as stamina and tenacity read the clock and draw their jitter themselves,
+and a simulation has to control both.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 1.0
 TIMEOUT_S = 60.0
-"""For calls outside of any deadline."""
+"""How long to retry a call that has no deadline."""
 
 ONCE = frozenset({"compare_and_set", "compare_and_set_many", "rewind"})
-"""Operations that are not the same when done twice."""
+"""Operations that have another effect when done twice."""
 
 READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys"})
 """Operations that change nothing: when they fail, nothing can have happened."""
 
 
 def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> T:
-    """`call` until it succeeds, fails for good, or the deadline has passed: then its last failure.
+    """Run `call` until it succeeds, fails for good, or the deadline has passed. Returns its result.
 
-    SUBTLE: if any of the failures left the outcome unknown, that is what is raised: a later determinate failure says
-    nothing about the earlier attempt.
+    Raises its last failure. SUBTLE: if any failure left the outcome unknown, that one is raised instead, because a
+    later determinate failure says nothing about the earlier attempt.
     """
     pause, doubt = FIRST_PAUSE_S, None
     while True:
@@ -56,13 +56,13 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
 
 
 class _Retrying:
-    """What both have: a runtime, and how long to try outside of any deadline."""
+    """The common part of both: a runtime, and how many seconds to retry without a deadline."""
 
     runtime: Runtime
     timeout_s: float
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Retry as the kind of operation allows. The store knows the deadline too, and waits no longer than that."""
+        """Retry as the kind of operation allows. The store waits no longer than the same deadline."""
         deadline = self.deadline()
         try:
             return within(deadline, lambda: retry(call, is_idempotent=operation.kind not in ONCE, deadline=deadline))
@@ -75,19 +75,19 @@ class _Retrying:
             ) from error
 
     def deadline(self) -> Deadline:
-        """The caller's, or one that starts now."""
+        """Return the caller's deadline, or one that starts now."""
         return deadline_or(self.runtime, self.timeout_s)
 
 
 class RetryingBlob(_Retrying, AroundBlob):
-    """A Blob that tries again. After an unknown outcome, `delete` may answer False for what it deleted itself."""
+    """A Blob that retries. After an unknown outcome, `delete` may return False for an object that it deleted itself."""
 
     def __init__(self, inner: Blob, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(inner)
         self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """Only what could not be deleted is tried again."""
+        """Delete several objects, and retry those that could not be deleted. Returns the errors that remain."""
         deadline = self.deadline()
         return within(deadline, lambda: self._delete_many(keys, deadline))
 
@@ -103,7 +103,7 @@ class RetryingBlob(_Retrying, AroundBlob):
 
 
 class RetryingConsensus(_Retrying, AroundConsensus):
-    """A Consensus that tries again, but a compare-and-set only when it certainly did not happen."""
+    """A Consensus that retries, but a compare-and-set only if it certainly did not happen."""
 
     def __init__(self, inner: Consensus, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(inner)

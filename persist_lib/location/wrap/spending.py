@@ -1,10 +1,10 @@
-"""What code spends on locations: `Spending` counts what its block asks for, whichever client does the asking.
+"""The cost of a block of code: `Spending` counts all requests to locations in its block, by any client.
 
     with Spending() as spent:
         table = snapshot.to_arrow()
     spent.cost
 
-Counts are exact, also among threads: those of `Runtime.pool` count for whoever gave them the work.
+Counts are exact, also with threads: the work of a thread of `Runtime.pool` counts for the code that submitted it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GETS, PUTS, LISTS, DELETES, COMMITS, QUERIES = range(len(CLASSES))
 
 
 class Rates:
-    """What requests of each class and bytes cost, where an operation was carried out."""
+    """The prices of requests of each class and of received bytes, in dollars, at one store."""
 
     __slots__ = ("egress", "prices")
 
@@ -40,21 +40,21 @@ class Rates:
         self.egress = prices.egress_gib / GIB
 
     def dollars(self, request: int | None, received: int) -> float:
-        """The price of one request and of the bytes that came back."""
+        """Return the price of one request (None: of none) and of the bytes received."""
         return (0.0 if request is None else self.prices[request]) + received * self.egress
 
 
 Event = tuple[Rates, bool, int, int, float, int | None]
 """One operation or request: its rates, whether it failed, bytes sent and received, seconds, and the request's class.
 
-A request that is told of beside its operation has a class, and the operation has none.
+If a store reports the requests of an operation separately, they have a class and the operation has none.
 """
 MANY = 1024
-"""So many are remembered one by one before they are added up."""
+"""The most events that are kept one by one before they are added up."""
 
 
 class Sums:
-    """Requests by class, bytes and dollars, added up. Whoever adds holds the lock of tallies."""
+    """Requests by class, bytes and dollars, added up. The adding thread holds `Tally.lock`."""
 
     __slots__ = ("classes", "dollars", "received", "sent")
 
@@ -64,7 +64,7 @@ class Sums:
         self.dollars = 0.0
 
     def add(self, event: Event) -> None:
-        """One more."""
+        """Add one event."""
         rates, _, sent, received, _, request = event
         if request is not None:
             self.classes[request] += 1
@@ -73,7 +73,7 @@ class Sums:
         self.dollars += rates.dollars(request, received)
 
     def add_cost(self, cost: Cost) -> None:
-        """What was counted in another process."""
+        """Add what was counted in another process."""
         for index, name in enumerate(CLASSES):
             self.classes[index] += getattr(cost, name)
         self.sent += cost.bytes_written
@@ -81,24 +81,24 @@ class Sums:
         self.dollars += cost.dollars
 
     def cost(self) -> Cost:
-        """All of it."""
+        """Return the sums as a Cost."""
         gets, puts, lists, deletes, commits, queries = self.classes
         return Cost(self.received, self.sent, gets, puts, lists, deletes, commits, queries, self.dollars)
 
 
 class Tally(list[Event]):
-    """What is not added up yet, and the sums of what is.
+    """Events that are not added up yet, and the sums of those that are.
 
-    SUBTLE: to note something is to append to a list: atomic, without a lock, and all that an operation waits for.
+    SUBTLE: noting an event only appends it to this list. That is atomic and takes no lock, so operations do not wait.
     """
 
     sums: Sums | None = None
-    """None before anything was added up. A small append makes one of these, so it has no constructor of its own."""
+    """None before anything was added up. It has no constructor, because each small append makes a tally."""
     lock: ClassVar[threading.Lock] = threading.Lock()
-    """Held by whoever adds up, one for all tallies."""
+    """Held by a thread that adds up; one lock for all tallies."""
 
     def add_up(self) -> Sums:
-        """Empty the list into the sums. Holds the lock; what is noted meanwhile stays in the list."""
+        """Move the events of the list into the sums. The caller holds `lock`. Events noted later stay listed."""
         sums = self.sums = self.sums or Sums()
         events = self[:]
         del self[: len(events)]
@@ -107,12 +107,12 @@ class Tally(list[Event]):
         return sums
 
     def add_cost(self, cost: Cost) -> None:
-        """What was counted in another process."""
+        """Add what was counted in another process."""
         with Tally.lock:
             self.add_up().add_cost(cost)
 
     def cost(self) -> Cost:
-        """What was noted so far."""
+        """Return the cost of all events so far."""
         if len(self) == 1 and self.sums is None:  # a small append
             rates, _, sent, received, _, request = self[0]
             if request == COMMITS:
@@ -125,7 +125,7 @@ class _Lock:
     """Renews the lock of all tallies."""
 
     def after_fork_in_child(self) -> None:
-        """SUBTLE: in a forked child, a lock that another thread held during the fork would stay held for ever."""
+        """Renew it. SUBTLE: if another thread held it during the fork, it would stay held for ever in the child."""
         Tally.lock = threading.Lock()
 
 
@@ -134,7 +134,7 @@ enrol(_lock, Stage.COUNTS)
 
 
 def note(own: Tally, event: Event) -> None:
-    """Count it for `own`, and for all in whose block it happened."""
+    """Count `event` for `own` and for every `Spending` in whose block it happened."""
     own.append(event)
     for tally in _open.get():
         tally.append(event)
@@ -148,11 +148,11 @@ def note(own: Tally, event: Event) -> None:
 
 _open: ContextVar[tuple[Tally, ...]] = ContextVar("persist_spending", default=())
 tallies = _open.get
-"""Whom an operation of this thread is counted for, beside its meter."""
+"""The tallies that count an operation of this thread, besides its meter."""
 
 
 class Spending:
-    """Counts what is asked of locations within its block, as `cost`. They nest, and the outer one has all."""
+    """Counts the requests to locations within its block; `cost` is their sum. Blocks nest: an outer one counts all."""
 
     __slots__ = ("_tally", "_token")
 
@@ -162,16 +162,16 @@ class Spending:
 
     @property
     def cost(self) -> Cost:
-        """What it came to so far."""
+        """The cost so far."""
         return self._tally.cost()
 
     def again(self) -> Spending:
-        """Another one that adds to the same: each thread, and each step of an iterator, enters its own."""
+        """Return another block with the same sums. Each thread and each step of an iterator must enter its own."""
         return Spending(self._tally)
 
     def __enter__(self) -> Self:
         outer = _open.get()
-        # SUBTLE: by identity, as two lists of the same are equal. Within itself it counts once.
+        # SUBTLE: by identity, as two lists of equal events are equal. Nested in itself, a block counts once.
         if not (outer and any(tally is self._tally for tally in outer)):
             self._token = _open.set((*outer, self._tally))
         return self
@@ -184,7 +184,7 @@ class Spending:
             self._token = None
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items; what it takes to make them is counted, and not what their consumer does in between."""
+        """Yield the same items. Counts the cost of producing them, not what their consumer does in between."""
         check_type(items, Iterable, "items", "[1, 2, 3]")  # type: ignore[type-abstract]
         return self._over(items)
 
@@ -199,7 +199,7 @@ class Spending:
 
 
 def charged(call: Callable[P, Report]) -> Callable[P, Report]:
-    """Of what answers a report: with the report's `cost` being what the call came to."""
+    """Decorate a function that returns a report, so that the report's `cost` is the cost of the call."""
 
     @wraps(call)
     def measured(*args: P.args, **kwargs: P.kwargs) -> Report:
