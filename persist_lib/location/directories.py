@@ -50,7 +50,7 @@ def make_directories(path: Path) -> None:
     """
     missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
     for directory in path.parents[len(missing) :]:
-        with contextlib.suppress(PermissionError):  # owned by another user, who made it long ago
+        with contextlib.suppress(PermissionError):  # owned by another user and made long ago
             fsync_directory(directory)
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The scheme `memory:`. Named ones live as long as the process, unnamed ones as long as somebody has them open."""
+"""The scheme `memory:`. A named location lives as long as the process, an unnamed one as long as it is open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.location.scheme import Opening, Scheme, unchanged
 
 UNNAMED = "memory:#"
-"""What unnamed ones are called when they are pickled: random, so that another process finds none instead of another."""
+"""The prefix of generated names. The rest is random, so that an unpickled URL never opens an unrelated location."""
 
 _lock = threading.Lock()
 _blobs: WeakValueDictionary[str, MemoryBlob] = WeakValueDictionary()
@@ -26,8 +26,8 @@ def _named(url: str, opening: Opening) -> str:
         return url
     drawn = f"{UNNAMED}{opening.runtime.entropy():016x}"
     with _lock:
-        # SUBTLE: two runtimes of one seed draw the same. One number is drawn in any case, so that what is open beside
-        # a simulation does not change what it draws next.
+        # SUBTLE: two runtimes with the same seed draw the same name. Exactly one number is drawn in any case, so that
+        # other open locations do not change what a simulation draws next.
         names = itertools.chain([drawn], (f"{drawn}.{n}" for n in itertools.count(2)))
         minted = next(name for name in names if name not in _minted and name not in _blobs and name not in _consensuses)
         _minted.add(minted)

@@ -22,7 +22,7 @@ from persist_lib.location.contract import (
 
 
 class MemoryBlob:
-    """A dict of objects. `close` does nothing: what is shared by name outlives each of its users."""
+    """A dict of objects. `close` does nothing, because a store that is shared by name outlives each user."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,13 +47,13 @@ class MemoryBlob:
         return self._objects.pop(check_key(key), None) is not None
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """Never fails."""
+        """Delete several objects. It never fails, so it returns no errors."""
         for key in keys:
             self.delete(key)
         return {}
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """As of the call."""
+        """Return an iterator over the objects below `prefix` at the time of the call."""
         check_prefix(prefix)
         with self._lock:
             found = [BlobEntry(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix)]
@@ -64,7 +64,7 @@ class MemoryBlob:
 
 
 class MemoryConsensus:
-    """A dict of logs. A key's rows are never empty once it has any: so it can never be created again."""
+    """A dict of logs. Truncation never empties a key's log, so it cannot make a key look new."""
 
     def __init__(self, clock: Clock = machine_clock) -> None:
         self._clock = clock
@@ -93,7 +93,7 @@ class MemoryConsensus:
                 return False
             rows = [Row(next_seqno(expected), bytes(data)) for expected, data in changes.values()]
             logs = [self._logs.setdefault(key, []) for key in changes]
-            any(map(list.append, logs, rows))  # SUBTLE: by one call, so that no interrupt finds one half done
+            any(map(list.append, logs, rows))  # SUBTLE: one call, so that no interrupt leaves it half done
             return True
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
@@ -103,7 +103,7 @@ class MemoryConsensus:
                 raise passes_newest(key, seqno, head and head.seqno)
             rows = self._logs[key]
             dropped = max(0, seqno - rows[0].seqno)
-            # A new list: a head being read meanwhile keeps seeing the old one whole.
+            # A new list, so that a concurrent read of the head still sees the whole old one.
             self._logs[key] = rows[dropped:]
             return dropped
 
@@ -122,7 +122,7 @@ class MemoryConsensus:
             return len(rows) - len(kept)
 
     def list_keys(self) -> Iterator[str]:
-        """As of the call."""
+        """Return an iterator over the keys that exist at the time of the call."""
         with self._lock:
             return iter([key for key, rows in self._logs.items() if rows])
 

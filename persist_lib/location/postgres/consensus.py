@@ -1,8 +1,8 @@
 """Consensus in PostgreSQL: durable on return, safe among processes and machines, one round trip for each operation.
 
 `postgresql://user@host/database?persist_schema=persist`: any URL of libpq, and the schema that holds the tables.
-With `&persist_notify=1` waiters are woken (see `postgres_notify`); not through a pooler in transaction mode. With
-`&persist_prepare=0` no statement is prepared (see `postgres_sessions.Session`).
+With `&persist_notify=1` waiting readers are woken (see `postgres.notify`), not through a pooler in transaction mode.
+With `&persist_prepare=0` no statement is prepared (see `postgres.sessions.Session`).
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ PREPARE = "persist_prepare"
 OPERATION_S = 20.0
 """The longest that one operation may take. The caller's deadline may end it earlier."""
 LOCK_SHARE = 0.8
-"""Of that, the time that the server waits for a row's lock: it must have given up when the client does."""
+"""The share of it that the server may wait for a row's lock: it must give up before the client does."""
 CONNECT_S = 10
 CONNECTIONS = 8
-"""Of one process to one location. An operation takes about a millisecond; a server has some hundred connections."""
+"""The most from a process to a location. An operation takes about a millisecond; a server has some hundred of them."""
 
 NOT_NOW = re.compile(r"08...|57P..|58...|XX...|F0...|40003")
 """Errors that do not say what became of a write: broken connections, shutdowns, I/O errors, bugs, and unknown ones."""
 DISTRUSTED = re.compile(r"certificate|SSL was required|SSL connection is required")
-"""Libpq's words, its only ones, for a server whose identity it refuses or that has no TLS: no further attempt helps."""
+"""Libpq's messages for a server without TLS or with an untrusted identity: it has no codes, and retries do not help."""
 TURNED_AWAY = re.compile(
     r"password authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects connection"
     r"|(database|role) \".*\" does not exist|is not permitted to log in|permission denied for database"
     r"|no such (database|user)"
 )
-"""The words of servers and poolers for who may not come in, however often they ask: libpq tells no SQLSTATE of that. A
-server that speaks another language is asked again until the timeout, as before."""
+"""Messages of servers and poolers that reject a login for good: libpq gives no SQLSTATE for these. If a server speaks
+another language, the login is retried until the timeout."""
 ATTEMPT = re.compile(r"^- host: (.*?), hostaddr: .*?: (.*)$", re.MULTILINE)
-"""How psycopg tells of each attempt when there were several: the host and port, and what came of it."""
+"""How psycopg reports each of several attempts: the host and port, and the outcome."""
 ROLLED_BACK = "22012"
 UNIQUE_VIOLATION = "23505"
 NO_TABLE = ("42P01", "3F000")
@@ -76,11 +76,12 @@ QUOTED = re.compile(r'"[^"]*"')
 
 
 class PostgresConsensus:
-    """Rows in the tables of `postgres_layout`. Raises NotFound where there are none, unless `create`.
+    """Rows in the tables of `postgres.layout`. Raises NotFound when there are no tables, unless `create`.
 
-    Every operation is one statement, one transaction and one round trip. After a failure of the connection a write is
-    Indeterminate; after an error of the server itself it is Determinate, as the server then took it back. With
-    `persist_notify=1` one more connection of the process tells who waits.
+    Every operation is one statement, one transaction and one round trip. After a failure of the connection, a write is
+    Indeterminate. After an error of the server itself it is Determinate, because the server rolled it back. With
+    `persist_notify=1`, one more connection of the process wakes waiting readers. An operation takes at most
+    `operation_s` seconds, or less if the caller's deadline is earlier.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class PostgresConsensus:
         return self._runtime.deadline(patience_s(self._operation_s))
 
     def head(self, key: str) -> Row | None:
-        """Never stale here."""
+        """Return the newest row, or None when the key was never set. It is never stale here."""
         rows = _rows(self._read(self._sql.head, [(key, TEXT)]))
         return rows[0] if rows else None
 
@@ -147,7 +148,7 @@ class PostgresConsensus:
         return _rows(self._read(self._sql.scan, [(key, TEXT), (from_seqno, INT8), (limit, INT8)]))
 
     def list_keys(self) -> Iterator[str]:
-        """As of the call."""
+        """Return an iterator over the keys that exist at the time of the call."""
         return iter(sorted((key or b"").decode() for (key,) in self._read(self._sql.keys, [])))
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
@@ -190,7 +191,7 @@ class PostgresConsensus:
         return self._notifier is not None and self._notifier.wait(key, seqno, longest_s)
 
     def now(self) -> int:
-        """The server's clock, as of its last answer, and the time that has passed since."""
+        """Return the server's time in ms since the epoch: that of its last answer, plus the time since then."""
         return self._clock.now(self._ask)
 
     def _ask(self) -> int:
@@ -217,7 +218,7 @@ class PostgresConsensus:
         return answer.records
 
     def _write(self, sql: str, values: list[tuple[Value, int]], lock: int | None, doing: str) -> tuple[int | None, ...]:
-        """The numbers that `sql` answers. `lock` is where the lock timeout goes among the values."""
+        """Run `sql` and return its numbers. `lock` is the position of the lock timeout among the values."""
         deadline = self._deadline()
         try:
             with self._sessions.lend(deadline) as session:
@@ -227,7 +228,7 @@ class PostgresConsensus:
                 answer = session.ask(sql, values, deadline)
         except Rejected as error:
             if error.sqlstate == ROLLED_BACK:
-                return (0,)  # lost against somebody who created one of the keys
+                return (0,)  # lost against another writer, which created one of the keys
             raise write_failed(error, doing, self._name) from error
         except Dropped as error:
             raise write_failed(error, doing, self._name) from error
@@ -240,7 +241,7 @@ def _expected(newest: Newest | None) -> list[tuple[Value, int]]:
 
 
 def connection_failed(error: psycopg.Error, name: str) -> PersistError:
-    """What a connection that was never made means. Nothing was sent."""
+    """Return the error for a connection that could not be made. Nothing was sent."""
     what = f"could not connect to {name}: {str(error).strip()}"
     if DISTRUSTED.search(str(error)):
         return InvalidUsage(
@@ -256,9 +257,9 @@ def connection_failed(error: psycopg.Error, name: str) -> PersistError:
 
 
 def is_turned_away(error: psycopg.Error) -> bool:
-    """Whether no host that was tried lets this user into this database. One that is only down may still do so.
+    """Whether every tried host rejects this user or database. A host that is only down may still accept the login.
 
-    A host may have several addresses: one that turned us away speaks for all of them.
+    A host may have several addresses: a rejection from one of them counts for all.
     """
     if not isinstance(error, psycopg.OperationalError) or error.sqlstate is not None:
         return False
@@ -273,17 +274,17 @@ def _rows(records: Sequence[Record]) -> list[Row]:
 
 
 def read_failed(error: Dropped | Rejected, name: str) -> PersistError:
-    """What a failed read means: it changed nothing, whatever it was."""
+    """Return the error for a failed read. A read changes nothing, so it is never Indeterminate."""
     return _refusal(error, f"could not read {name}", name) or Determinate(f"could not read {name}: {error}")
 
 
 def write_failed(error: Dropped | Rejected, doing: str, name: str) -> PersistError:
-    """What a failed write means: Determinate only when the server said that it took it back."""
+    """Return the error for a failed write. It is Determinate only if the server said that it rolled back."""
     what = f"could not {doing} in {name}"
     if refusal := _refusal(error, what, name):
         return refusal
     if isinstance(error, Dropped) or error.is_fatal or NOT_NOW.fullmatch(error.sqlstate):
-        return Indeterminate(f"{what}, as far as is known; it may have been done all the same: {error}")
+        return Indeterminate(f"{what}, as far as is known, but it may still have been done: {error}")
     if error.sqlstate == UNIQUE_VIOLATION:
         return Corrupt(
             f"{what}: the row after the newest is there already ({error}): the tables come from different copies. "
@@ -294,7 +295,7 @@ def write_failed(error: Dropped | Rejected, doing: str, name: str) -> PersistErr
 
 
 def _refusal(error: Dropped | Rejected, what: str, name: str) -> PersistError | None:
-    """What no retry can mend."""
+    """Return the error for a failure that no retry can mend, or None for any other."""
     if isinstance(error, Dropped):
         return None
     if error.sqlstate == FORBIDDEN:
@@ -308,20 +309,20 @@ def _refusal(error: Dropped | Rejected, what: str, name: str) -> PersistError | 
 
 
 def parse_url(url: str) -> tuple[str, str]:
-    """Libpq's connection string for a URL, and the schema."""
+    """Return libpq's connection string for a URL, and the schema. Raises InvalidUsage for an invalid URL."""
     url, schema = _split(url)
     settings: dict[str, str | int | None] = {
         "application_name": "persist",
         "client_encoding": "utf8",
         "keepalives_idle": "30",
-        "target_session_attrs": "primary",  # a standby's answers are stale, and the log must not be
+        "target_session_attrs": "primary",  # a standby may answer with stale rows
         "tcp_user_timeout": "20000",
     }
     try:
         settings.update(conninfo_to_dict(url))
         return make_conninfo("", **settings), schema
     except psycopg.ProgrammingError as error:
-        # Libpq quotes what it does not understand, and that may be a piece of the password: so no `from error` either.
+        # Libpq quotes text that it does not understand, which may be part of the password: so no `from error` either.
         said = QUOTED.sub('"…"', str(error).strip())
         raise InvalidUsage(f"{url!r} is no URL of PostgreSQL: {said}") from None
 
@@ -340,13 +341,13 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def describe(conninfo: str) -> str:
-    """How messages name a database: without its password."""
+    """Return the name of a database for messages, without its password."""
     given = conninfo_to_dict(conninfo)
     return f"PostgreSQL database {given.get('dbname', '')!r} at {given.get('host', 'the default host')}"
 
 
 def canonical(url: str) -> str:
-    """One spelling of the scheme; refuses what libpq does not understand."""
+    """Return the URL with the scheme `postgresql:`. Raises InvalidUsage if libpq does not understand it."""
     url = "postgresql:" + url.partition(":")[2]
     parse_url(url)
     is_on(url, NOTIFY, default=False)
@@ -355,5 +356,5 @@ def canonical(url: str) -> str:
 
 
 def open_consensus(url: str, opening: Opening) -> PostgresConsensus:
-    """The opener of the scheme."""
+    """Open the consensus of a URL of this scheme."""
     return PostgresConsensus(url, create=opening.create, runtime=opening.runtime)

@@ -2,11 +2,11 @@
 
     layout      the version of all this
     shard_head  key, seqno of its newest row, how that starts; never deleted: a key once created is never created again
-    shard_log   key, seqno, data; rows up to and including the newest, from wherever they were truncated
+    shard_log   key, seqno, data; the rows from the last truncation up to and including the newest
 
-Whoever moves `shard_head` from n to n + 1 inserts row n + 1; see docs/design/0010-consensus-on-postgresql.md.
-Every statement is one transaction by itself and sets what it needs for itself alone, so that a pooler may give each one
-another server connection. All names are qualified; no search_path plays a role.
+A writer that moves `shard_head` from n to n + 1 inserts row n + 1; see docs/design/0010-consensus-on-postgresql.md.
+Every statement is a transaction by itself and makes its settings only for itself, so that a pooler may give each one
+another server connection. All names are qualified, so no search_path plays a role.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Statements:
     def append_many(self, count: int) -> str:
         """Lock timeout $1, then key, expected (null: create), its start, data for each. Answers whether all were set.
 
-        None is changed unless all were as expected. SUBTLE: a key that somebody else creates at this very moment is
-        only seen by the conflict, when others have been moved already: dividing by zero (22012) takes them back.
+        None is changed unless all were as expected. SUBTLE: a key that another writer creates at the same moment only
+        shows as a conflict, after other keys have been moved: dividing by zero (22012) rolls these back.
         Locks are taken in the order of the keys, first those of existing ones and then those of new ones.
         """
         row = "(${}::text, ${}::int8, ${}::bytea, ${}::bytea)"
@@ -179,8 +179,8 @@ WITH {settings $1}, wanted (key, expected, start, data) AS MATERIALIZED (
               ELSE 1 / (((SELECT count(*) FROM added) = {count})::int) END::int8, {clock}, ${id}
 """
 
-# The head's rows are updated in place for ever: room on the page keeps that from touching the index (HOT).
-# Data is stored as it comes: what is large is compressed already.
+# The rows of shard_head are updated again and again: free room on their pages keeps that from touching the index (HOT).
+# Data is stored uncompressed, because large data is compressed already.
 TABLES = """
 CREATE TABLE {s}.shard_head (
     key text COLLATE "C" PRIMARY KEY, seqno int8 NOT NULL CHECK (seqno > 0), start bytea NOT NULL
@@ -194,8 +194,7 @@ INSERT INTO {s}.layout VALUES ({version});
 """
 
 
-# SUBTLE: not `to_regclass`: that may answer from a cache that remembers what was not there before the lock was waited
-# for.
+# SUBTLE: not `to_regclass`, which may answer from a cache that is older than the wait for the lock.
 IS_THERE = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class AS class JOIN pg_catalog.pg_namespace AS space ON space.oid = class.relnamespace
@@ -224,14 +223,14 @@ def check_layout(connection: psycopg.Connection, schema: str, name: str) -> bool
 
 
 def create_layout(connection: psycopg.Connection, schema: str, name: str) -> None:
-    """Make the tables unless they are there, in one transaction; of several who do at once, one does."""
+    """Make the tables unless they exist, in one transaction. If several processes call it at once, one makes them."""
     with connection.transaction():
         _set_locally(connection.execute)
         connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (LOCK,), prepare=False)
         if check_layout(connection, schema, name):
             return
         query = "SELECT count(*) FROM pg_catalog.pg_namespace WHERE nspname = %s"
-        # Not IF NOT EXISTS: that asks for the right to create schemas also where one is there.
+        # Not IF NOT EXISTS, which needs the right to create schemas even if the schema exists.
         if connection.execute(query, (schema,), prepare=False).fetchone() == (0,):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)), prepare=False)
         connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema), version=sql.Literal(LAYOUT)), prepare=False)
@@ -249,7 +248,7 @@ def _set_locally(execute: Callable[..., object]) -> None:
 
 
 def creation_failed(error: psycopg.Error, schema: str, name: str) -> Exception:
-    """What a failed creation or check means. It is one transaction, and done again by the next to open."""
+    """Return the error for a failed creation or check. It is one transaction, so the next opening can repeat it."""
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return InvalidUsage(
             f"{name}: the role may not create or read schema {schema} ({str(error).strip()}). Have an administrator "
@@ -258,7 +257,7 @@ def creation_failed(error: psycopg.Error, schema: str, name: str) -> Exception:
         )  # fmt: skip
     if isinstance(error, (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject)):
         return InvalidUsage(
-            f"{name}: schema {schema} holds tables of somebody else ({str(error).strip()}). Choose another one with "
+            f"{name}: schema {schema} holds tables of another program ({str(error).strip()}). Choose another one with "
             "?persist_schema=",
             schema=schema,
         )  # fmt: skip

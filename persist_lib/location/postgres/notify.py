@@ -1,9 +1,9 @@
-"""Waking those who wait for news: LISTEN and NOTIFY, beside looking and never instead of it.
+"""Waking waiting readers with LISTEN and NOTIFY, in addition to polling and never instead of it.
 
-A notification is a hint that carries no truth. It is sent after a commit, by another connection, in the background: so
-it holds nothing up (inside of the commit it would let one commit of the whole database through at a time), and it is
-lost when its sender dies in between. Who waits therefore looks by itself now and then, and as often as without all
-this while the connection is down. See docs/design/0017-waking-and-proving-on-servers.md.
+A notification is only a hint. It is sent after a commit, by another connection, in the background. So it delays no
+commit (inside the commit it would make all commits of the database take turns), and it is lost if its sender dies in
+between. Therefore a waiting reader still polls now and then, and polls as often as without notifications while the
+connection is down. See docs/design/0017-waking-and-proving-on-servers.md.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ OPTION = "persist_notify"
 RETRY_S = 1.0
 LONGEST_RETRY_S = 30.0
 REST_S = 0.005
-"""Between two notifications of a process: what a busy one has to tell goes together, and its appends stay fast."""
+"""The pause between two notifications of a process: a busy one sends several together, and its appends stay fast."""
 STOP_S = 2.0
 PROBE = "?"
-"""Begins a payload that only its sender cares for. Others are `seqno key`."""
+"""The start of a payload that is meant for its sender. Other payloads are `seqno key`."""
 
 
 class Notifier:
-    """One connection and one thread of a process, begun when first needed; a forked child begins its own.
+    """One connection and one thread of a process, started when first needed. A forked child starts its own.
 
-    `connect` opens a connection in autocommit. All that `heard` says of a key is that somebody announced that seqno.
+    `connect` opens a connection in autocommit. An entry in `_heard` only means that some process announced that seqno.
     """
 
     def __init__(self, connect: Callable[[], psycopg.Connection], channel: str, runtime: Runtime) -> None:
@@ -59,7 +59,7 @@ class Notifier:
         self._connection: psycopg.Connection | None = None
 
     def announce(self, key: str, seqno: int) -> None:
-        """Tell everybody who waits, soon, that there may be a row `seqno`. Returns at once."""
+        """Wake all waiting readers of `key` soon, because there may be a row `seqno`. Returns at once."""
         with self._changed:
             if not self._closed:
                 is_first, self._pending[key] = not self._pending, max(seqno, self._pending.get(key, 0))
@@ -68,10 +68,10 @@ class Notifier:
                     self._ring()
 
     def wait(self, key: str, seqno: int, longest_s: float) -> bool:
-        """Wait until somebody announces a row beyond `seqno`, at most `longest_s`. False at once: nobody would tell us.
+        """Wait up to `longest_s` seconds for a row above `seqno` to be announced. False at once if not listening.
 
-        SUBTLE: what was committed before this connection listened was announced to nobody here. So the first wait of
-        each thread for each key since then returns at once, and its caller looks once more.
+        SUBTLE: this process did not hear of commits from before its connection listened. So the first wait of each
+        thread for each key after that returns True at once, and the caller looks once more.
         """
         with self._changed:
             if self._closed:
@@ -101,7 +101,7 @@ class Notifier:
             thread.join(STOP_S)
 
     def after_fork_in_child(self) -> None:
-        """Begin anew. SUBTLE: the parent's connection stays referenced: collecting it might end it for the parent."""
+        """Start anew. SUBTLE: the parent's connection stays referenced: collecting it might end it for the parent."""
         self._inherited += [self._connection, self._thread]
         if self._bell is not None:
             for end in self._bell:
@@ -121,7 +121,7 @@ class Notifier:
                 os.write(self._bell[1], b"!")
 
     def _lose(self) -> None:
-        """Nobody tells us any more: let everybody look for themselves."""
+        """Note that no notifications arrive any more, and wake all waiting threads, so that they poll."""
         self._is_live = False
         self._epoch += 1
         self._changed.notify_all()
@@ -150,7 +150,7 @@ class Notifier:
                 os.close(end)
 
     def _rest(self, bell: int, pause_s: float) -> None:
-        """Rings do not end it, but closing does."""
+        """Pause before the next connection. A ring does not end the pause, but `close` does."""
         deadline, rung = self._runtime.deadline(pause_s), select.poll()
         rung.register(bell, select.POLLIN)
         while not self._closed and not deadline.has_passed():
@@ -176,10 +176,10 @@ class Notifier:
                 self._note(notify.extra.decode(errors="replace"))
 
     def _listen(self, connection: psycopg.Connection) -> None:
-        """Begin to listen once somebody waits. It counts only when what we tell ourselves comes back.
+        """Begin to listen once a thread waits. It only counts if a probe that we send to ourselves comes back.
 
-        SUBTLE: behind a pooler in transaction mode LISTEN succeeds on a connection that is somebody else's a moment
-        later. Then nothing comes back, most likely, and waiters go on as if there were no notifications.
+        SUBTLE: behind a pooler in transaction mode, LISTEN succeeds on a connection that another client gets a moment
+        later. Then the probe most likely does not come back, and waiting threads poll as without notifications.
         """
         if self._is_live or not self._is_awaited:
             return

@@ -1,7 +1,7 @@
 """Connections to PostgreSQL, lent to one thread at a time: one request, one answer, bounded by the caller's deadline.
 
-Below psycopg's cursors, on its libpq layer. There one sees what decides whether a write happened: whether anything was
-sent at all, the SQLSTATE, and whether the server said that it is ready again.
+It uses psycopg's libpq layer, below its cursors. That layer shows what decides whether a write happened: whether
+anything was sent at all, the SQLSTATE, and whether the server said that it is ready again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 
 TEXT, INT8, BYTEA = 25, 20, 17
-"""The types of values, by PostgreSQL's object ids. All travel as binary: a NUL would cut a text short."""
+"""The types of values, as PostgreSQL's object ids. All are sent as binary, because a NUL would cut a text short."""
 MOST_ID = (1 << 62) - 1
 GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 PREPARED_AFTER = 3
-"""How often a session sends a statement whole before it prepares it: two more round trips want to be worth it."""
+"""How often a session sends a statement whole before it prepares it, so that two more round trips pay off."""
 MOST_PREPARED = 16
 OF_PREPARING = NO_SUCH_STATEMENT, TAKEN_NAME = "26000", "42P05"
-"""What the server says to a prepared statement that is not there, and to preparing one that is; and to nothing else."""
+"""SQLSTATEs for using a prepared statement that is missing, and for preparing one that exists. Only these mean that."""
 NOT_REPLICATED = ("57014", "57P01")
-"""As a warning: a commit stopped waiting for its synchronous standby. It will be acknowledged all the same."""
+"""As a warning: a commit stopped waiting for its synchronous standby. The server still acknowledges it."""
 
 Value = str | int | bytes | None
 Record = tuple[bytes | None, ...]
@@ -48,7 +48,7 @@ class Dropped(Exception):
 
 
 class Rejected(Exception):
-    """The server answered with an error. `is_fatal`: and ended the connection, which says nothing of the commit."""
+    """The server answered with an error. `is_fatal`: it also ended the connection, so the commit is in doubt."""
 
     def __init__(self, message: str, sqlstate: str, *, is_fatal: bool) -> None:
         super().__init__(message)
@@ -68,8 +68,8 @@ class Session:
 
     A statement that is used again and again is prepared, which saves the server a third of its work. SUBTLE: behind a
     pooler in transaction mode the next request may reach another server connection, which knows the statement from
-    another client, or does not know it. So its name says what it is, by a hash: found, it is the same statement.
-    Not found, the server has done nothing, the statement is sent whole, and this session prepares no more.
+    another client, or does not know it. So its name contains a hash of it: if the name is found, it is the same
+    statement. If not, the server has done nothing; the statement is sent whole, and this session prepares no more.
     """
 
     def __init__(self, connection: psycopg.Connection, first_id: int, *, prepares: bool = True) -> None:
@@ -89,7 +89,7 @@ class Session:
     def is_clean(self) -> bool:
         """Whether the next request may use it: alive, nothing under way, and nothing waiting to be read.
 
-        SUBTLE: what is readable now can only be a farewell: sent into that, a write would have an unknown outcome.
+        SUBTLE: bytes to read now can only mean that the server ends it. A write sent now would have an unknown outcome.
         """
         if (
             self._is_broken
@@ -101,10 +101,10 @@ class Session:
         return not self._poll.poll(0)
 
     def ask(self, sql: str, values: Sequence[tuple[Value, int]], deadline: Deadline) -> Answer:
-        """What `sql` answers (see `postgres_layout.Statements`). Raises `Rejected`, or `Dropped`: then it is not clean.
+        """Run `sql` (of `layout.Statements`) and return its answer. Raises Rejected, or Dropped: then it is not clean.
 
-        SUBTLE: an answer carries the id of its request. If ever one came twice, by a faulty pooler, each later request
-        of the connection would otherwise be told the answer to the one before it.
+        SUBTLE: an answer carries the id of its request. If a faulty pooler ever sent one twice, each later request of
+        the connection would otherwise get the answer to the request before it.
         """
         self._id = (self._id + 1) & MOST_ID
         try:
@@ -145,7 +145,7 @@ class Session:
         return Dropped("the answer is to another request", was_sent=True)
 
     def _name(self, sql: str, types: list[int], deadline: Deadline) -> bytes | None:
-        """The name under which the statement is prepared; None while it is not."""
+        """Return the name of the prepared statement, or None while it is not prepared."""
         if not self._prepares:
             return None
         if sql in self._prepared:
@@ -161,7 +161,7 @@ class Session:
             if error.is_fatal:
                 raise
             if error.sqlstate != TAKEN_NAME:
-                self._prepares = False  # sent whole, it says itself what is wrong
+                self._prepares = False  # sent whole, its own error says what is wrong
                 return None
         self._prepared[sql] = name
         return name
@@ -176,7 +176,7 @@ class Session:
         return self._answer(deadline)
 
     def _flush(self, deadline: Deadline) -> None:
-        """SUBTLE: while sending, read too: a server that answers early stops reading, and both would wait for ever."""
+        """Send it all. SUBTLE: read too, as a server that answers early stops reading, and both would wait for ever."""
         try:
             while self._pgconn.flush():
                 if self._wait(select.POLLIN | select.POLLOUT, deadline) & select.POLLIN:
@@ -185,8 +185,8 @@ class Session:
             raise Dropped(str(error), was_sent=True) from error
 
     def _answer(self, deadline: Deadline) -> list[Record]:
-        """SUBTLE: the result of a statement comes *before* its commit. Only what follows it, that the server is ready
-        again and outside of a transaction, acknowledges it; an error in between takes it back.
+        """Read the answer to a statement. SUBTLE: its result comes *before* its commit. Only the message after it
+        acknowledges the commit: that the server is ready and outside a transaction. An error in between rolls back.
         """
         results: list[PGresult] = []
         try:
@@ -214,7 +214,7 @@ class Session:
         ready = self._poll.poll(deadline.remaining_s() * 1000)
         if not ready:
             raise Dropped(f"no answer within {deadline.timeout_s:.3g} s", was_sent=True)
-        # Whatever the socket has to say, also of its end, is learnt by reading.
+        # Any other event of the socket, such as its end, is found out by reading.
         return ready[0][1] if ready[0][1] & (select.POLLIN | select.POLLOUT) else select.POLLIN
 
     def _notice(self, notice: PGresult) -> None:
@@ -222,7 +222,7 @@ class Session:
             self._is_unreplicated = True
 
     def close(self) -> None:
-        """Say goodbye. Never in a forked child: the goodbye would reach the parent's server process."""
+        """Close the connection. Never call it in a forked child: it would end the parent's session on the server."""
         self._connection.close()
 
 
@@ -245,7 +245,7 @@ class Sessions:
 
     @contextmanager
     def lend(self, deadline: Deadline) -> Iterator[Session]:
-        """A session for the caller alone. Raises Determinate when none can be had until the deadline."""
+        """Lend a session to the caller alone. Raises Determinate if none becomes free before the deadline."""
         session, pid = self._take(deadline), os.getpid()
         try:
             yield session
@@ -287,7 +287,7 @@ class Sessions:
             session.close()
 
     def close(self) -> None:
-        """Close what is idle now, and what is lent when it comes back."""
+        """Close idle sessions now, and lent ones when they come back. Idempotent."""
         with self._gate:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -296,7 +296,7 @@ class Sessions:
             session.close()
 
     def after_fork_in_child(self) -> None:
-        """Begin anew. SUBTLE: what the parent has open is kept referenced, as collecting it might close it."""
+        """Begin with no sessions. SUBTLE: the parent's stay referenced, as collecting them might close them."""
         self._inherited += self._idle
         self._idle, self._lent = [], 0
         self._gate = threading.Condition(threading.Lock())

@@ -1,4 +1,4 @@
-"""Blobs on S3, or what speaks its protocol: written once by conditional PUT, durable and visible on return."""
+"""Blobs on S3, or on a server with its protocol: written once by conditional PUT, durable and visible on return."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MARKER = "persist.json"
 BLOBS = "blob"
 MIB = 1024 * 1024
 MULTIPART_ABOVE = 32 * MIB
-"""Larger objects are sent in pieces, several at a time. What appends usually write is one request."""
+"""Objects above this size are sent in pieces, several at a time. A usual append is one request."""
 PIECE = 16 * MIB
 PIECE_THREADS = 4
 PAGE = 1000
@@ -83,10 +83,10 @@ class S3Blob:
                 if is_missing(error):
                     return None
                 if status_of(error) == 416:
-                    return b""  # there is such an object, and it ends before
+                    return b""  # the object exists, and ends before the range
                 raise
             data = body_of(answer)
-            # Some servers answer the whole object to a range beyond what they can do.
+            # Some servers answer with the whole object to a range that they do not support.
             is_whole = answer["ResponseMetadata"]["HTTPStatusCode"] == 200
             return data[start:end] if is_whole else data
 
@@ -101,7 +101,10 @@ class S3Blob:
                 raise
 
     def set(self, key: str, data: bytes | memoryview) -> None:
-        """Without a retry of its own."""
+        """Store `data` under `key`, durably on return. Setting the same bytes again succeeds.
+
+        Raises Corrupt when the key holds other bytes. A failed request is not retried here.
+        """
         at = self._at(key)
         view = memoryview(data).cast("B")
         for _ in range(ATTEMPTS):
@@ -111,13 +114,13 @@ class S3Blob:
                 except ClientError as error:
                     if not is_taken(error):
                         raise
-            # Taken, perhaps by ourselves: an earlier attempt whose answer was lost, or a proxy that sent it twice.
+            # It exists, perhaps by our own earlier attempt whose answer was lost, or by a proxy that sent it twice.
             found = self.get(key)
             if found is not None and found != view:
                 raise written_before(key, len(view), len(found))
             if found is not None:
                 return None
-        raise Determinate(f"blob {key} could not be stored: it was deleted {ATTEMPTS} times meanwhile", key=key)
+        raise Determinate(f"blob {key} could not be stored: it was deleted in each of {ATTEMPTS} attempts", key=key)
 
     def _put(self, key: str, at: dict[str, str], data: bytes | memoryview, view: memoryview) -> None:
         if len(view) > self._multipart_above:
@@ -127,7 +130,7 @@ class S3Blob:
             self._clients.get().put_object(**at, Body=body, IfNoneMatch="*")
 
     def _put_in_pieces(self, key: str, at: dict[str, str], view: memoryview) -> None:
-        """Nothing is visible before the last request. Pieces of one that fails before it are given up at once."""
+        """Store an object in pieces. It is visible only after the last request, and given up if one before it fails."""
         client = self._clients.get()
         started = Upload(key, client.create_multipart_upload(**at)["UploadId"])
         upload = {**at, "UploadId": started.id}
@@ -147,13 +150,13 @@ class S3Blob:
         try:
             client.complete_multipart_upload(**upload, MultipartUpload={"Parts": pieces}, IfNoneMatch="*")
         except ClientError as error:
-            # SUBTLE: only when S3 said no. After an unknown outcome it may be completing just now: left to the sweep.
+            # SUBTLE: only if S3 refused. After an unknown outcome it may be completing now: it is left to the sweep.
             if 400 <= status_of(error) < 500:
                 self.abort_uploads([started])
             raise
 
     def delete(self, key: str) -> bool:
-        """Of two who delete at the same moment both may be told that there was one."""
+        """Delete an object. Returns whether there was one; of two concurrent deletions, both may return True."""
         if self._size(key) is None:
             return False
         with writing(f"delete blob {key!r}"):
@@ -161,12 +164,12 @@ class S3Blob:
         return True
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
-        """One request for a thousand."""
+        """Delete several objects, a thousand per request. Returns an error for each key that was not deleted."""
         names = {self._at(key)["Key"]: key for key in keys}
         return {names[name]: error for name, error in delete_objects(self._clients, list(names), self._page).items()}
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """A page is one request of up to a thousand keys. A page that fails is an error."""
+        """Yield every object below `prefix`. A page is one request of up to a thousand keys; a failed page raises."""
         check_prefix(prefix)
         return self._pages(prefix)
 
@@ -178,14 +181,14 @@ class S3Blob:
                 page = self._clients.get().list_objects_v2(
                     Bucket=self._target.bucket, Prefix=root + prefix, MaxKeys=self._page, **token
                 )
-                # SUBTLE: an answer cut short looks like an empty page; only one that was read to its end says this.
+                # SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated.
                 token = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
             yield from (BlobEntry(entry["Key"].removeprefix(root), entry["Size"]) for entry in page.get("Contents", []))
             if not token:
                 return
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Pages of a thousand."""
+        """Yield unfinished uploads below `prefix`, in pages of a thousand."""
         check_prefix(prefix)
         root, bucket = self._target.path(BLOBS, ""), self._target.bucket
         after: dict[str, str] = {}
@@ -204,7 +207,7 @@ class S3Blob:
                 return
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
-        """A request for each."""
+        """Give up uploads, with a request for each. Returns an error for each that could not be given up."""
         failed: dict[Upload, Exception] = {}
         for upload in uploads:
             try:
@@ -218,7 +221,7 @@ class S3Blob:
         try:
             self._clients.get().abort_multipart_upload(**self._at(upload.key), UploadId=upload.id)
         except ClientError as error:
-            if code_of(error) != "NoSuchUpload":  # finished, or given up by somebody else
+            if code_of(error) != "NoSuchUpload":  # finished, or given up by another process
                 raise
 
     def close(self) -> None:
@@ -226,7 +229,7 @@ class S3Blob:
 
 
 def body_of(answer: Any) -> bytes:
-    """The whole body, as long as was announced. A slow drip ends with the caller's deadline."""
+    """Return the whole body. Raises Determinate if it is shorter than announced or the caller's deadline has passed."""
     with contextlib.closing(answer["Body"]) as body:
         pieces = []
         while piece := body.read(4 * MIB):
@@ -236,12 +239,12 @@ def body_of(answer: Any) -> bytes:
     data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     # SUBTLE: an answer that ends among its headers announces no length, and looks like an empty object.
     if len(data) != answer["ContentLength"]:
-        raise Determinate(f"{len(data)} of {answer['ContentLength']} bytes came")
+        raise Determinate(f"only {len(data)} of {answer['ContentLength']} bytes arrived")
     return data
 
 
 def delete_objects(clients: Clients, names: list[str], page: int = PAGE) -> dict[str, Exception]:
-    """Delete objects by their full names; answers what could not be deleted, and why. One request for a page."""
+    """Delete objects by their full names, a page per request. Returns an error for each that was not deleted."""
     failures: dict[str, Exception] = {}
     for start in range(0, len(names), page):
         chunk = names[start : start + page]
@@ -253,7 +256,7 @@ def delete_objects(clients: Clients, names: list[str], page: int = PAGE) -> dict
 
 
 def _delete_chunk(clients: Clients, names: list[str]) -> dict[str, Exception]:
-    """SUBTLE: the answer is a 200 also when some or all could not be deleted, so each key has to be found in it."""
+    """Delete a page. SUBTLE: the status is 200 even if all failed, so each key has to be found in the answer."""
     objects = {"Objects": [{"Key": name} for name in names]}
     with writing(f"delete {len(names)} objects"):
         answer = clients.get().delete_objects(Bucket=clients.target.bucket, Delete=objects)
@@ -265,7 +268,7 @@ def _delete_chunk(clients: Clients, names: list[str]) -> dict[str, Exception]:
 def _not_deleted(name: str, error: dict[str, str] | None) -> Exception:
     if error is None:
         return Indeterminate(f"{name} may have been deleted: the answer does not say")
-    if error.get("Code") == "AccessDenied":  # told key by key, as a policy may allow some; no further attempt helps
+    if error.get("Code") == "AccessDenied":  # reported per key, as a policy may allow some; a retry does not help
         return InvalidUsage(
             f"could not delete {name}: AccessDenied {error.get('Message', '')}. Check the credentials, and the policy "
             "in docs/operations.md",
@@ -277,7 +280,7 @@ def _not_deleted(name: str, error: dict[str, str] | None) -> Exception:
 
 
 def enter(url: str, opening: Opening) -> Clients:
-    """Clients for the target of a URL, which is there and of a format that we know, or made."""
+    """Return clients for the location at a URL. Checks that it exists in a known format, or makes it."""
     clients = Clients(parse_url(url))
     try:
         if not _check_marker(clients, url):
@@ -317,9 +320,9 @@ def _check_marker(clients: Clients, url: str) -> bool:
 
 
 def _create(clients: Clients, url: str) -> None:
-    """Write the marker, twice: the second must be refused, or this server does not know conditional writes.
+    """Write the marker twice: the second PUT must be refused, or this server does not know conditional writes.
 
-    Such a server overwrites what another writer stored, and acknowledges both.
+    Such a server would overwrite what another writer stored, and acknowledge both.
     """
     with reading(f"look into {url}"):
         folder = f"{clients.target.prefix}/" if clients.target.prefix else ""
@@ -353,7 +356,7 @@ def _put_marker(clients: Clients, url: str) -> bool:
 
 
 def open_blob(url: str, opening: Opening) -> S3Blob:
-    """The opener of the scheme."""
+    """Open the blobs of a URL of this scheme."""
     return S3Blob(enter(url, opening), runtime=opening.runtime)
 
 

@@ -3,8 +3,8 @@
     s3://bucket/prefix?endpoint=http://host:9000&region=eu-central-1&path_style=true&ca=/etc/ca.pem&profile=name
                       &checksums=when_required
 
-Credentials come by boto3's usual chain. Nothing is retried here: a conditional PUT sent twice would take its own
-success for somebody else's, and what is safe to retry is retried above, within the caller's deadline.
+Credentials come from boto3's usual chain. Nothing is retried here: a conditional PUT that is sent twice would mistake
+its own success for another writer's. `wrap.retrying` retries what is safe to retry, within the caller's deadline.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from persist_lib.location.wrap.spending import DELETES, GETS, LISTS, PUTS
 OPTIONS: Final = ("ca", "checksums", "endpoint", "path_style", "profile", "region")
 CONNECT_S = 5.0
 ANSWER_S = 16
-"""The longest silence of the server that is put up with. Shorter where the caller's deadline is: in powers of two."""
+"""The longest wait for the server, in seconds. A client with less, a power of two, serves an earlier deadline."""
 CONNECTIONS = 32
 LONGEST_PREFIX = 200
 LONGEST_KEY = 1024
@@ -64,7 +64,7 @@ class Target:
     options: Mapping[str, str]
 
     def path(self, *parts: str) -> str:
-        """The object's name for a key of ours. Raises InvalidName for one that S3 does not take."""
+        """Return the object's name for a key of ours. Raises InvalidName if it is too long for S3."""
         name = "/".join([self.prefix, *parts] if self.prefix else parts)
         if len(name.encode()) > LONGEST_KEY:
             raise InvalidName(f"{name!r} is longer than S3's {LONGEST_KEY} bytes; use a shorter prefix", key=name)
@@ -72,7 +72,7 @@ class Target:
 
 
 def parse_url(url: str) -> Target:
-    """Take a URL apart. Raises InvalidUsage."""
+    """Parse a URL. Raises InvalidUsage if it is invalid or has unknown options."""
     scheme, _, rest = url.partition(":")
     place, _, query = rest.partition("?")
     bucket, _, prefix = place.removeprefix("//").partition("/")
@@ -93,7 +93,7 @@ def parse_url(url: str) -> Target:
 
 
 def canonical(url: str) -> str:
-    """The same for every way to write a URL."""
+    """Return one spelling for all equal URLs. Raises InvalidUsage for an invalid one."""
     target = parse_url(url)
     query = urlencode(sorted(target.options.items()))
     place = f"{url.partition(':')[0]}://{target.bucket}/{quote(target.prefix)}"
@@ -101,10 +101,10 @@ def canonical(url: str) -> str:
 
 
 class Clients:
-    """boto3 clients for one target, made when needed: for each process, and for each patience.
+    """boto3 clients for one target, made when needed: one per process and timeout.
 
-    SUBTLE: a forked child inherits its parent's connections, and answers to both would mix on them; so it makes its own
-    and never touches the inherited ones. No lock guards this: one that was held during a fork would stay held.
+    SUBTLE: a forked child inherits its parent's connections, and the answers to both would mix on them. So the child
+    makes its own and never uses the inherited ones. There is no lock, as one held during a fork would stay held.
     """
 
     def __init__(self, target: Target, answer_s: float = ANSWER_S) -> None:
@@ -114,7 +114,7 @@ class Clients:
         self._closed = False
 
     def get(self) -> Any:
-        """A client that waits for an answer about as long as the caller does."""
+        """Return a client that waits for an answer about as long as the caller's deadline allows."""
         if self._closed:
             name = f"s3://{self.target.bucket}/{self.target.prefix}"
             raise InvalidUsage(f"the location at {name} was closed, by itself or with its client; open it again")
@@ -134,7 +134,7 @@ class Clients:
 
 
 _models = create_loader()
-"""What botocore knows of S3: parsed once, which takes ten times longer than making a client. Holds no connections."""
+"""Botocore's description of S3. It is parsed once, as that takes ten times longer than making a client."""
 
 
 def _make(target: Target, answer_s: float) -> Any:
@@ -148,7 +148,7 @@ def _make(target: Target, answer_s: float) -> Any:
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
         s3={"addressing_style": "path" if options.get("path_style") == "true" else "auto"},
-        # Sent ones protect what is acknowledged on its way. What comes back is verified by our own digests.
+        # Checksums protect data on its way to S3. Our own digests verify the data that comes back.
         request_checksum_calculation="when_required"
         if options.get("checksums") == "when_required"
         else "when_supported",
@@ -172,7 +172,7 @@ def _make(target: Target, answer_s: float) -> Any:
 
 
 def _count(event_name: str, **_: object) -> None:
-    """Tell the meter of a request, in the class that it is billed in: `event_name` ends in the operation's name."""
+    """Count a request in the class that it is billed in. `event_name` ends in the operation's name."""
     operation = event_name.rpartition(".")[2]
     if operation.startswith(("Get", "Head")):
         requested(GETS)
@@ -183,29 +183,29 @@ def _count(event_name: str, **_: object) -> None:
 
 
 def _expect_nothing(params: dict[str, Any], **_: object) -> None:
-    """Send bodies without asking first, which costs a round trip.
+    """Send bodies without `Expect: 100-continue`, which costs a round trip.
 
-    SUBTLE: and when the connection ends in the middle of the go-ahead, botocore reads its end for ever, in a busy loop.
+    SUBTLE: if the connection ends in the middle of the 100 response, botocore reads its end for ever in a busy loop.
     """
     params["headers"].pop("Expect", None)
 
 
 def code_of(error: Exception) -> str:
-    """S3's word for an error: `NoSuchKey`, `PreconditionFailed`. A HEAD has no body, and answers its status alone."""
+    """Return S3's code for an error, such as `NoSuchKey`. A HEAD has no body, so its code is the HTTP status."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status; 0 when there was no answer."""
+    """Return the HTTP status, or 0 if there was no answer."""
     if not isinstance(error, ClientError):
         return 0
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether there is no such object. Not whether there is no such bucket, which would make everything look empty.
+    """Whether the object is missing. A missing bucket is not that, as it would make everything look empty.
 
-    Only a HEAD cannot tell the two apart: it says 404.
+    Only a HEAD cannot tell the two apart: it answers 404 for both.
     """
     return code_of(error) == "NoSuchKey" or (code_of(error) == "404" and _is_head(error))
 
@@ -215,9 +215,9 @@ def _is_head(error: Exception) -> bool:
 
 
 def is_distrusted(error: BaseException | None) -> bool:
-    """Whether the server's certificate was refused: before anything was sent, and again at each further attempt.
+    """Whether the server's certificate was refused. Then nothing was sent, and no retry helps.
 
-    Other failures of TLS may pass. What botocore raises wraps what urllib3 raises, which wraps what Python's ssl does.
+    Other failures of TLS may pass. Botocore's error wraps that of urllib3, which wraps that of Python's ssl.
     """
     seen: list[object] = [error]
     for found in seen:
@@ -235,14 +235,14 @@ def is_taken(error: Exception) -> bool:
 
 @contextmanager
 def reading(doing: str) -> Iterator[None]:
-    """What only reads changes nothing when it fails."""
+    """Raise failures as Determinate: a failed read changes nothing."""
     with _failing_as(Determinate, doing):
         yield
 
 
 @contextmanager
 def writing(doing: str) -> Iterator[None]:
-    """What writes may have happened, unless S3 said no, or nothing was sent."""
+    """Raise failures as Indeterminate, unless S3 refused or nothing was sent."""
     with _failing_as(Indeterminate, doing):
         yield
 
@@ -258,7 +258,7 @@ def _failing_as(unknown: type[PersistError], doing: str) -> Iterator[None]:
 
 
 def failed(error: Exception, doing: str, unknown: type[PersistError]) -> PersistError:
-    """What an error means; `unknown` where it does not say what happened."""
+    """Return the PersistError for an error. It is `unknown` if the error does not say what happened."""
     what = f"could not {doing}: {type(error).__name__}: {error}"
     code, status = code_of(error), status_of(error)
     if isinstance(error, MISCONFIGURED):

@@ -1,11 +1,12 @@
-"""Consensus on S3 alone, by conditional PUT, for who wants no database: `s3+cas://bucket/prefix`, blobs included.
+"""Consensus on S3 alone, by conditional PUT, without a database: `s3+cas://bucket/prefix`, blobs included.
 
     <prefix>/log/<key>/v<seqno>     one object for each row, made by PUT with If-None-Match
     <prefix>/floor/<key>            the seqno that the log of the key was truncated to, which only rises
 
-A row is appended by creating its object: of two, S3 lets one. What remains is a stale client, for whose seqno there was
-a row once, which truncation has deleted: it *can* create the object again. So the floor rises before anything below it
-is deleted, and is read after each PUT: a row below the floor is no row. See docs/design/0012-consensus-on-s3-alone.md.
+A row is appended by creating its object; of two writers, S3 lets one succeed. The remaining danger is a stale client
+whose seqno had a row that truncation has deleted: it *can* create the object again. So the floor rises before anything
+below it is deleted, and it is read after each PUT: a row below the floor does not count. See
+docs/design/0012-consensus-on-s3-alone.md.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime
 
 ATTEMPT = "persist-attempt"
-"""The metadata by which a PUT knows its own object again, when a proxy sent it twice and the second was refused."""
+"""The metadata by which a PUT recognises its own object, if a proxy sent it twice and the second was refused."""
 FIRST = SeqNo(1)
 LARGEST = 10**20 - 1
 READ_THREADS = 8
 RACES = 20
 RECENT_S = 5.0
-"""How long what was read is relied upon without looking again, where that spares a request."""
+"""How long an earlier read is relied on without reading again, where that saves a request."""
 EMPTY_HAS_NO_RANGE = 416
 
 
@@ -65,7 +66,7 @@ class S3Consensus:
         self._clock = RemoteClock(self._runtime)
         self._page = page
         self._seen: dict[str, _Seen] = {}
-        """For each key a row that was there once. The newest is that or a later one, for ever."""
+        """For each key, a row that existed at some time. The newest row is always that one or a later one."""
         self._floors: dict[str, _Floor] = {}
 
     def _row(self, key: str, seqno: SeqNo) -> dict[str, str]:
@@ -117,7 +118,7 @@ class S3Consensus:
         return self._attempt_at(key, seqno) is not None
 
     def _attempt_at(self, key: str, seqno: SeqNo) -> str | None:
-        """Whose PUT made the object of a row; None when there is no such object."""
+        """Return the id of the PUT that made a row's object, or None when there is no such object."""
         with reading(f"look for v{seqno} of {key!r}"):
             try:
                 answer = self._observe(self._clients.get().head_object(**self._row(key, seqno)))
@@ -146,10 +147,10 @@ class S3Consensus:
         return self._counts(key, seqno, data)
 
     def _was_there(self, key: str, expected: Newest) -> bool:
-        """Whether the row `expected` was there a moment ago, and may be the newest: all before it were there as well.
+        """Whether the row `expected` existed a moment ago and may be the newest. All rows before it existed as well.
 
-        SUBTLE: a PUT cannot be made to depend on another object. That the row is still the same, and not another of
-        its seqno after an older copy was restored, is looked at when that was not done within `RECENT_S`.
+        SUBTLE: a PUT cannot depend on another object. So unless it was checked within `RECENT_S`, this reads whether
+        the row is still the same one, and not another of its seqno after an older copy was restored.
         """
         if not max(FIRST, self._last_seen(key)) <= expected.seqno < LARGEST:
             return False
@@ -158,7 +159,7 @@ class S3Consensus:
             return seen.start.startswith(expected.start)
         start = self._start_of(key, expected.seqno)
         if start is None:
-            return False  # never, or truncated: then there are newer ones
+            return False  # it never existed, or it was truncated and there are newer ones
         self._see(key, expected.seqno, start)
         return start.startswith(expected.start)
 
@@ -166,7 +167,7 @@ class S3Consensus:
         return self._runtime.monotonic() - known.read_at <= RECENT_S
 
     def _start_of(self, key: str, seqno: SeqNo) -> bytes | None:
-        """What a row starts with; None when there is none."""
+        """Return the first bytes of a row, or None when there is no such row."""
         with reading(f"look at v{seqno} of {key!r}"):
             try:
                 asked = f"bytes=0-{START_BYTES - 1}"
@@ -179,14 +180,17 @@ class S3Consensus:
                 raise
 
     def _recent_floor(self, key: str) -> SeqNo:
-        """A floor that was true a few seconds ago. It only spares the stale an answer that leaves them in doubt."""
+        """Return a floor of at most a few seconds ago. It only saves stale clients from an Indeterminate answer."""
         known = self._floors.get(key)
         if known is None or not self._is_recent(known):
             known = self._floor(key)
         return known.seqno
 
     def _winner(self, key: str, seqno: SeqNo) -> str:
-        """Whose row is in our place. A proxy may have sent our own PUT twice; a failure here leaves that unknown."""
+        """Return the id of the PUT that made the row at `seqno`: a proxy may have sent ours twice.
+
+        Raises Indeterminate if that cannot be read, because the row may then be ours.
+        """
         try:
             found = self._attempt_at(key, seqno)
         except Determinate as error:
@@ -196,11 +200,11 @@ class S3Consensus:
         return found
 
     def _counts(self, key: str, seqno: SeqNo, data: bytes) -> bool:
-        """Whether the row that was just made is one, or fell into a place that truncation had freed.
+        """Whether the new row counts. Raises Indeterminate if it may have got a seqno that truncation had freed.
 
-        SUBTLE: read after the PUT. Truncation raises the floor before it frees a place; so a place that was free
-        because of it is below the floor that is read here. The other way round nothing follows: the row may have been
-        good, and others have appended and truncated meanwhile.
+        SUBTLE: the floor is read after the PUT. Truncation raises the floor before it frees a seqno, so a freed seqno
+        is below the floor that is read here. The reverse does not hold: a row below the floor may have been valid when
+        it was made, with others appending and truncating after it.
         """
         try:
             floor = self._floor(key)
@@ -248,7 +252,7 @@ class S3Consensus:
             from_seqno = floor.seqno
 
     def _names(self, key: str, from_seqno: SeqNo) -> Iterator[SeqNo]:
-        """The seqnos of the objects from `from_seqno` on, ascending."""
+        """Yield the seqnos of the objects from `from_seqno` on, ascending."""
         prefix = self._rows(key)
         after = f"{prefix}{max(0, from_seqno - 1):020d}"
         while True:
@@ -266,7 +270,7 @@ class S3Consensus:
             after = names[-1]
 
     def _fetch(self, key: str, seqnos: Sequence[SeqNo]) -> list[Row]:
-        """The rows that are still there."""
+        """Return the rows that still exist."""
 
         def fetch(seqno: SeqNo) -> Row | None:
             with reading(f"read v{seqno} of {key!r}"):
@@ -285,7 +289,7 @@ class S3Consensus:
         return [row for row in found if row is not None]
 
     def _checked(self, key: str, rows: list[Row], first: SeqNo, listed: Sequence[SeqNo]) -> list[Row]:
-        """Rows as they were listed: from `first` on, nothing that counts is missing."""
+        """Return `rows`. Raises Missing if one is missing from `first` to the last listed seqno."""
         if [row.seqno for row in rows] != [*range(first, listed[-1] + 1 if listed else first)]:
             raise Missing(
                 f"consensus {key!r} has a gap: of v{first} to v{listed[-1]} only {len(rows)} rows are there. Restore "
@@ -297,7 +301,10 @@ class S3Consensus:
         return rows
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        """The floor first, the rows after: who dies in between leaves rows that do not count."""
+        """Delete the rows below `seqno`. Returns how many. Raises InvalidUsage if the newest row is below `seqno`.
+
+        It raises the floor first, so a process that dies in between leaves rows that do not count.
+        """
         if not self._raise_floor(key, seqno):
             return 0
         below = [*takewhile(lambda found: found < seqno, self._names(key, SeqNo(0)))]
@@ -307,7 +314,10 @@ class S3Consensus:
         return len(below)
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        """From the newest down, so that it has no gap whenever it dies; then it is done again."""
+        """Delete the rows above `seqno` if `newest` is the newest row. Returns how many, and 0 if it is not.
+
+        It deletes from the newest down. So the log has no gap if the process dies, and the caller can do it again.
+        """
         rows = [*self._names(key, max(FIRST, min(seqno, newest.seqno)))]
         if not rows or rows[-1] != newest.seqno or not (self._start_of(key, rows[-1]) or b"").startswith(newest.start):
             return 0
@@ -321,23 +331,23 @@ class S3Consensus:
         return len(taken)
 
     def _raise_floor(self, key: str, seqno: SeqNo) -> bool:
-        """Whether the floor is at `seqno` now."""
+        """Raise the floor to `seqno`. Returns whether it is there now."""
         for _ in range(RACES):
             floor = self._floor(key)
             if seqno < floor.seqno:
                 return False
             if floor.etag is not None and seqno == floor.seqno:
-                return True  # what another left undone below it is done now
+                return True  # finish the deletions that another process left undone below it
             if not self._is_there(key, max(seqno, FIRST)):
                 newest = self.head(key)
                 if newest is None or newest.seqno < seqno:
                     raise passes_newest(key, seqno, newest.seqno if newest else None)
-                continue  # it was there, and another truncation has deleted it since: the floor says so by now
+                continue  # another truncation has deleted it since, and has raised the floor
             if seqno <= FIRST:
                 return False
             if self._put_floor(key, seqno, floor):
                 return True
-        raise Determinate(f"{key!r} was truncated {RACES} times meanwhile; nothing was deleted")
+        raise Determinate(f"{key!r} was truncated by others during each of {RACES} attempts; nothing was deleted")
 
     def _put_floor(self, key: str, seqno: SeqNo, floor: _Floor) -> bool:
         condition = {"IfNoneMatch": "*"} if floor.etag is None else {"IfMatch": floor.etag}
@@ -366,7 +376,7 @@ class S3Consensus:
                 return
 
     def now(self) -> int:
-        """S3's clock, to the second, as of its last answer, and the time that has passed since."""
+        """Return S3's time in ms since the epoch, to the second: that of its last answer, plus the time since then."""
         return self._clock.now(self._ask)
 
     def _ask(self) -> int:
@@ -379,7 +389,7 @@ class S3Consensus:
 
 
 def _date_of(answer: Any) -> int | None:
-    """When S3 answered, in ms since the epoch."""
+    """Return when S3 answered, in ms since the epoch, or None if it did not say."""
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     return int(parsedate_to_datetime(date).timestamp() * 1000) if date else None
 
@@ -389,12 +399,12 @@ def _quoted(key: str) -> str:
 
 
 def open_blob(url: str, opening: Opening) -> S3Blob:
-    """The opener of the scheme's blobs."""
+    """Open the blobs of a URL of this scheme."""
     return S3Blob(enter(url, opening), runtime=opening.runtime)
 
 
 def open_consensus(url: str, opening: Opening) -> S3Consensus:
-    """The opener of the scheme's consensus."""
+    """Open the consensus of a URL of this scheme."""
     return S3Consensus(enter(url, opening), runtime=opening.runtime)
 
 

@@ -1,8 +1,8 @@
-"""Connections to one SQLite database, lent to one thread at a time, none of which is ever open across a fork.
+"""Connections to one SQLite database. Each is lent to one thread at a time, and none is ever open across a fork.
 
 SUBTLE: it is not enough that a forked child opens a connection of its own. SQLite remembers per process which locks it
-holds on a file; the child inherits that memory but not the locks, so its new connection relies on locks that nobody
-holds. When the parent closes, it believes itself alone and deletes the write-ahead log under the child, and what the
+holds on a file; the child inherits that memory but not the locks, so its new connection relies on locks that it does
+not hold. When the parent closes, it believes itself alone and deletes the write-ahead log under the child, and what the
 child commits and acknowledges from then on is lost. Therefore connections are closed *before* each fork.
 """
 
@@ -22,11 +22,11 @@ from persist_lib.runtime.threads import SLICE_S, Bell
 T = TypeVar("T")
 
 FORK_WAITS_S = 30.0
-"""How long a fork waits for operations under way. A transaction takes less than a millisecond, a scan a few."""
+"""How long a fork waits for running operations. A transaction takes less than a millisecond, a scan a few."""
 
 
 class Session:
-    """One connection and its cursor, which keeps the statements prepared. Of one thread at a time."""
+    """One connection and its cursor, which keeps the statements prepared. One thread at a time uses it."""
 
     __slots__ = ("connection", "cursor")
 
@@ -36,7 +36,7 @@ class Session:
 
 
 class _Loan:
-    """One use of SQLite that is under way, and the session that it has, if any."""
+    """One running use of SQLite, and its session, if it has one."""
 
     __slots__ = ("session",)
 
@@ -45,7 +45,7 @@ class _Loan:
 
 
 class Connections:
-    """Connections made by `connect` when needed. At most as many as threads have used one at the same time."""
+    """Connections made by `connect` when needed, at most as many as threads have used at the same time."""
 
     def __init__(self, connect: Callable[[], apsw.Connection], name: str) -> None:
         self._connect = connect
@@ -56,7 +56,7 @@ class Connections:
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._gate = threading.Condition(self._mutex)  # only who forks waits for it
+        self._gate = threading.Condition(self._mutex)  # only a forking thread waits for it
         self._bell = Bell(self._mutex)
         self._idle: list[Session] = []
         self._loans: set[_Loan] = set()
@@ -68,7 +68,7 @@ class Connections:
         return bool(self._loans)
 
     def under_way(self, work: Callable[[], T]) -> T:
-        """`work`, which uses SQLite otherwise than through a session; forks wait for it likewise."""
+        """Run `work`, which uses SQLite without a session, and return its result. Forks wait for it too."""
         loan = _Loan()
         try:
             self._begin(loan)
@@ -78,10 +78,10 @@ class Connections:
             self._tell_fork()
 
     def use(self, work: Callable[[Session], T]) -> T:
-        """`work` with a session of its own, which must come back without an open transaction.
+        """Run `work` with a session of its own and return its result. `work` must leave no open transaction.
 
-        SUBTLE: an interrupt comes after any call, also in here and in `finally`. So the loan is made first; it gets its
-        session, and gives it back, by instructions that call nothing; and it ends by the first call there is.
+        SUBTLE: an interrupt can come after any call, also in here and in `finally`. So the loan is made first. It gets
+        and gives back its session by instructions that call nothing, and it ends by the first call in `finally`.
         """
         loan = _Loan()
         try:
@@ -90,7 +90,7 @@ class Connections:
                 loan.session = Session(self._connect())
             return work(loan.session)
         finally:
-            # A transaction left open means that even rolling back failed: SQLite is not to be trusted with it any more.
+            # An open transaction means that even rolling back failed, so this connection is not used again.
             is_kept = loan.session is not None and not (self._closed or loan.session.connection.in_transaction)
             if is_kept:
                 self._idle += (loan.session,)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class Connections:
             )
 
     def close(self) -> None:
-        """Close what is idle now, and what is lent when it comes back."""
+        """Close idle connections now, and lent ones when they come back. Idempotent."""
         with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -133,24 +133,24 @@ class Connections:
             session.connection.close()
 
     def before_fork(self) -> None:
-        """Wait for what is under way, close everything, and lend nothing until the fork is over."""
+        """Wait for running operations, close all idle connections, and lend none until the fork is over."""
         self._gate.acquire()
         self._forking = True
         self._gate.wait_for(lambda: not self._loans, FORK_WAITS_S)
         for session in self._idle:
-            # Without this each fork would pay for a checkpoint; the log stays, and whoever opens next goes on with it.
+            # Without this each fork would pay for a checkpoint. The log stays, and the next connection goes on with it.
             session.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             session.connection.close()
         self._idle.clear()
 
     def after_fork_in_parent(self) -> None:
-        """Lend again."""
+        """Lend connections again."""
         self._forking = False
         self._bell.ring()
         self._gate.release()
 
     def after_fork_in_child(self) -> None:
-        """Begin with nothing open. With something open (see FORK_WAITS_S), never again: the pid stays the parent's."""
+        """Begin with no connections. If a loan outlasted FORK_WAITS_S, refuse all use: the pid stays the parent's."""
         if not self._loans:
             self._reset()
         else:

@@ -1,7 +1,7 @@
 """Consensus in an SQLite database: the embedded default, durable on return, safe among threads and processes.
 
-A compare-and-set is one statement and therefore one transaction: there is no moment at which an interrupt could find
-one half done, and nothing is asked that its correctness does not need.
+A compare-and-set is one statement and therefore one transaction. So an interrupt can never leave one half done, and it
+reads nothing that its correctness does not need.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ CREATE = """
 INSERT INTO consensus (key, seqno, data)
 SELECT ?1, 1, ?2 WHERE NOT EXISTS (SELECT 1 FROM consensus WHERE key = ?1)
 """
-# As seqnos are contiguous, `expected` is the newest if it is there and its successor is not. How it starts tells it
-# from another row that came to its place after an older copy was restored. Without it there is no seqno to insert at,
-# with a successor it is taken; both are ignored. (The substr of an empty blob is null.)
+# As seqnos are contiguous, `expected` is the newest row if it exists and its successor does not. Its start tells it
+# from another row that took its place after an older copy was restored. If it is missing, there is no seqno to insert
+# at; if it has a successor, the seqno is taken. Both cases insert nothing. (The substr of an empty blob is null.)
 APPEND = """
 INSERT OR IGNORE INTO consensus (key, seqno, data) VALUES (?1, (
     SELECT seqno + 1 FROM consensus
@@ -66,8 +66,8 @@ WITH RECURSIVE found (key) AS (
 class SqliteConsensus:
     """Rows in the table `consensus` of the database at `path`.
 
-    A key's newest row is never deleted, so a key once created can never be created again. `busy_s` (and the
-    caller's deadline) bounds the wait for the write lock; after it, Determinate.
+    `truncate` never deletes a key's newest row, so it cannot make a key look new. A write waits at most `busy_s`
+    seconds for the write lock, and not beyond the caller's deadline; then it raises Determinate.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SqliteConsensus:
         self.connections.use(check_in_place)
 
     def head(self, key: str) -> Row | None:
-        """Never stale here."""
+        """Return the newest row, or None when the key was never set. It is never stale here."""
         rows = self._read(NEWEST, (key,))
         return sqlite_file.row_of(rows[0], key, self.path) if rows else None
 
@@ -120,7 +120,7 @@ class SqliteConsensus:
         return [sqlite_file.row_of(row, key, self.path) for row in self._read(SCAN, (key, from_seqno, limit))]
 
     def list_keys(self) -> Iterator[str]:
-        """As of the call."""
+        """Return an iterator over the keys that exist at the time of the call."""
         return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
@@ -128,20 +128,23 @@ class SqliteConsensus:
             try:
                 rows = session.cursor.execute(sql, values).fetchall()
             except apsw.Error as error:
-                check_in_place(session)  # the likeliest reason, then
+                check_in_place(session)  # raises the likeliest cause first
                 raise sqlite_file.read_failed(error, self.path) from error
-            check_in_place(session)  # after it: so it was in place when it was read
+            check_in_place(session)  # after the read: so the file was in place during it
             return rows
 
         return self.connections.use(read)
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        """An interrupt that arrives meanwhile is raised after it; whether it won is in the log."""
+        """Append `data` if `expected` is the newest row. Returns whether it did.
+
+        An interrupt that arrives during it is raised after it; the log then shows whether the row was appended.
+        """
 
         def append(session: Session) -> bool:
             check_in_place(session)
             won = _append(session, key, expected, data)
-            # SUBTLE: once more. What was committed to a file that was replaced meanwhile is never acknowledged.
+            # SUBTLE: check again, so that a commit to a file that was replaced during it is never acknowledged.
             check_in_place(session, IN_DOUBT)
             return won
 
@@ -194,11 +197,11 @@ class SqliteConsensus:
         return self._write(lambda session: _transaction(session, lambda: take_back(session)))
 
     def _write(self, work: Callable[[Session], T]) -> T:
-        """`work` with a session whose owner is the only one of this process that writes: the rest queue here."""
+        """Run `work` with a session. One thread of this process writes at a time, and the others wait here."""
         return self.connections.use(lambda session: self._in_turn(session, work))
 
     def _in_turn(self, session: Session, work: Callable[[Session], T]) -> T:
-        """The turn is only held while a session is lent, so no fork ever finds it taken."""
+        """Run `work` while holding `turn`. It is only held while a session is lent, so no fork finds it held."""
         seconds, held = patience_s(self.busy_s), list[Lock]()
         try:
             held += taking(self.turn, seconds)
@@ -214,7 +217,7 @@ class SqliteConsensus:
                 self.turn.release()
 
     def now(self) -> int:
-        """This machine's clock."""
+        """Return the time of this machine's clock, in ms since the epoch."""
         return now_ms(self._clock)
 
     def close(self) -> None:
@@ -222,7 +225,7 @@ class SqliteConsensus:
 
 
 def check_in_place(session: Session, happened: str = UNTOUCHED) -> None:
-    """Raise HistoryRegressed unless what the session has open is still at its paths."""
+    """Raise HistoryRegressed unless the session's files are still at their paths. `happened` is for the message."""
     connection = session.connection
     if isinstance(connection, sqlite_file.Connection):
         connection.check_in_place(happened)
@@ -254,11 +257,11 @@ class _Patience:
 
 
 def _transaction(session: Session, work: Callable[[], T]) -> T:
-    """`work` in a transaction that it commits itself, or that is rolled back.
+    """Run `work` in a transaction. `work` commits it itself; otherwise it is rolled back.
 
-    BEGIN IMMEDIATE: a deferred one would fail at its first write when another has committed since. SUBTLE: this also
-    ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which it was. If rolling back
-    fails, the connection is given up by whoever lent it.
+    BEGIN IMMEDIATE, because a deferred transaction would fail at its first write if another writer has committed since
+    its begin. SUBTLE: this also ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which
+    it was. If rolling back fails, `Connections.use` closes the connection.
     """
     try:
         session.cursor.execute("BEGIN IMMEDIATE")

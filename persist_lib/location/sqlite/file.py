@@ -1,7 +1,7 @@
-"""The database file of `SqliteConsensus`: made whole or not at all, recognised before it is touched, errors understood.
+"""The database file of `SqliteConsensus`: how it is created, checked and opened, and what its errors mean.
 
-What it holds is told by the header of the file itself: `application_id` says that it is ours, `user_version` is the
-version of its format. Both are read before SQLite makes any file beside the database.
+The file is created whole or not at all. Its own header identifies it: `application_id` says that it is ours, and
+`user_version` is the version of its format. Both are read before SQLite makes any file beside the database.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADER_BYTES = 100
 CHECKPOINT_PAGES = 1000
 """The log is written back to the database about every 4 MiB (some hundred commits), and then overwritten in place."""
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
-"""A log that grew because somebody read for long is cut back to this."""
+"""A log that grew because of a long read is cut back to this size."""
 
 # `exists` on the primary key is what makes compare-and-set one statement. Not WITHOUT ROWID: that keeps at most 1,000
 # bytes of a row in its page, and the rest of each row in a page of its own, which every commit would have to sync.
@@ -49,11 +49,11 @@ NEVER_BEGAN = (
     apsw.BusyError, apsw.LockedError, apsw.ProtocolError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError,
     apsw.AuthError,
 )  # fmt: skip
-"""What SQLite answers when it cannot have a lock, open the file, or write to it. A commit to the log answers none."""
+"""Errors of SQLite when it cannot take a lock, open the file or begin to write. A commit raises none of them."""
 
 
 def create(path: Path, entropy: Callable[[], int]) -> None:
-    """Make the database at `path`, durably, unless there is one. `entropy` draws a name that nobody else uses."""
+    """Make the database at `path`, durably, unless it exists. `entropy` draws 64 random bits for a temporary name."""
     if path.exists():
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{entropy():016x}")
@@ -67,7 +67,7 @@ def create(path: Path, entropy: Callable[[], int]) -> None:
         os.link(temporary, path)
         fsync_directory(path.parent)
     except FileExistsError:
-        return  # somebody else made it meanwhile
+        return  # another process made it first
     except (OSError, apsw.Error) as error:
         raise Determinate(f"could not create the SQLite database {path}: {error}", path=str(path)) from error
     finally:
@@ -75,11 +75,12 @@ def create(path: Path, entropy: Callable[[], int]) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Refuse a database that is missing, foreign, or of a newer release; nothing is written, not even beside it.
+    """Raise NotFound, InvalidUsage or NewerFormat for a database that is missing, foreign, or of a newer release.
 
-    SUBTLE: never read the file with `open`. Closing any descriptor of a file drops all POSIX locks that the process has
-    on it, also those of its SQLite connections; SQLite's own file object knows. And only the header is looked at, which
-    never changes there: the pages behind it are torn while another process writes its log back.
+    Writes nothing, not even beside the file. SUBTLE: never read the file with `open`. Closing any descriptor of a file
+    drops all POSIX locks that the process has on it, also those of its SQLite connections. SQLite's own file object
+    avoids that. Only the header is read, as it never changes: the pages after it can be torn while another process
+    writes its log back.
     """
     if not path.exists():
         raise NotFound(f"there is no SQLite database {path}; create the location first", path=str(path))
@@ -112,14 +113,14 @@ def _check_ids(application: int, found: int, path: Path) -> None:
 
 
 class Connection(apsw.Connection):
-    """A connection that knows whether its database, log and shared memory are still what their paths lead to."""
+    """A connection that can check whether its database, log and shared memory are still at their paths."""
 
     files: InPlace | None = None
 
     def find_files(self, path: Path, before: Identity) -> None:
-        """Remember what is open, after something was read, so that all of it is.
+        """Remember the open files. Call it after a first read, because only then are all of them open.
 
-        Raises Determinate when it was replaced in the meantime: then nobody knows which one is open.
+        Raises Determinate when the database was replaced since `before`: then it is unknown which one is open.
         """
         try:
             self.files = InPlace((str(path), self.filename_wal, f"{self.filename}-shm"))
@@ -129,15 +130,15 @@ class Connection(apsw.Connection):
             raise Determinate(f"{path} was replaced while it was opened; try again", path=str(path))
 
     def check_in_place(self, happened: str = UNTOUCHED) -> None:
-        """Raise HistoryRegressed unless all that is open is still at its path. `happened` says what was done before."""
+        """Raise HistoryRegressed unless the open files are at their paths. `happened` says what was done before."""
         if self.files is not None:
             self.files.check(happened)
 
     def close(self, force: bool = False) -> None:
         """Close it, and write the log back if this is the last connection to it.
 
-        SUBTLE: not when one of the files was replaced. The log that is open here is then of another history than the
-        database at the path, and would be written over it.
+        SUBTLE: the log is not written back when one of the files was replaced. It then belongs to another history than
+        the database at the path, and would overwrite that.
         """
         if self.files is not None and self.files.moved() is not None:
             self.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -145,19 +146,22 @@ class Connection(apsw.Connection):
 
 
 def connect(path: Path, when_busy: Callable[[int], bool]) -> Connection:
-    """A connection whose acknowledged commits survive a power cut. Does not create the database."""
+    """Open a connection whose acknowledged commits survive a power cut. Does not create the database.
+
+    `when_busy` is SQLite's busy handler: it gets the number of prior calls, and returns whether to go on waiting.
+    """
     before = find_identity(path)
     connection = Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
     try:
-        # First of all: the first look at the file may already meet somebody who recovers its log.
+        # First of all, because another process may be recovering the log already at the first read.
         connection.set_busy_handler(when_busy)
         # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
-        # SUBTLE: one by one; of several in one string, those after the first that answers a row are not run.
+        # SUBTLE: one by one: of several in one string, those after the first one that returns a row do not run.
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "full")
         connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
         connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
-        # Once more: an upgrade may still be in the log, which the immutable look at the header does not see.
+        # Check again: an upgrade may still be in the log, which `check_format` does not read.
         _check_pragmas(connection, path)
         connection.find_files(path, before)
     except BaseException:
@@ -167,7 +171,7 @@ def connect(path: Path, when_busy: Callable[[int], bool]) -> Connection:
 
 
 def find_identity(path: Path) -> Identity:
-    """Which file is at the path. Raises Determinate when that cannot be told."""
+    """Return the identity of the file at `path`. Raises Determinate when that cannot be told."""
     try:
         return identity_of(str(path))
     except OSError as error:
@@ -175,7 +179,7 @@ def find_identity(path: Path) -> Identity:
 
 
 def connect_read_only(path: Path) -> Connection:
-    """A connection that writes neither the database nor its log nor its shared memory; both must exist."""
+    """Open a connection that writes neither the database nor its log nor its shared memory. These files must exist."""
     before = find_identity(path)
     url = _url(path, "ro") + "&readonly_shm=1"
     connection = Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
@@ -189,7 +193,7 @@ def connect_read_only(path: Path) -> Connection:
 
 
 def open_immutable(path: Path) -> apsw.Connection:
-    """A connection that sees the database file alone, as if nobody ever wrote: without locks and without its log."""
+    """Open a connection that reads the database file alone, as if it never changed: without locks and its log."""
     url = _url(path, "ro") + "&immutable=1"
     return apsw.Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 
@@ -199,7 +203,7 @@ def _url(path: Path, mode: str) -> str:
 
 
 def row_of(found: tuple[object, object], key: str, path: Path) -> Row:
-    """A row as it was read; Corrupt where it does not hold what is written there: SQLite keeps any type anywhere."""
+    """Return a row that was read. Raises Corrupt if its types are wrong: SQLite keeps any type in any column."""
     seqno, data = found
     if type(seqno) is int and type(data) is bytes:
         return Row(SeqNo(seqno), data)
@@ -211,7 +215,7 @@ def row_of(found: tuple[object, object], key: str, path: Path) -> Row:
 
 
 def key_of(found: object, path: Path) -> str:
-    """A key as it was read; Corrupt where it is no text."""
+    """Return a key that was read. Raises Corrupt if it is no text."""
     if type(found) is str:
         return found
     raise Corrupt(
@@ -221,7 +225,7 @@ def key_of(found: object, path: Path) -> str:
 
 
 def read_failed(error: apsw.Error, path: Path) -> PersistError:
-    """What a failed read means: it changed nothing, whatever it was."""
+    """Return the error for a failed read: Corrupt for damage, else Determinate, as a read changes nothing."""
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
         return Corrupt(
             f"the SQLite database {path} is damaged ({error}); restore it from a copy", key=str(path), expected=None,
@@ -231,11 +235,11 @@ def read_failed(error: apsw.Error, path: Path) -> PersistError:
 
 
 def write_failed(error: apsw.Error, path: Path, code: int = 0) -> PersistError:
-    """What a failed write means; `code` is the system's for it. Only what comes before the commit is determinate.
+    """Return the error for a failed write; `code` is the errno. Only failures before the commit are determinate.
 
-    An I/O error may have come after the last frame of the log was written: a recovery would find it. SUBTLE: not one
-    that says that a write found no room. The frame that makes a commit is the last thing that is written before the
-    sync, and one that was not written whole is none: its checksum tells.
+    An I/O error may have come after the last frame of the log was written: a recovery would then find the commit.
+    SUBTLE: this does not hold for a write that found no room. The frame that makes a commit is the last write before
+    the sync, and a frame that was not written whole does not count: its checksum is wrong.
     """
     is_write = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE
     if isinstance(error, apsw.FullError) or (is_write and code in NO_ROOM):

@@ -1,8 +1,9 @@
 """Reading a `SqliteConsensus` database without writing anything, not even the files SQLite keeps beside it.
 
-SUBTLE: opening a database in write-ahead mode read-only still creates `-wal` and `-shm`. So there are two ways. While a
-log exists, somebody uses the database or was killed doing so: it is read with locks, on their shared memory. While none
-exists, the database file is all there is: it is read as immutable, and read again if it turns out that it was not.
+SUBTLE: opening a database in write-ahead mode read-only still creates `-wal` and `-shm`. So there are two ways to read.
+If a log exists, another process uses the database or was killed while using it: then it is read with locks, on the
+existing shared memory. If no log exists, the database file holds everything: then it is read as immutable, and read
+again if it changed during the read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ATTEMPTS = 50
 
 
 class ReadOnlySqliteConsensus(RefusesWrites):
-    """The reading half of `SqliteConsensus`. Whatever would write raises InvalidUsage."""
+    """The reading half of `SqliteConsensus`. Operations that would write raise InvalidUsage."""
 
     def __init__(self, path: Path | str, *, clock: Clock = machine_clock) -> None:
         self._path = Path(path).absolute()
@@ -78,7 +79,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         return self._connections.use(read)
 
     def _read_still(self, sql: str, values: tuple[object, ...]) -> list[Any] | None:
-        """The rows, or None when somebody opened or changed the database meanwhile."""
+        """Return the rows, or None when another process opened or changed the database during the read."""
         before = _identity(self._path)
 
         def read() -> list[Any]:
@@ -86,7 +87,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
                 return connection.execute(sql, values).fetchall()
 
         rows = self._connections.under_way(read)
-        # In this order: whoever changes the database has a log, and removes it after the last change.
+        # In this order: a process that changes the database has a log, and removes it after its last change.
         return rows if not self._log.exists() and _identity(self._path) == before else None
 
     def _failed(self, failure: apsw.Error | OSError | None) -> PersistError:
@@ -101,7 +102,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         if failure is not None:
             return sqlite_file.read_failed(failure, self._path)
         return Determinate(
-            f"the database {self._path} changed each of {ATTEMPTS} times it was read", path=str(self._path)
+            f"the database {self._path} changed during each of {ATTEMPTS} attempts to read it", path=str(self._path)
         )
 
     def now(self) -> int:
@@ -112,6 +113,6 @@ class ReadOnlySqliteConsensus(RefusesWrites):
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """What changes when the file does."""
+    """Return values of which at least one changes when the file does."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size, status.st_ino

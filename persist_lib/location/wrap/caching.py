@@ -1,9 +1,9 @@
 """A cache for chunks of parts and rollups, in memory and on local disk, by their digests.
 
-An entry is one chunk (8 MiB, or the whole object if that is smaller). Its name is the digest that the shard's state has
-of it. So an entry is never stale, whatever becomes of the object. It is never a wrong chunk, because the digest is
-computed again on each read from the cache. A wrong answer of a store is never kept. Any fault of the cache itself counts
-as a miss, and a read from the store mends it.
+An entry is one chunk (8 MiB, or the whole object if that is smaller). Its name is the digest that the shard's state
+has of it. So an entry is never stale, whatever becomes of the object. It is never a wrong chunk, because the digest is
+computed again on each read from the cache. A wrong answer of a store is never kept. Any fault of the cache itself
+counts as a miss, and a read from the store mends it.
 
 Only `fetch` looks into the cache. All other operations of a `CachingBlob` go to the store. Code that must see the store
 itself (writers, maintenance, scrubs, audits) does not get a `CachingBlob`.

@@ -64,7 +64,7 @@ class Count(NamedTuple):
     cost: Cost = Cost()
 
     def below_s(self, share: float) -> float:
-        """Return seconds that this share (0 to 1) of the operations stayed below. It may be twice too high; 0 if none."""
+        """Return seconds that this share (0 to 1) of the operations stayed below, up to twice too high; 0 if none."""
         wanted, seen = share * self.calls, 0
         for exponent, count in enumerate(self.latencies):
             seen += count
