@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_done_without_and_complained_of_once(
         for key in ("s/x", "s/y", "s/x"):
             assert shelf.read(key) == ["get"]
     assert len(caplog.records) == 1
-    assert "the store is asked instead" in caplog.text
+    assert "reads go to the store instead" in caplog.text
     assert shelf.cache.counts().refused == 3
 
 
