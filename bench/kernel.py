@@ -26,7 +26,7 @@ import pyarrow as pa
 from bench.figures import Figure, peak_mib
 from bench.peer import Peer
 from persist_lib.format.merged import merge_to_parts
-from persist_lib.format.parts import EncodedPart, PartSource, encode_part, open_run
+from persist_lib.format.parts import EncodedPart, StoredPart, encode_part, open_run
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import Schema
 
@@ -160,10 +160,10 @@ def merge_folder(source: Path, target: Path, since: int) -> dict[str, int]:
     return {"rows": rows, "bytes": written}
 
 
-def _part(path: Path) -> PartSource:
+def _part(path: Path) -> StoredPart:
     file = os.open(path, os.O_RDONLY)
     digests = path.with_suffix(".digests").read_bytes()
-    return PartSource(
+    return StoredPart(
         str(path), os.fstat(file).st_size, digests, SCHEMA, None, None,
         lambda start, end: os.pread(file, end - start, start),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from orchestration.reads import ReadProbe
 from persist_lib.client import Client
 from persist_lib.core.cost import storage_dollars
 from persist_lib.core.duties import NAMES, figures_of
-from persist_lib.core.plan.garbage import plan_collection
+from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
@@ -202,7 +202,7 @@ def _rollups(client: Client, shard: str, options: Options) -> Done:
 def _collected(client: Client, shard: str, options: Options) -> Done:
     collected = client.collect(shard, dry_run=options.dry_run)
     version = client.inspect(shard)
-    left = plan_collection(version.state, version.seqno)
+    left = plan_garbage(version.state, version.seqno)
     says = f"{len(left.keys)} objects that no reader can reach are still there" if left.keys else "nothing is overdue"
     found = {"overdue": len(left.keys), "overdue_bytes": left.size}
     held = {"held": sum(held.keys for held in left.held), "held_bytes": sum(held.size for held in left.held)}

@@ -141,9 +141,9 @@ def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
 
 def collected(before: Version, done: Collected, dry_run: bool) -> Outcome:
     """What was deleted, and what has to wait and why."""
-    from persist_lib.core.plan.garbage import plan_collection
+    from persist_lib.core.plan.garbage import plan_garbage
 
-    below = plan_collection(before.state, before.seqno).truncate_below
+    below = plan_garbage(before.state, before.seqno).truncate_below
     value = {**jsonable(done), "truncate_below": below}
     text = f"deleted {of(len(done.keys), 'object')}, {size(done.size)}, and {of(done.rows, 'log row')}"
     if dry_run:

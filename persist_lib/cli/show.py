@@ -16,7 +16,7 @@ from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable, state_value
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.plan.garbage import Collection
+    from persist_lib.core.plan.garbage import GarbagePlan
     from persist_lib.core.state import Batch, State, Version
     from persist_lib.frontier import Antichain
     from persist_lib.maintain import Census
@@ -41,14 +41,14 @@ def show(
     persist show orders --batches
     persist show orders --json | jq '.state.readers'
     """
-    from persist_lib.core.plan.garbage import plan_collection
+    from persist_lib.core.plan.garbage import plan_garbage
     from persist_lib.maintain import census_of
 
     with session.open() as client:
         version, now = client.inspect(shard), client.consensus.now()
     counted, collection = (
         census_of(shard, version, now, client.policy()),
-        plan_collection(version.state, version.seqno),
+        plan_garbage(version.state, version.seqno),
     )
     value = {
         "shard": shard, "location": client.url, "seqno": version.seqno, "now": now, "state": state_value(version.state),
@@ -58,7 +58,7 @@ def show(
 
 
 def _sections(
-    version: Version, census: Census, collection: Collection, now: int, every_batch: bool
+    version: Version, census: Census, collection: GarbagePlan, now: int, every_batch: bool
 ) -> Iterator[RenderableType]:
     state = version.state
     yield Text.assemble((census.shard, "bold"), f"  v{census.seqno}")
@@ -181,7 +181,7 @@ def _held_back(who: dict[str, Any]) -> str:
     return ", ".join(found) or "-"
 
 
-def garbage_lines(count: int, size: int, collection: Collection) -> Iterator[str]:
+def garbage_lines(count: int, size: int, collection: GarbagePlan) -> Iterator[str]:
     """How much garbage there is, how much can go, and what the rest waits for."""
     if not count:
         yield "garbage     none"

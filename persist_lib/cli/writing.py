@@ -89,7 +89,7 @@ def append(
 
 def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> Schema:
     """The shard's newest schema, or the schema of the file if the shard is to be created."""
-    from persist_lib.cli.sources import infer_schema
+    from persist_lib.cli.inputs import infer_schema
 
     try:
         return client.inspect(shard).state.schemas[-1]
@@ -102,6 +102,6 @@ def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> S
 
 
 def _read(file: Path, schema: Schema) -> object:
-    from persist_lib.cli.sources import read_file
+    from persist_lib.cli.inputs import read_file
 
     return read_file(file, schema)

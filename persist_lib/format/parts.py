@@ -23,7 +23,7 @@ from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.schema.schema import TIME, Schema
 
 __all__ = [
-    "EncodedPart", "PartEncoder", "PartSource", "decode_inline", "decode_part", "encode_inline", "encode_part",
+    "EncodedPart", "PartEncoder", "StoredPart", "decode_inline", "decode_part", "encode_inline", "encode_part",
     "is_sorted", "open_run", "sort_updates",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PartSource:
+class StoredPart:
     """Where a part can be read, and which of its updates count.
 
     `schema` is what it was written with. Only times in `[time_lower, time_upper)` count; None is no bound. `fetch`
@@ -85,7 +85,7 @@ def decode_part(
 
 
 def open_run(
-    parts: Sequence[PartSource],
+    parts: Sequence[StoredPart],
     schema: Schema,
     *,
     key_lower: bytes | None = None,
@@ -100,7 +100,7 @@ class PartRun:
     """A stream of tables from the parts of one run. Nothing is fetched before the first is asked for."""
 
     def __init__(
-        self, parts: Sequence[PartSource], schema: Schema, lo: bytes | None, hi: bytes | None, batch_rows: int
+        self, parts: Sequence[StoredPart], schema: Schema, lo: bytes | None, hi: bytes | None, batch_rows: int
     ) -> None:
         self._parts, self._schema, self._lo, self._hi, self._batch_rows = parts, schema, lo, hi, batch_rows
         self._dictionaries = False
@@ -123,7 +123,7 @@ class PartRun:
                 if kept.num_rows:
                     yield kept
 
-    def _batches(self, part: PartSource) -> Iterator[pa.Table]:
+    def _batches(self, part: StoredPart) -> Iterator[pa.Table]:
         if part.inline:
             yield decode_inline(part.key, _whole(part), part.schema, self._schema, lo=self._lo, hi=self._hi)
             return
@@ -145,11 +145,11 @@ def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
     return table.filter(mask_of(kept))
 
 
-def _ranged(part: PartSource) -> ChunkedReader:
+def _ranged(part: StoredPart) -> ChunkedReader:
     return ChunkedReader(part.key, part.size, part.digests, part.fetch)
 
 
-def _whole(part: PartSource) -> bytes:
+def _whole(part: StoredPart) -> bytes:
     data = part.fetch(0, part.size)
     if len(data) != part.size:
         raise Corrupt(f"{part.key}: {len(data)} bytes where the state says {part.size}", key=part.key)

@@ -7,7 +7,7 @@ import msgspec
 from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction, policy_of
 from persist_lib.core.plan.expiry import plan_expiry
-from persist_lib.core.plan.garbage import plan_collection
+from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.state import State, Version
 from persist_lib.core.trace import Level, levels
 from persist_lib.frontier import Antichain
@@ -65,7 +65,7 @@ def take_census(machine: Machine, policy: Policy | None = None) -> Census:
 def census_of(shard: str, version: Version, now: int, policy: Policy | None = None) -> Census:
     """Return the census of one version. `now` is the store's clock (ms since the epoch); it decides what is overdue."""
     state, policy = version.state, policy or Policy()
-    plan, collection = plan_compaction(state, policy), plan_collection(state, version.seqno)
+    plan, collection = plan_compaction(state, policy), plan_garbage(state, version.seqno)
     filled = [batch for batch in state.trace if batch.count]
     garbage_size = sum(garbage.size for garbage in state.garbage.values())
     return Census(

@@ -12,7 +12,7 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.garbage import Collection, Held, Orphans, plan_collection, plan_orphans
+from persist_lib.core.plan.garbage import GarbagePlan, Held, Orphans, plan_garbage, plan_orphans
 from persist_lib.core.state import State
 from persist_lib.errors import PersistError
 from persist_lib.format.paths import blob_key, prefix
@@ -72,7 +72,7 @@ def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | Non
     Doing it again finds nothing to do. An object that cannot be deleted is in `failed`, and the next call tries again.
     """
     version = machine.fetch()
-    plan = plan_collection(version.state, version.seqno)
+    plan = plan_garbage(version.state, version.seqno)
     if dry_run:
         return Collected(tuple(plan.keys), plan.size, 0, plan.held, {})
     failed = _delete(machine, tuple(plan.keys), progress)
@@ -151,7 +151,7 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
     return failed
 
 
-def _truncate(machine: Machine, plan: Collection) -> int:
+def _truncate(machine: Machine, plan: GarbagePlan) -> int:
     below = SeqNo(plan.truncate_below)
     return machine.consensus.truncate(machine.shard, below) if below > 1 else 0
 

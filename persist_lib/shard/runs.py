@@ -18,7 +18,7 @@ from persist_lib.core.sums import Sums
 from persist_lib.errors import Missing
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
-from persist_lib.format.parts import PartSource, decode_inline, decode_part, open_run, within
+from persist_lib.format.parts import StoredPart, decode_inline, decode_part, open_run, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.ranged import ChunkedReader, Map
 from persist_lib.format.sums import add_up
@@ -147,7 +147,7 @@ def read_part(
 
 
 def _some_of(
-    source: PartSource,
+    source: StoredPart,
     schema: Schema,
     columns: Sequence[str] | None,
     lo: bytes | None,
@@ -183,7 +183,7 @@ def boundaries(
     return found
 
 
-def _row_groups(source: PartSource) -> list[tuple[bytes, int]]:
+def _row_groups(source: StoredPart) -> list[tuple[bytes, int]]:
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
     return PartFile(source.key, reader, source.schema).boundaries()
 
@@ -196,7 +196,7 @@ def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: by
     return (key_lower is None or part.key_upper >= key_lower) and (key_upper is None or part.key_lower < key_upper)
 
 
-def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: Sequence[Schema]) -> PartSource:
+def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: Sequence[Schema]) -> StoredPart:
     """How to fetch a part, and which of its updates count."""
     key = blob_key(shard, part.key)
 
@@ -215,7 +215,7 @@ def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: S
 
     lower = run.lower if part.time_lower < run.lower else None
     upper = run.upper if run.upper is not None and part.time_upper >= run.upper else None
-    return PartSource(key, part.size, part.digests, schemas[part.schema], lower, upper, fetch, part.inline is not None)
+    return StoredPart(key, part.size, part.digests, schemas[part.schema], lower, upper, fetch, part.inline is not None)
 
 
 def read_updates(

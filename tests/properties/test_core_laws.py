@@ -16,7 +16,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.outcomes import find_outcome, is_excluded
-from persist_lib.core.plan.garbage import plan_collection, plan_orphans
+from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
 from persist_lib.core.state import State
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_state
@@ -153,7 +153,7 @@ def test_nothing_on_a_shard_that_was_never_made_changes_anything(seed):
 @settings(max_examples=30)
 def test_what_a_collection_deletes_no_state_from_seqno_since_on_refers_to(seed):
     shard = history(seed, 80, 0.95)
-    plan = plan_collection(shard.state, shard.version.seqno)
+    plan = plan_garbage(shard.state, shard.version.seqno)
     since = shard.state.seqno_since(shard.version.seqno)
     for state in shard.states[since:]:
         referred = {key for batch in state.trace for key in batch.keys} | {r.key for r in state.rollups.values()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from persist_lib.errors import DiffOverflow
 from persist_lib.format.merged import merge_to_parts
-from persist_lib.format.parts import PartSource, decode_part, encode_inline, encode_part, open_run
+from persist_lib.format.parts import StoredPart, decode_part, encode_inline, encode_part, open_run
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates
@@ -150,9 +150,9 @@ def test_a_merge_of_stored_runs_is_a_merge_of_what_counts_in_them(data):
     assert totals(found) == totals(kept)
 
 
-def stored(schema: Schema, run: pa.Table, lower: int | None, upper: int | None, *, inline: bool) -> PartSource:
+def stored(schema: Schema, run: pa.Table, lower: int | None, upper: int | None, *, inline: bool) -> StoredPart:
     part = (encode_inline if inline else encode_part)(schema, 0, run)
     data = bytes(part.data)
-    return PartSource(
+    return StoredPart(
         "k", len(data), part.digests, schema, lower, upper, lambda start, end: data[start:end], inline=inline
     )

@@ -25,7 +25,7 @@ from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.expiry import plan_expiry
-from persist_lib.core.plan.garbage import plan_collection, plan_orphans
+from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
 from persist_lib.core.state import Batch, Outcome, Part, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import change
@@ -342,7 +342,7 @@ def _planned(version: Version, words: list[str]) -> str:
         lines = [f"{r.reason} {' '.join(f'{lo}..{hi}' for lo, hi in r.ids)} as of {r.since}" for r in plan.requests]
         return "\n".join([*lines, *(f"leave {s.ids[0][0]}..{s.ids[0][1]}: {s.why}" for s in plan.skipped)]) or "nothing"
     if what == "collection":
-        found = plan_collection(state, version.seqno)
+        found = plan_garbage(state, version.seqno)
         lines = [f"delete {k}" for k in sorted(found.keys)] + [f"keep {held.keys}: {held.why}" for held in found.held]
         return "\n".join([*lines, f"truncate below v{found.truncate_below}"])
     if what == "expiry":

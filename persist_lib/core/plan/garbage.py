@@ -28,7 +28,7 @@ class Held(msgspec.Struct, frozen=True):
     why: str
 
 
-class Collection(msgspec.Struct, frozen=True):
+class GarbagePlan(msgspec.Struct, frozen=True):
     """What a collection would do: delete these keys (with their sizes), then truncate the log below a seqno."""
 
     keys: Mapping[PartKey, int]
@@ -41,7 +41,7 @@ class Collection(msgspec.Struct, frozen=True):
         return sum(self.keys.values())
 
 
-def plan_collection(state: State, seqno: SeqNo) -> Collection:
+def plan_garbage(state: State, seqno: SeqNo) -> GarbagePlan:
     """The garbage that no live reader can reach any more, given the state at `seqno`."""
     since, newest = state.seqno_since(seqno), state.newest_rollup
     readers = {key: g for key, g in state.garbage.items() if g.seqno >= since}
@@ -60,7 +60,7 @@ def plan_collection(state: State, seqno: SeqNo) -> Collection:
         why = f"no rollup beyond v{max(g.seqno for g in unrolled.values())} yet; the newest is v{newest}"
         held.append(Held(len(unrolled), sum(g.size for g in unrolled.values()), why))
     usable = [at for at in state.rollups if at <= since]
-    return Collection(free, max(usable, default=SeqNo(0)), tuple(held))
+    return GarbagePlan(free, max(usable, default=SeqNo(0)), tuple(held))
 
 
 class Orphans(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.plan.garbage import plan_collection
+from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.plan.rollup import is_due
 from persist_lib.core.state import Garbage, Reader, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
@@ -31,7 +31,7 @@ def deleted(key: PartKey, *, newest: int, held: int | None) -> State:
 @pytest.mark.parametrize("held", [X + 1, X + 9, None])
 def test_a_part_waits_for_a_rollup_beyond_its_deletion(newest, is_free, held):
     state = deleted(PART, newest=newest, held=held)
-    plan = plan_collection(state, SeqNo(X + 10))
+    plan = plan_garbage(state, SeqNo(X + 10))
     assert (plan.keys == {PART: 7}) is is_free
     assert [held.why for held in plan.held] == (
         [] if is_free else [f"no rollup beyond v{X} yet; the newest is v{newest}"]
@@ -45,7 +45,7 @@ def test_a_part_waits_for_a_rollup_beyond_its_deletion(newest, is_free, held):
 def test_what_a_reader_may_still_read_from_waits(key, since, is_free, is_held):
     """With a reader, or without one at the very seqno of the state."""
     state = deleted(key, newest=X + 5, held=since if is_held else None)
-    plan = plan_collection(state, SeqNo(X + 9 if is_held else since))
+    plan = plan_garbage(state, SeqNo(X + 9 if is_held else since))
     assert (plan.keys == {key: 7}) is is_free
     assert len(plan.held) == (not is_free)
 
@@ -54,15 +54,15 @@ def test_what_a_reader_may_still_read_from_waits(key, since, is_free, is_held):
 def test_an_old_rollup_waits_for_readers_but_for_no_further_rollup(newest):
     """The rollup that replaces it is older than the transition that deletes it: it would wait for one more for ever."""
     state = deleted(OLD_ROLLUP, newest=newest, held=None)
-    assert plan_collection(state, SeqNo(X + 1)).keys == {OLD_ROLLUP: 7}
+    assert plan_garbage(state, SeqNo(X + 1)).keys == {OLD_ROLLUP: 7}
     assert not is_due(state, SeqNo(X + 1), every=1000)
 
 
 def test_both_wait_for_the_strictest_of_several_readers():
     state = deleted(PART, newest=X + 5, held=X + 1)
     late = msgspec.structs.replace(state, readers={**state.readers, format_reader_id(2): Reader(MINIMUM, SeqNo(X), 0)})
-    assert not plan_collection(late, SeqNo(X + 10)).keys
-    assert plan_collection(state, SeqNo(X + 10)).keys
+    assert not plan_garbage(late, SeqNo(X + 10)).keys
+    assert plan_garbage(state, SeqNo(X + 10)).keys
 
 
 @pytest.mark.parametrize("is_finished", [False, True])

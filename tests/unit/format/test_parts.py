@@ -13,7 +13,7 @@ from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat
 from persist_lib.format.digest import CHUNK, chunk_count, digest
 from persist_lib.format.parquet import GROUP_ROWS, PartFile
 from persist_lib.format.parts import (
-    PartSource,
+    StoredPart,
     decode_inline,
     decode_part,
     encode_inline,
@@ -139,7 +139,7 @@ def test_a_key_range_fetches_and_verifies_only_the_chunks_it_needs(large):
         fetched.append((start, end))
         return data[start:end]
 
-    source = PartSource("k", len(data), digests, BYTES, None, None, fetch)
+    source = StoredPart("k", len(data), digests, BYTES, None, None, fetch)
     lo, hi = encode_key(BYTES, [10]), encode_key(BYTES, [20])
     found = pa.concat_tables(open_run([source], BYTES, key_lower=lo, key_upper=hi))
     assert found.equals(table.slice(10, 10))
@@ -152,7 +152,7 @@ def test_a_damaged_chunk_is_named_when_it_is_needed_and_only_then(large):
     _, data, digests = large
     damaged = bytearray(data)
     damaged[2 * CHUNK + 77] ^= 1
-    source = PartSource("k", len(data), digests, BYTES, None, None, lambda start, end: bytes(damaged[start:end]))
+    source = StoredPart("k", len(data), digests, BYTES, None, None, lambda start, end: bytes(damaged[start:end]))
     first = open_run([source], BYTES, key_upper=encode_key(BYTES, [5]))
     assert sum(found.num_rows for found in first) == 5
     with pytest.raises(Corrupt, match="chunk 2"):
@@ -181,13 +181,13 @@ def test_too_few_digests_for_the_size_are_damage(large):
 def test_time_bounds_keep_what_lies_in_them_only():
     part = encode_part(SCHEMA, 0, small())
     data = bytes(part.data)
-    source = PartSource("k", len(data), part.digests, SCHEMA, 10, 12, lambda start, end: data[start:end])
+    source = StoredPart("k", len(data), part.digests, SCHEMA, 10, 12, lambda start, end: data[start:end])
     assert pa.concat_tables(open_run([source], SCHEMA)).column("_time").to_pylist() == [10, 11]
 
 
 def test_a_short_answer_for_a_whole_object_is_damage():
     part = encode_part(SCHEMA, 0, small())
-    source = PartSource(
+    source = StoredPart(
         "k", part.size, part.digests, SCHEMA, None, None, lambda start, end: bytes(part.data)[: end - 9]
     )
     with pytest.raises(Corrupt, match="k"):
