@@ -29,7 +29,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class GarbagePlan(msgspec.Struct, frozen=True):
-    """What a collection would do: delete these keys (with their sizes), then truncate the log below a seqno."""
+    """What deleting garbage would do: delete these keys (with their sizes), then truncate the log below a seqno."""
 
     keys: Mapping[PartKey, int]
     truncate_below: SeqNo
