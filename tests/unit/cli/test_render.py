@@ -200,6 +200,7 @@ print(sorted({"pyarrow", "numpy", "pandas", "pydantic", "apsw", "persist_lib.cli
     assert "maintain" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_face_of_the_library_has_its_names_and_modules_however_they_are_asked_for():
     program = """
 import sys

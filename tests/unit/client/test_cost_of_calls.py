@@ -162,6 +162,7 @@ sys.stdout.buffer.write(pickle.dumps((rows, spent.cost)))
 """
 
 
+@pytest.mark.slow
 def test_a_split_that_is_read_in_another_process_tells_there_what_it_cost(tmp_path: Path) -> None:
     import pickle  # noqa: PLC0415
 

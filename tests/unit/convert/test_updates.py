@@ -129,6 +129,7 @@ def test_rows_are_counted_over_the_whole_input(monkeypatch):
     assert refusal(ORDERS, [TABLE, TABLE, [{**ROW, "_diff": 0}]]).row == 4
 
 
+@pytest.mark.slow
 def test_rows_need_neither_pandas_nor_polars():
     program = (
         "import sys\n"
@@ -493,6 +494,7 @@ def test_pandas_columns_that_arrow_does_not_know_are_refused_by_name():
         assert (found.problem, found.column) == ("type", "k")
 
 
+@pytest.mark.slow
 def test_a_small_append_does_not_wait_for_pandas_to_be_imported() -> None:
     program = """
 import sys

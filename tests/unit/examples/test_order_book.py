@@ -72,6 +72,7 @@ def test_every_time_has_exactly_its_number_of_updates(book: Book, lower: int, ti
     assert table.schema == ORDERS.updates
 
 
+@pytest.mark.slow
 def test_no_two_updates_of_one_order_fall_on_one_time_and_cancel_out() -> None:
     for per_time in (2, 64, 100, 1000):
         updates = Book(3, per_time).updates(0, 200_000 // per_time)

@@ -124,6 +124,7 @@ def command_lines() -> list[bytes]:
     return lines
 
 
+@pytest.mark.slow
 def test_neither_ps_nor_the_log_shows_it_while_a_process_renews_leases(
     url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -313,6 +313,7 @@ def test_a_closed_one_says_so(consensus: SqliteConsensus) -> None:
         consensus.head("s")
 
 
+@pytest.mark.slow
 def test_no_connection_is_open_across_a_fork_even_while_threads_write(consensus: SqliteConsensus) -> None:
     """In the child, an inherited connection or a lock taken by a thread that is not there would hang or lose rows."""
     assert consensus.compare_and_set("s", None, b"x")

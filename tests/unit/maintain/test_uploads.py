@@ -202,6 +202,7 @@ def test_what_a_killed_process_left_half_written_in_a_directory_is_told_and_dele
         assert client.audit_orphans("s").uploads == 0
 
 
+@pytest.mark.slow
 def test_a_half_written_file_of_a_retired_writer_goes_though_its_process_lives_and_it_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -327,6 +327,7 @@ def test_a_split_is_read_in_another_process_that_is_given_nothing_else(tmp_path:
             assert union == contents_of(snapshot.to_arrow())
 
 
+@pytest.mark.slow
 def test_batches_of_a_shard_of_many_parts_take_the_memory_of_a_few(world: World) -> None:
     client = world.client(TINY)
     large(client, 200_000)

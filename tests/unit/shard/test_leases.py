@@ -241,6 +241,7 @@ def test_the_renewing_process_tries_again_what_the_store_refused_for_a_moment(
     assert "could not renew" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_client_that_closes_leaves_no_process_and_no_lease(url: str) -> None:
     with persist.open(url, config=CONFIG) as client:
         client.open_shard("s", SCHEMA)[0].compare_and_append([row(1)], 0, 1)
@@ -253,6 +254,7 @@ def test_a_client_that_closes_leaves_no_process_and_no_lease(url: str) -> None:
         assert not state.readers
 
 
+@pytest.mark.slow
 def test_a_renewing_process_that_died_is_replaced(url: str) -> None:
     with persist.open(url, config=CONFIG) as client:
         write, read = client.open_shard("s", SCHEMA)
@@ -511,6 +513,7 @@ def test_leases_are_renewed_again_after_a_moment_without_descriptors(url: str, o
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_thread_to_renew_with_means_that_nothing_was_registered(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -533,6 +536,7 @@ def test_no_thread_to_renew_with_means_that_nothing_was_registered(url: str, mon
         assert contents_of(read.snapshot(0).to_arrow()) == {(1, "w"): 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EAGAIN, "again"),
                                    MemoryError(), RuntimeError("can't start new thread")])  # fmt: skip
 def test_no_process_to_renew_with_is_told_and_the_handle_is_usable(

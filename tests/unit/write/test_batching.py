@@ -16,6 +16,7 @@ from tests.gated import LONG_S, Threaded
 from tests.worlds import SCHEMA, SMALL, World, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "puts"), [(persist.Config(), 0), (SMALL, 1)])
 def test_ten_thousand_appends_are_as_many_commits_as_their_age_says(
     world: World, config: persist.Config, puts: int

@@ -324,6 +324,7 @@ def test_an_append_that_is_committed_is_acknowledged_even_if_the_rollup_after_it
     check_world(world.client(), "s")
 
 
+@pytest.mark.slow
 def test_a_million_rows_through_an_iterator_take_the_memory_of_a_few_parts(world: World) -> None:
     client = world.client(persist.Config(part_bytes=256 * 1024, inline_bytes=0))
     write = client.open_writer("s", SCHEMA)
