@@ -310,7 +310,7 @@ def test_retention_is_set_shown_carried_out_and_taken_away(sh: Shell):
 def test_a_shard_is_finished_only_by_typing_its_name(sh: Shell):
     assert "that is not 'tidy'" in sh.run("finish", "tidy", typed="orders\n").stderr
     assert sh.run("finish", "tidy", typed="").exit_code == 2
-    assert "say --yes" in sh.fails(2, "finish", "tidy", "--json")
+    assert "add --yes" in sh.fails(2, "finish", "tidy", "--json")
     assert sh.json("shards")["shards"][1]["finished"] is False
     assert "is finished" in sh("finish", "tidy", typed="tidy\n")
     assert "ShardFinished" in sh.fails(1, "snapshot", "tidy")
