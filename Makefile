@@ -34,7 +34,7 @@ $(PROJECT): $(PACKAGES) pyproject.toml
 	scripts/setup project
 	@touch $@
 
-check: $(PROJECT) ## format, lint, types, import contract, fast tests (under a minute)
+check: $(PROJECT) ## format, lint, types, import contract, fast tests (about a minute)
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/mypy
