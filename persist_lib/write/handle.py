@@ -54,7 +54,7 @@ class WriteHandle(Leased):
         self.schema = schema
         self._schema_id = schema_id
         self._lock, self._beginning = threading.RLock(), threading.Lock()
-        self._registration = Registration(machine, leases)
+        self._registration = Registration(machine, leases, "ingest")
         self._batching = batching
         self._outbox: Outbox | None = None
         self._doubts = Doubts()

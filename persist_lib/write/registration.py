@@ -1,8 +1,9 @@
-"""The writer id of a handle: registered when it is first needed, kept alive, and retired at the end."""
+"""The writer id of a handle or a worker: registered when it is first needed, kept alive, and retired at the end."""
 
 from __future__ import annotations
 
 import weakref
+from typing import Literal
 
 from persist_lib.core import commands as c
 from persist_lib.errors import LeaseExpired
@@ -14,15 +15,16 @@ from persist_lib.write.appending import timed_out
 
 
 class Registration:
-    """At most one writer id at a time, for one handle. The handle's lock guards it.
+    """At most one writer id at a time, for one handle or worker, which guards it. `purpose` is for people to read.
 
     Its lease is kept up from its registration until it is forgotten or closed. When the handle is dropped without
     `close`, the id is abandoned, and the thread that keeps leases up retires it.
     """
 
-    def __init__(self, machine: Machine, leases: Leases) -> None:
+    def __init__(self, machine: Machine, leases: Leases, purpose: Literal["ingest", "maintenance"]) -> None:
         self._machine = machine
         self._leases = leases
+        self._purpose = purpose
         self._id: WriterId | None = None
         self._dropped: weakref.finalize[..., Registration] | None = None
         self.is_closed = False
@@ -41,7 +43,7 @@ class Registration:
                 raise timed_out(self._machine.shard, deadline, "the steps before its registration took that long")
             fresh = format_writer_id(self._machine.runtime.entropy())
             lease_ms = self._machine.config.lease_ms
-            build = lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms)  # noqa: E731
+            build = lambda _state, now: c.RegisterWriter(fresh, self._purpose, now + lease_ms)  # noqa: E731
             self._leases.prepare()
             with Registering(self._leases, self._machine, fresh):
                 self._machine.commit(build, deadline.remaining_s())
