@@ -6,11 +6,10 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from persist_lib.arguments import (
-    check_callable,
     check_type,
     not_pickled,
     parse_flag,
@@ -22,44 +21,15 @@ from persist_lib.arguments import (
 )
 from persist_lib.config import CacheConfig, Config
 from persist_lib.core.cost import Cost, Prices
-from persist_lib.core.formats import FIRST, NEWEST
-from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import ShardId, parse_shard_id, parse_token
 from persist_lib.location import Location
 from persist_lib.location.open import scheme_of
 from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
-from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain import (
-    Adder,
-    Audited,
-    Census,
-    Collected,
-    Compacted,
-    Engine,
-    Expired,
-    Maintained,
-    Repaired,
-    Retained,
-    RolledUp,
-    Scrubbed,
-    Upgraded,
-    Worker,
-    audit_orphans,
-    collect,
-    compact,
-    expire,
-    maintain,
-    repair,
-    retain,
-    roll_up,
-    scrub,
-    take_census,
-    upgrade,
-)
+from persist_lib.maintain import Survey, Surveyor, Worker
+from persist_lib.maintain.upkeep import Progress, Upkeep
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema
@@ -72,7 +42,6 @@ from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
 from persist_lib.write.many import Append, append_together
 
-Progress = Callable[[int, int], None]
 PURPOSE_LETTERS = 200
 
 
@@ -109,7 +78,7 @@ def open(  # noqa: A001 - `persist.open` is what users write
     return Client(url, consensus, config, runtime, prices=prices, read_only=read_only, create=create)
 
 
-class Client(Terms):
+class Client(Upkeep, Terms):
     """One process's view of a location. Safe to use from several threads, and as a context manager.
 
     `close` retires the readers and writers that this client registered.
@@ -143,6 +112,7 @@ class Client(Terms):
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._machines: dict[ShardId, Machine] = {}
+        self._surveyor = Surveyor(stack, self._machines, config, runtime, self.policy(), read_only=self.read_only)
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
         self._closed = False
@@ -194,6 +164,27 @@ class Client(Terms):
         self._check_open()
         return sorted(self.consensus.list_keys())
 
+    def survey(
+        self,
+        *,
+        done: Mapping[str, Iterable[str]] = MappingProxyType({}),
+        most: int | None = None,
+        seconds: float | None = None,
+        progress: Progress | None = None,
+    ) -> Survey:
+        """Find out on which shards which duty has work. Costs one request, and a few for each shard that has changed.
+
+        What the others call for was remembered: by this client, and in the location, unless that is read-only. Changed
+        shards are read until there are none, until `most` were read, or until `seconds` have passed; the oldest look
+        comes first. `done` names duties that the caller has just carried out, and on which shards, with nothing left to
+        do: these are read first, and the duty is not due on them until they change. Changes no shard. Damage in a shard
+        does not stop the survey: the answer lists it in `unread`.
+        """
+        self._check_open()
+        found = self._surveyor.survey(done, most, seconds, progress)
+        self._check_open()  # a `close` in the meantime made every shard unreadable
+        return found
+
     def open_shard(self, name: str, schema: Schema) -> tuple[WriteHandle, ReadHandle]:
         """Return handles to write and to read a shard. Creates the shard if it does not exist.
 
@@ -242,96 +233,6 @@ class Client(Terms):
         self._writable("worker")
         return Worker(self.machine(name), self.leases)
 
-    def policy(self, policy: Policy | None = None) -> Policy:
-        """The policy by which this client plans compaction: `policy`, or one made of the client's settings.
-
-        Fields that `policy` leaves open are taken from the settings.
-        """
-        if policy is not None:
-            check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
-        return policy_of(self.config, policy, self.prices)
-
-    def census(self, name: str, policy: Policy | None = None) -> Census:
-        """Return the shard's figures: batches, debt, garbage, leases, rollups and dollars. Changes nothing."""
-        return take_census(self.machine(name), self.policy(policy))
-
-    def maintain(
-        self,
-        name: str,
-        *,
-        policy: Policy | None = None,
-        engine: Engine | None = None,
-        dry_run: bool = False,
-    ) -> Maintained:
-        """Carry out all duties of upkeep on a shard, in this process, before this call returns.
-
-        When a duty fails, the others are still done, and the gravest failure is raised at the end. That error keeps its
-        own type, and has two more fields: `failed` (messages, by duty) and `done` (answers, by duty). With `dry_run`
-        nothing is changed, and the answers say what would be done. May be repeated at any time.
-        """
-        policy, dry_run = self.policy(policy), parse_flag(dry_run, "dry_run")
-        _check_engine(engine)
-        return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run)
-
-    @charged
-    def compact(
-        self,
-        name: str,
-        *,
-        policy: Policy | None = None,
-        engine: Engine | None = None,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> Compacted:
-        """Merge the batches that are in debt, so that reads stay fast. Never changes the shard's contents.
-
-        `engine` runs the merge tasks (None: this process does), and `progress` is called with how many are done and how
-        many there are. With `dry_run` nothing is changed, and the answer says what would be merged.
-        """
-        policy, dry_run = self.policy(policy), parse_flag(dry_run, "dry_run")
-        _check_engine(engine)
-        _check_progress(progress)
-        with Worker(self.machine(name), self.leases) as worker:
-            return compact(worker.machine, worker, policy=policy, engine=engine, dry_run=dry_run, progress=progress)
-
-    @charged
-    def roll_up(self, name: str, *, force: bool = False, dry_run: bool = False) -> RolledUp:
-        """Copy the shard's state to Blob, if that is due or `force` is true. This keeps opening the shard fast."""
-        force, dry_run = parse_flag(force, "force"), parse_flag(dry_run, "dry_run")
-        with Worker(self.machine(name), self.leases) as worker:
-            return roll_up(worker.machine, worker, force=force, dry_run=dry_run)
-
-    def expire(self, name: str, *, dry_run: bool = False) -> Expired:
-        """Retire the readers and writers whose lease has ended. They learn of it at their next commit."""
-        return expire(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
-
-    def retain(self, name: str, *, dry_run: bool = False) -> Retained:
-        """Move the retention hold to where the shard's retention policy, set by `set_retention`, puts it."""
-        return retain(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
-
-    def collect(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
-        """Delete the garbage that no reader can reach any more, and truncate the log."""
-        _check_progress(progress)
-        return collect(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
-
-    def audit_orphans(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
-        """Delete the uploaded objects that no state refers to and that no writer can ever link."""
-        _check_progress(progress)
-        return audit_orphans(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
-
-    def scrub(
-        self, name: str, *, after: int = 0, engine: Adder | None = None, progress: Progress | None = None
-    ) -> Scrubbed:
-        """Read every batch again and verify its digests, counts and fingerprint. Changes nothing.
-
-        Reads only the batches that were appended or compacted after the seqno `after`; pass the `newest` of the last
-        answer to go on from there. Damage does not end the scrub: the answer lists it in `damaged`.
-        """
-        _check_engine(engine)
-        _check_progress(progress)
-        after = parse_integer(after, "after", 0, MAX_TIME)
-        return scrub(self.machine(name), after=after, engine=engine, progress=progress)
-
     def compare_and_append_many(
         self, appends: Iterable[Append], *, timeout: float | None = None, token: bytes | None = None
     ) -> list[Appended]:
@@ -365,35 +266,6 @@ class Client(Terms):
         NotFound when there is no such shard.
         """
         return judge(self.machine(name), parse_token(token), *parse_bounds(expected_upper, new_upper))
-
-    def upgrade(self, name: str, to: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
-        """Write the shard's log in format `to` from now on. The default is the newest format that this release knows.
-
-        Call this when every program that uses the shard knows that format. From then on older programs refuse the shard
-        with NewerFormat before they do anything. The change cannot be undone. A shard that has the format already, or
-        is finished, is left as it is. Raises InvalidUsage for a format that this release does not know, or that is
-        older than the shard's.
-        """
-        to, dry_run = parse_integer(to, "to", FIRST, NEWEST), parse_flag(dry_run, "dry_run")
-        if not dry_run:
-            self._writable("upgrade")
-        return upgrade(self.machine(name), to, dry_run=dry_run)
-
-    def repair(self, name: str, *, dry_run: bool = False) -> Repaired:
-        """Take back the first version of a shard that cannot be read, and all versions after it. Do a dry run first.
-
-        Use it for a log that is damaged, or that holds a row that no reader can decode. Versions before the first such
-        one stay as they were; data that was appended from there on is lost. No other client may use the shard during
-        the repair, and clients that have seen a version that is taken back raise HistoryRegressed from then on. Changes
-        nothing when every version can be read.
-
-        Raises NewerFormat when a newer release wrote the log: upgrade this program instead. Raises Missing when a
-        repair would not make the shard readable.
-        """
-        dry_run = parse_flag(dry_run, "dry_run")
-        if not dry_run:
-            self._writable("repair")
-        return repair(self.machine(name), dry_run=dry_run)
 
     def inspect(self, name: str) -> Version:
         """Return the newest version of a shard's state: its metadata, unchanged. Raises NotFound."""
@@ -449,16 +321,6 @@ class Client(Terms):
     def _writable(self, what: str) -> None:
         if self.read_only:
             raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
-
-
-def _check_engine(engine: object) -> None:
-    if engine is not None:
-        check_callable(engine, "engine", "merge tasks that answers their results, or None")
-
-
-def _check_progress(progress: object) -> None:
-    if progress is not None:
-        check_callable(progress, "progress", "how many are done and how many there are, or None")
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:

@@ -10,6 +10,7 @@
     │   ├── LeaseExpired           this id is retired for ever (id)
     │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
+    │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
     │   ├── ShardFinished          a tombstone: nothing can change any more
     │   └── StillRead              a live reader or hold still needs the shard
     ├── NotFound                   no such location or shard
@@ -111,6 +112,14 @@ class HoldConflict(Refused):
 
 class CompactionRefused(Refused):
     """A compaction's output does not stand for its inputs, or the inputs were replaced in the meantime."""
+
+
+class Busy(Refused):
+    """Another process is at maintenance work on this shard, and the caller asked to be alone. Nothing was changed.
+
+    Fields: worker (its id), lease_until (ms of the store's clock), shard. It is done when its id is retired, and it is
+    gone when its lease has ended.
+    """
 
 
 class ShardFinished(Refused):

@@ -7,8 +7,10 @@ from persist_lib.config import CacheConfig, Config
 from persist_lib.convert.updates import Update, decode_rows
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.plan.compaction import Policy
+from persist_lib.core.plan.look import Look
 from persist_lib.errors import (
     BufferFull,
+    Busy,
     CompactionRefused,
     Corrupt,
     Damage,
@@ -38,6 +40,7 @@ from persist_lib.errors import (
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.maintain.survey import Survey
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import Listen, Progress, Updates
 from persist_lib.read.snapshot import Snapshot, Split
@@ -54,6 +57,7 @@ __all__ = [
     "Appended",
     "Batching",
     "BufferFull",
+    "Busy",
     "CacheConfig",
     "Client",
     "CompactionRefused",
@@ -72,6 +76,7 @@ __all__ = [
     "InvariantViolated",
     "LeaseExpired",
     "Listen",
+    "Look",
     "Metrics",
     "Missing",
     "NewerFormat",
@@ -92,6 +97,7 @@ __all__ = [
     "Spending",
     "Split",
     "StillRead",
+    "Survey",
     "TimedOut",
     "Update",
     "Updates",

@@ -56,7 +56,7 @@ def _root(
 app.callback(help=prose(_root.__doc__ or ""))(_root)
 
 
-LOOKING = "Looking (nothing is ever written)"
+LOOKING = "Looking (no data is ever changed)"
 DATA = "Data"
 UPKEEP = "Upkeep (any time, anywhere, several at once)"
 RECOVERY = "When something went wrong"

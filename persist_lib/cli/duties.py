@@ -26,7 +26,7 @@ def _run(session: Session, what: str, names: list[str] | None, is_all: bool, dry
     """Carry a duty out for each shard. A dry run has a client that cannot write."""
     is_look = what in BY_NAME and not BY_NAME[what].is_upkeep
     dry = " (dry run)" if dry_run and not is_look else ""
-    with session.open(read_only=dry_run) as client:
+    with session.open(read_only=dry_run or is_look, remembers=what == "scrub", maintains=True) as client:
 
         def one(name: str) -> tuple[str, Outcome]:
             with session.progress(f"{what} {name}") as advance:
@@ -52,7 +52,8 @@ def maintain(session: Session, names: Shards = None, is_all: AllShards = False, 
     """Do all duties of upkeep: leases, retention, compaction, rollups, garbage, orphans.
 
     Doing it again finds nothing to do. It works in this process, in bounded memory; for large shards, use Spark (see
-    the pipeline). Killed at any point, it leaves a correct shard.
+    the pipeline). Killed at any point, it leaves a correct shard. Where another process is at it, this one fails with
+    Busy; a killed process is in the way for at most a minute.
 
     \b
     persist maintain --all --dry-run    what is due, and what has to wait for a reader or a hold
@@ -62,7 +63,7 @@ def maintain(session: Session, names: Shards = None, is_all: AllShards = False, 
 
     def one(client: Client, name: str, _advance: Advance) -> Outcome:
         try:
-            done = client.maintain(name, dry_run=dry_run)
+            done = client.maintain(name, dry_run=dry_run, alone=True)
         except PersistError as error:
             session.show(*outcomes.done_in_part(name, error))
             raise
@@ -101,8 +102,8 @@ def rollups(
 ) -> None:
     """The duty `rollups`; its help is in the table of duties."""
     _run(session, "rollups", names, is_all, dry_run, lambda client, name, _advance: outcomes.rolled_up(
-        client.inspect(name), client.roll_up(name, force=force, dry_run=dry_run), client.config.rollup_every,
-        force, dry_run))  # fmt: skip
+        client.inspect(name), client.roll_up(name, force=force, dry_run=dry_run, alone=True),
+        client.config.rollup_every, force, dry_run))  # fmt: skip
 
 
 def upgrade(
@@ -138,10 +139,11 @@ def scrub(
             min=0, metavar="SEQNO", help="Only what was written after this seqno; an earlier scrub says which."
         ),
     ] = 0,
+    new: Annotated[bool, typer.Option("--new", help="Only what no scrub has found sound yet.")] = False,
 ) -> None:
     """The duty `scrub`; its help is in the table of duties."""
-    _run(session, "scrub", names, is_all, True, lambda client, name, advance: outcomes.scrubbed(
-        client.scrub(name, after=after, progress=advance)))  # fmt: skip
+    _run(session, "scrub", names, is_all, False, lambda client, name, advance: outcomes.scrubbed(
+        client.scrub(name, after=after, new_only=new, progress=advance)))  # fmt: skip
 
 
 OWN: dict[str, Callable[..., None]] = {"rollups": rollups, "scrub": scrub, "census": looking.census}

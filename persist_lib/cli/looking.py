@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from persist_lib.cli import render, units
+from persist_lib.cli import damage, render, units
 from persist_lib.cli.arguments import AllShards, Shard, Shards, chosen, each
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable, plan_value, worst
@@ -52,8 +52,10 @@ def census(session: Session, names: Shards = None, is_all: AllShards = False) ->
     """The duty `census`; its help is in the table of duties."""
     with session.open() as client:
         found, failed = each(session, chosen(client, names, is_all or not names), client.census)
-    tables = [render.census_table(each_) for each_ in found]
-    session.answer({"shards": jsonable(found), "failed": dict(_reasons(failed))}, *tables)
+        known = damage.look(client, [census.shard for census in found])
+    tables = [render.census_table(one, damage.lines(one.shard, known.get(one.shard))) for one in found]
+    values = [{**jsonable(one), **damage.value(known.get(one.shard))} for one in found]
+    session.answer({"shards": values, "failed": dict(_reasons(failed))}, *tables)
     if failed:
         raise typer.Exit(worst([error for _, error in failed]))
 

@@ -172,13 +172,9 @@ def audited(done: Audited, dry_run: bool) -> Outcome:
 
 def scrubbed(done: Scrubbed) -> Outcome:
     """What was read, and every damage."""
-    text = f"{of(done.batches, 'batch')}, {of(done.updates, 'update')}, {size(done.size)} read"
-    if not done.batches:
-        return Outcome(f"{text}: there was nothing to verify. Go on with --after {done.newest}", jsonable(done))
-    if not done.damaged:
-        return Outcome(f"{text}: sound. Go on with --after {done.newest}", jsonable(done))
-    lines = [f"  batch {lo}..{hi}: {what}" for (lo, hi), what in done.damaged]
-    return Outcome(f"{text}: {of(len(done.damaged), 'batch')} DAMAGED", jsonable(done), [*lines], exit_code=3)
+    text = f"{of(len(done.damaged), 'batch')} DAMAGED: {done.says}" if done.damaged else done.says
+    read = f"  read {of(done.batches, 'batch')}, {of(done.updates, 'update')}, {size(done.size)}, up to v{done.newest}"
+    return Outcome(text, {**jsonable(done), "says": done.says}, [read], exit_code=3 if done.damaged else 0)
 
 
 def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advance) -> Outcome:
@@ -189,7 +185,7 @@ def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advan
         case "retention":
             return retained(client.retain(shard, dry_run=dry_run), client.inspect(shard), dry_run)
         case "compaction":
-            return compacted(client.compact(shard, dry_run=dry_run, progress=advance), dry_run)
+            return compacted(client.compact(shard, dry_run=dry_run, alone=True, progress=advance), dry_run)
         case "garbage":
             before = client.inspect(shard)
             return collected(before, client.collect(shard, dry_run=dry_run, progress=advance), dry_run)
@@ -199,7 +195,7 @@ def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advan
             from persist_lib.maintain.duties import carry_out
 
             machine, policy = client.machine(shard), client.policy()
-            return plain(carry_out(duty, machine, client.leases, policy=policy, dry_run=dry_run))
+            return plain(carry_out(duty, machine, client.leases, policy=policy, dry_run=dry_run, alone=True))
 
 
 def plain(done: object) -> Outcome:

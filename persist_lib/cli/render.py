@@ -105,11 +105,13 @@ def levels_table(levels: Iterable[Level]) -> Table:
     return table
 
 
-def census_table(census: Census) -> Table:
-    """Everything that a census counts, a line each."""
+def census_table(census: Census, damaged: Sequence[str] = ()) -> Table:
+    """Everything that a census counts, a line each, and what is known of damage."""
     table = plain_table("", census.shard)
     for name, value in census_lines(census):
         table.add_row(name, value)
+    for place, text in enumerate(damaged):
+        table.add_row("" if place else "damaged", text)
     return table
 
 
@@ -135,9 +137,17 @@ def census_lines(census: Census) -> list[tuple[str, str]]:
         ("rollups", "none yet" if not census.rollups else
                     f"{n(census.rollups)}, the newest at v{newest}, {units.of(census.rollup_lag, 'transition')} ago"),
         ("oldest state read", f"{units.of(census.seqno_held, 'transition')} ago" if census.seqno_held else "this one"),
+        ("written", _written(census)),
         ("fingerprint", f"{census.fingerprint:016x}"),
         ("storage", f"{units.dollars(census.dollars_month)} a month"),
     ]  # fmt: skip
+
+
+def _written(census: Census) -> str:
+    """The bytes ever written, and the write amplification."""
+    text = f"{units.size(census.appended_bytes)} appended, {units.size(census.maintained_bytes)} by compactions"
+    amplification = census.write_amplification
+    return text if amplification is None else f"{text}: {amplification:.2f} times as much"
 
 
 def by_level(levels: Sequence[Level], shown: int = LEVELS_SHOWN) -> str:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, TextIO
 
@@ -23,6 +23,7 @@ from persist_lib.errors import NotFound, PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
+    from persist_lib.location import Location
 
 DEFAULT_LOCATION = "file:./data"
 PIPE_COLUMNS = 1000
@@ -44,15 +45,27 @@ class Session:
     out: Console = field(default_factory=lambda: console(sys.stdout))
     err: Console = field(default_factory=lambda: console(sys.stderr))
 
-    def open(self, *, read_only: bool = True, create: bool = False) -> Client:
-        """Open a client for this location. Raises NotFound if there is no location, unless `create`."""
-        from persist_lib.client import open as open_client
-        from persist_lib.core.cost import parse_prices
+    def open(
+        self, *, read_only: bool = True, create: bool = False, remembers: bool = False, maintains: bool = False
+    ) -> Client:
+        """Open a client for this location. Raises NotFound if there is no location, unless `create`.
 
+        With `remembers`, a client that only reads may store what a scrub remembers. With `maintains`, leases are short.
+        """
+        from persist_lib.client import open as open_client
+        from persist_lib.config import Config
+        from persist_lib.core.cost import parse_prices
+        from persist_lib.core.duties import MAINTENANCE_LEASE_MS
+
+        config = Config(lease_ms=MAINTENANCE_LEASE_MS) if maintains else None
         prices = parse_prices(self.prices) if self.prices else None
 
         try:
-            return open_client(self.location, self.consensus, prices=prices, read_only=read_only, create=create)
+            if remembers:
+                return open_client(open_remembering(self.location, self.consensus), prices=prices)
+            return open_client(
+                self.location, self.consensus, config=config, prices=prices, read_only=read_only, create=create
+            )
         except NotFound as error:
             raise NotFound(
                 f"there is no location at {self.location}. Check --location, $PERSIST_LOCATION, and where you are; "
@@ -118,6 +131,29 @@ class Session:
         with Progress(console=self.err, transient=True) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def open_remembering(url: str, consensus: str | None) -> Location:
+    """Open a location whose Consensus only reads, and whose Blob also writes.
+
+    So whoever may only read the location can scrub it; then nothing is remembered.
+    """
+    from persist_lib.location.clock import machine_clock
+    from persist_lib.location.open import open_location, scheme_of
+    from persist_lib.location.scheme import Opening
+    from persist_lib.runtime.ambient import Runtime
+
+    location = open_location(url, consensus, read_only=True)
+    opener = scheme_of(location.url).blob
+    try:
+        blob = opener(location.url, Opening(False, False, machine_clock, Runtime())) if opener else location.blob
+    except PersistError:
+        return location
+    except BaseException:
+        location.close()
+        raise
+    location.blob.close()
+    return replace(location, blob=blob)
 
 
 class _Console(Console):

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from persist_lib.cli import render, units
+from persist_lib.cli import damage, render, units
 from persist_lib.cli.arguments import Shard
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable, state_value
@@ -46,6 +46,7 @@ def show(
 
     with session.open() as client:
         version, now = client.inspect(shard), client.consensus.now()
+        known = damage.look(client, [shard]).get(shard)
     counted, collection = (
         census_of(shard, version, now, client.policy()),
         plan_garbage(version.state, version.seqno),
@@ -53,12 +54,13 @@ def show(
     value = {
         "shard": shard, "location": client.url, "seqno": version.seqno, "now": now, "state": state_value(version.state),
         "census": jsonable(counted), "held": jsonable(collection.held), "holders": holders(version, now),
+        **damage.value(known),
     }  # fmt: skip
-    session.answer(value, *_sections(version, counted, collection, now, batches))
+    session.answer(value, *_sections(version, counted, collection, now, damage.lines(shard, known), batches))
 
 
 def _sections(
-    version: Version, census: Census, collection: GarbagePlan, now: int, every_batch: bool
+    version: Version, census: Census, collection: GarbagePlan, now: int, damaged: list[str], every_batch: bool
 ) -> Iterator[RenderableType]:
     state = version.state
     yield Text.assemble((census.shard, "bold"), f"  v{census.seqno}")
@@ -67,6 +69,8 @@ def _sections(
     for name, text in render.census_lines(census)[2:]:
         if name not in SAID_ELSEWHERE:
             yield f"{name:<18} {text}"
+    yield f"{'damaged':<18} {damaged[0]}"
+    yield from (f"  {line}" for line in damaged[1:])
     for number, schema in enumerate(state.schemas):
         yield f"{f'schema {number}':<18} {schema}"
     yield Text("")

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Reader, Rollup, State, Writer
+from persist_lib.core.state import COUNTS_BYTES, Batch, Garbage, Hold, Outcome, Reader, Rollup, State, Writer
 from persist_lib.core.sums import MODULUS
 from persist_lib.errors import InvariantViolated
 from persist_lib.frontier import Antichain
@@ -99,9 +99,21 @@ def _apply_trace(state: State, edit: TraceEdit) -> dict[str, object]:
             count += sign * batch.count
             size += sign * batch.size
     trace = state.trace[:start] + came + state.trace[end:]
-    return {
+    changes: dict[str, object] = {
         "trace": trace, "inline_size": inline_size, "fingerprint": fingerprint % MODULUS, "count": count, "size": size,
     }  # fmt: skip
+    if state.format >= COUNTS_BYTES:
+        if not gone:  # an append
+            changes["appended_bytes"] = state.appended_bytes + size - state.size
+        elif fresh := _fresh_bytes(gone, came):
+            changes["maintained_bytes"] = state.maintained_bytes + fresh
+    return changes
+
+
+def _fresh_bytes(gone: tuple[Batch, ...], came: tuple[Batch, ...]) -> int:
+    """The bytes of the parts of `came` that are not objects of `gone`: those that a compaction wrote."""
+    kept = {key for batch in gone for key in batch.keys}
+    return sum(part.size for batch in came for part in batch.parts if part.inline is not None or part.key not in kept)
 
 
 K = TypeVar("K")

@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+MAINTENANCE_LEASE_MS = 60_000
+"""The lease of the workers of commands and programs, which exclude one another: a killed one is in the way for at most
+this long. The thread and the process that keep leases up do so for a living one, however long it works."""
+
 
 class Duty(NamedTuple):
     """One kind of upkeep. `name` is its command, its key, its asset, its job and the start of its schedule's name."""
@@ -26,7 +30,7 @@ class Duty(NamedTuple):
     after: tuple[str, ...] = ()
     """The duties that it builds on."""
     is_upkeep: bool = True
-    """Whether `maintain` carries it out. These duties have a dry run; the others change nothing."""
+    """Whether `maintain` carries it out. These duties have a dry run; the others change no data."""
     is_last: bool = False
     """Whether it begins after the worker of the others is retired, so that it also judges what that worker left."""
     schedule: str = ""
@@ -41,8 +45,8 @@ DUTIES: tuple[Duty, ...] = (
     Duty(
         "leases", "liveness:do_leases", "Retire readers and writers whose lease has ended.",
         """
-    They find out at their next call, and register anew. This does not move since; it moves with the next reader or hold
-    that moves.
+    They find out at their next call. A writer then registers anew by itself; a reader has to be opened anew. This does
+    not move since; it moves with the next reader or hold that moves.
 
     \b
     persist leases --all --dry-run      ids that are overdue, for how long, and what they hold back
@@ -109,10 +113,12 @@ DUTIES: tuple[Duty, ...] = (
     Duty(
         "scrub", "scrub:do_scrub", "Read every batch again, and verify digests, counts and fingerprints.",
         """
-    Changes nothing. Exit code 3 if anything is damaged.
+    Changes no data. It remembers in the location what it found: batches known to be damaged are read again each time,
+    until they are sound or gone. With --new, batches that were found sound are not. Exit code 3 if anything is damaged.
 
     \b
     persist scrub --all
+    persist scrub --all --new           only what no scrub has found sound yet
     persist scrub orders --after 4711
     """,
         after=("compaction",), is_upkeep=False, schedule="41 3 * * 0", kinds=("spark", "parquet"),

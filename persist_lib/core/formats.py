@@ -6,9 +6,11 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
 
     1   the first
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
+    3   the state counts the bytes that appends and compactions wrote. Rows say no more than in format 2: `apply_diff`
+        counts by what they say
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
-new programs create during the upgrade must be readable for its old ones.
+new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from __future__ import annotations
 from persist_lib.core.diff import StateDiff
 
 FIRST = 1
-NEWEST = 2
-CREATED = 2
-"""The format in which shards are created, unless settings say otherwise. No release wrote a format older than 2."""
+NEWEST = 3
+CREATED = 3
+"""The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
+wrote a format older than 3."""
 
 REMEMBERS_OUTCOMES = 2
 
-STATE_FIELDS = {1: 14, 2: 16}
+STATE_FIELDS = {1: 14, 2: 16, 3: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 DIFF_FIELDS = {"format": 2, "outcomes": 2}
 """The fields of a diff that came after format 1."""

@@ -24,6 +24,8 @@ TOKENS_KEPT = 4
 """How many of its last tokens a writer's entry remembers in format 1."""
 OUTCOMES_KEPT = 1024
 """How many of its last appends a shard remembers from format 2 on, whichever writer made them: some 30 bytes each."""
+COUNTS_BYTES = 3
+"""The format from which on a state counts the bytes that were ever written."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -169,6 +171,10 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     size: int = 0
     format: int = 1
     outcomes: tuple[Outcome, ...] = ()
+    appended_bytes: int = 0
+    """Bytes of the parts, inline ones included, that appends added since the shard has a format that counts them."""
+    maintained_bytes: int = 0
+    """Bytes of the parts that compactions wrote since then. Parts that they kept are not among them."""
 
     @property
     def upper(self) -> Antichain:

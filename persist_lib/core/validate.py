@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES
-from persist_lib.core.state import INLINE_TOTAL_BYTES, OUTCOMES_KEPT, Batch, Outcome, State
+from persist_lib.core.state import COUNTS_BYTES, INLINE_TOTAL_BYTES, OUTCOMES_KEPT, Batch, Outcome, State
 from persist_lib.core.sums import MODULUS
 from persist_lib.core.trace import batch_problems
 from persist_lib.errors import InvariantViolated, SchemaMismatch
@@ -142,6 +142,9 @@ def _totals(state: State) -> list[str]:
         "size": sum(batch.size for batch in state.trace),
     }
     found = [f"{name} is {getattr(state, name)}, not {n}" for name, n in sums.items() if getattr(state, name) != n]
+    counted = state.appended_bytes, state.maintained_bytes
+    if min(counted) < 0 or (state.format < COUNTS_BYTES and counted != (0, 0)):
+        found.append(f"{counted} bytes are said to have been written, in format {state.format}")
     if state.inline_size > INLINE_TOTAL_BYTES:
         found.append(f"{state.inline_size} inline bytes")
     return found

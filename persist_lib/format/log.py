@@ -1,6 +1,4 @@
-"""How the log's rows and rollups are stored: a header, then canonical msgpack.
-
-    magic (4) | format version (1) | xxh3_128 of version and body (16) | body
+"""How the log's rows and rollups are stored: canonical msgpack in a frame (`format.frame`).
 
 The same value gives the same bytes in any process: struct fields have a fixed order, mapping keys are sorted. Decoding
 checks magic, version and checksum before it looks at the body, so damage is `Corrupt` and never a wrong value. A field,
@@ -14,19 +12,18 @@ from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 
 import msgspec
-from xxhash import xxh3_128_digest
 
 from persist_lib.core.commands import Command
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import FIRST, NEWEST, STATE_FIELDS, needed
 from persist_lib.core.state import Rollup, State
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
+from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
 from persist_lib.format.unknown import find_unknown
 from persist_lib.ids import SeqNo
 
 ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
-HEADER_BYTES = 21
 GENESIS = bytes(16)
 """What the first row names as the row before it."""
 
@@ -69,7 +66,7 @@ def encode_row(row: LogRow, format_: int | None = None) -> bytes:
     somewhere, of a wrong type say, ever becomes a row that others cannot read.
     """
     oldest = needed(row.command, row.diff)
-    data = _frame(ROW_MAGIC, oldest if format_ is None else format_, _encoded(row))
+    data = framed(ROW_MAGIC, oldest if format_ is None else format_, _encoded(row))
     return _proven(data, decode_row, row)
 
 
@@ -93,7 +90,7 @@ def encode_state(stored: StoredState) -> bytes:
     canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(state, **ordered))
     fields = msgspec.structs.astuple(canonical.state)[: STATE_FIELDS[state.format]]
     body = _encoded((canonical.seqno, canonical.digest, fields))
-    return _proven(_frame(ROLLUP_MAGIC, state.format, body), decode_state, canonical)
+    return _proven(framed(ROLLUP_MAGIC, state.format, body), decode_state, canonical)
 
 
 def decode_state(data: bytes, key: str) -> StoredState:
@@ -106,22 +103,17 @@ def decode_state(data: bytes, key: str) -> StoredState:
 
 def row_format(data: bytes) -> int:
     """The format that a row or rollup says it has."""
-    return data[4]
+    return version_of(data)
 
 
 def row_digest(data: bytes) -> bytes:
     """What the next row names as the row before it: the checksum in the header."""
-    return data[5:HEADER_BYTES]
+    return stored_checksum(data)
 
 
 def row_start(digest: bytes, format_: int) -> bytes:
     """What a row with this digest and format starts with."""
     return ROW_MAGIC + bytes((format_,)) + digest
-
-
-def _frame(magic: bytes, format_: int, body: bytes) -> bytes:
-    versioned = bytes((format_,)) + body
-    return magic + versioned[:1] + xxh3_128_digest(versioned) + body
 
 
 def _encoded(value: object) -> bytes:
@@ -156,27 +148,27 @@ def _unreadable(why: str) -> InvariantViolated:
 
 
 def _decode(data: bytes, key: str, magic: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
-    if len(data) < HEADER_BYTES or data[:4] != magic:
+    if not has_magic(data, magic):
         raise Corrupt(
             f"{key} is not what Persist wrote there: it starts with {data[:4]!r}, not {magic!r}. Restore it from a "
             f"copy",
             key=key, expected=magic, actual=data[:4],
         )  # fmt: skip
-    actual = xxh3_128_digest(data[4:5] + data[HEADER_BYTES:])
-    if actual != data[5:HEADER_BYTES]:
+    actual, stored = checksum(data), stored_checksum(data)
+    if actual != stored:
         raise Corrupt(
-            f"{key} is damaged: its checksum is {actual.hex()}, stored is {data[5:HEADER_BYTES].hex()}. "
+            f"{key} is damaged: its checksum is {actual.hex()}, stored is {stored.hex()}. "
             "Nothing was changed; restore it from a copy",
-            key=key, expected=data[5:HEADER_BYTES], actual=actual,
+            key=key, expected=stored, actual=actual,
         )  # fmt: skip
-    if data[4] < FIRST:
-        raise Corrupt(f"{key} claims to have format {data[4]}, which no release ever wrote", key=key, actual=data[4])
-    if data[4] > NEWEST:
-        raise _newer(data, key, f"has format {data[4]}, and this release knows formats up to {NEWEST}")
+    if (version := version_of(data)) < FIRST:
+        raise Corrupt(f"{key} claims to have format {version}, which no release ever wrote", key=key, actual=version)
+    if version > NEWEST:
+        raise _newer(data, key, f"has format {version}, and this release knows formats up to {NEWEST}")
     try:
-        return decoder.decode(data[HEADER_BYTES:])
+        return decoder.decode(body_of(data))
     except (msgspec.DecodeError, UnicodeDecodeError, InvalidUsage) as error:
-        if (unknown := find_unknown(data[HEADER_BYTES:], decoder.type)) is not None:
+        if (unknown := find_unknown(body_of(data), decoder.type)) is not None:
             raise _newer(data, key, f"holds {unknown}, which this release does not know") from error
         raise Corrupt(f"{key} has a valid checksum but does not decode: {error}", key=key) from error
 

@@ -2,16 +2,23 @@
 
     <shard>/<writer id>/<part id>.parquet       parts, below the id of their uploader
     <shard>/rollup/v<seqno>-<random>            copies of the state
+    -scrub/<shard>/<ms>-<random>                what scrubs found, below a prefix that no shard's name can have
+    -scrub/<shard>/<ms>-<random>.damaged        the same, where some of it is damage
 
 A `PartKey` is what follows `<shard>/`. Uploader and seqno are in the path so that an orphan can be told from a key that
-may still be linked, without reading it.
+may still be linked, without reading it. `.damaged` is in the path so that a listing alone tells where there is none.
 """
 
 from __future__ import annotations
 
+import re
+
 from persist_lib.ids import PartKey, SeqNo, ShardId, WriterId
 
 ROLLUPS = "rollup"
+MARKS = "-scrub/"
+"""What the keys of all marks start with. A shard's name never starts with `-`."""
+MARKS_KEY = re.compile(r"-scrub/([^/]+)/\d{20}-[0-9a-f]{16}(\.damaged)?")
 
 
 def part_key(uploader: WriterId, entropy: int) -> PartKey:
@@ -32,3 +39,19 @@ def prefix(shard: ShardId) -> str:
 def blob_key(shard: ShardId, key: PartKey) -> str:
     """The key in Blob."""
     return f"{shard}/{key}"
+
+
+def marks_prefix(shard: ShardId) -> str:
+    """What the keys of a shard's marks start with."""
+    return f"{MARKS}{shard}/"
+
+
+def marks_key(shard: ShardId, now: int, entropy: int, *, is_damaged: bool) -> str:
+    """A fresh key in Blob for marks, given the store's clock (ms) and 64 random bits."""
+    return f"{marks_prefix(shard)}{now:020d}-{entropy:016x}{'.damaged' if is_damaged else ''}"
+
+
+def has_damage(key: str) -> bool | None:
+    """Whether the marks of this key name damage; None if it is no key of marks."""
+    match = MARKS_KEY.fullmatch(key)
+    return None if match is None else match[2] is not None

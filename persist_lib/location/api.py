@@ -161,6 +161,14 @@ class Consensus(Protocol):
         """Yield every key that was ever set."""
         ...
 
+    def heads(self) -> dict[str, SeqNo]:
+        """Return the seqno of the newest row of every key, in one request: one query, or one listing with its pages.
+
+        For each key it is linearizable, as `scan` is: a row that was there before the call is counted. Rows that are
+        appended during the call may be. The keys are not all looked at in the same moment.
+        """
+        ...
+
     def now(self) -> int:
         """Return the time of the store's clock, in ms since the epoch, without a round trip of its own."""
         ...

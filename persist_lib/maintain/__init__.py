@@ -14,9 +14,12 @@ from persist_lib.maintain.compaction import Compacted, Engine, compact, local_en
 from persist_lib.maintain.duties import Maintained, maintain
 from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect
 from persist_lib.maintain.liveness import Expired, Retained, expire, retain
+from persist_lib.maintain.marks import known_damage
 from persist_lib.maintain.repair import Repaired, repair
 from persist_lib.maintain.rollups import RolledUp, roll_up
-from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
+from persist_lib.maintain.scrub import Adder, scrub
+from persist_lib.maintain.scrubbed import Scrubbed
+from persist_lib.maintain.survey import Survey, Surveyor
 from persist_lib.maintain.upgrade import Upgraded, upgrade
 from persist_lib.maintain.worker import Worker
 
@@ -33,6 +36,8 @@ __all__ = [
     "Retained",
     "RolledUp",
     "Scrubbed",
+    "Survey",
+    "Surveyor",
     "Upgraded",
     "Worker",
     "audit_orphans",
@@ -40,6 +45,7 @@ __all__ = [
     "collect",
     "compact",
     "expire",
+    "known_damage",
     "local_engine",
     "maintain",
     "repair",

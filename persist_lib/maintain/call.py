@@ -35,6 +35,7 @@ class Call:
     dry_run: bool = False
     force: bool = False
     after: int = 0
+    new_only: bool = False
     progress: Progress | None = None
 
     @property

@@ -54,6 +54,17 @@ class Census(msgspec.Struct, frozen=True):
     dollars_month: float
     levels: tuple[Level, ...]
     finished: bool
+    appended_bytes: int = 0
+    maintained_bytes: int = 0
+    """Bytes that appends and compactions ever wrote; of an upgraded shard, those since its upgrade to format 3."""
+
+    @property
+    def write_amplification(self) -> float | None:
+        """Bytes that compactions wrote for each byte appended, since ever; None if no bytes were appended (see above).
+
+        A rewrite counts in full, also of what was appended before an upgrade began to count.
+        """
+        return self.maintained_bytes / self.appended_bytes if self.appended_bytes else None
 
 
 def take_census(machine: Machine, policy: Policy | None = None) -> Census:
@@ -82,6 +93,7 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
         retention=state.retention, fingerprint=state.fingerprint,
         dollars_month=storage_dollars(_stored(state) + garbage_size, policy.prices or S3_LIST),
         levels=tuple(levels(state.trace)), finished=state.is_finished(),
+        appended_bytes=state.appended_bytes, maintained_bytes=state.maintained_bytes,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -33,6 +34,7 @@ from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.spending import charged
+from persist_lib.location.wrap.stopping import check_not_stopped
 from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
@@ -44,6 +46,17 @@ log = logging.getLogger("persist.compaction")
 
 Engine = Callable[[Sequence[MergeTask]], Iterable[TaskResult]]
 """Carries out tasks, on any machine, and returns their results in the order of the tasks."""
+
+
+@runtime_checkable
+class Cuts(Protocol):
+    """An optional protocol of an engine that runs several tasks at once: it says into how many to cut a request."""
+
+    def pieces(self, size: int, task_bytes: int) -> int:
+        """How many tasks to make of a request that reads `size` bytes, where a task may read `task_bytes`."""
+        ...
+
+
 Progress = Callable[[int, int], None]
 """Called with the number of updates that are merged and the total number."""
 
@@ -129,15 +142,20 @@ def compact(
 
 @charged
 def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engine) -> Applied:
-    """Merge one request and commit it. Raises Missing if an input is gone although the state still refers to it."""
+    """Merge one request and commit it. Raises Missing if an input is gone although the state still refers to it.
+
+    Raises Stopped (a Determinate) if the caller stops the work before the commit begins.
+    """
+    check_not_stopped()
     started = machine.runtime.monotonic()
-    tasks = merge_tasks(machine, worker.id, request)
+    tasks = merge_tasks(machine, worker.id, request, engine)
     try:
         results = list(engine(tasks))
     except Missing:
         if still_there(machine.fetch().state, request):
             raise
         results = None  # another compactor replaced the inputs first, and they were collected
+    check_not_stopped()
     seqno, attempts = (None, 0) if results is None else commit(machine, worker.id, request, results)
     parts = [part for result in results or [] for part in result.parts]
     return Applied(
@@ -146,17 +164,22 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
     )  # fmt: skip
 
 
-def merge_tasks(machine: Machine, worker: WriterId, request: Request) -> list[MergeTask]:
-    """Return the disjoint key ranges of a request, as tasks; no tasks if all batches of the request are empty."""
+def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: Engine | None = None) -> list[MergeTask]:
+    """Return the disjoint key ranges of a request, as tasks; no tasks if all batches of the request are empty.
+
+    The engine may say how many; otherwise each reads about `task_bytes`, at most.
+    """
     inputs = task_inputs(request)
     if not inputs:
         return []
     config = machine.config
     schemas = machine.state.schemas
+    size, task_bytes = request.size, config.task_bytes
+    count = engine.pieces(size, task_bytes) if isinstance(engine, Cuts) else -(-size // task_bytes)
     cuts: list[bytes] = []
-    if request.size > config.task_bytes:
-        found = boundaries(machine.blob, machine.shard, inputs, schemas, config.task_bytes)
-        cuts = cut_evenly(found, round(request.size / config.task_bytes))
+    if count > 1:
+        found = boundaries(machine.blob, machine.shard, inputs, schemas, min(task_bytes, size // count))
+        cuts = cut_evenly(found, count)
     edges = [None, *cuts, None]
     return [
         MergeTask(

@@ -11,7 +11,7 @@ import msgspec
 from persist_lib.core.cost import Cost
 from persist_lib.core.duties import BY_NAME, DUTIES
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
+from persist_lib.errors import Busy, Damage, Determinate, Indeterminate, PersistError
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.call import Call
 from persist_lib.maintain.census import Census, take_census
@@ -72,13 +72,20 @@ def entry_of(duty: str) -> Callable[[Call], Any]:
 
 
 def carry_out(
-    duty: str, machine: Machine, leases: Leases, *, policy: Policy | None = None, dry_run: bool = False
+    duty: str,
+    machine: Machine,
+    leases: Leases,
+    *,
+    policy: Policy | None = None,
+    dry_run: bool = False,
+    alone: bool = False,
 ) -> Any:
     """Do the duty of the table that is called `duty`, and return what it did.
 
-    For callers that loop over the table of duties. Doing a duty again finds nothing to do.
+    For callers that loop over the table of duties. Doing a duty again finds nothing to do. With `alone` it raises Busy
+    while another worker is at the shard.
     """
-    with Worker(machine, leases) as worker:
+    with Worker(machine, leases, alone=alone) as worker:
         return entry_of(duty)(Call(worker, leases, policy=policy, dry_run=dry_run))
 
 
@@ -90,17 +97,19 @@ def maintain(
     policy: Policy | None = None,
     engine: Engine | None = None,
     dry_run: bool = False,
+    alone: bool = False,
 ) -> Maintained:
     """Do all upkeep that is due, in this process. Doing it again finds nothing to do.
 
     If a duty fails, the others are still done. At the end an error of the gravest failure's kind is raised (`Corrupt`
     for a damaged batch). It names every failure: its field `failed` has the message, and its field `done` has the
-    answer, by duty. With `dry_run` nothing changes, and the answers say what would be done.
+    answer, by duty. With `dry_run` nothing changes, and the answers say what would be done. With `alone`, the duties
+    that rewrite fail with Busy while another worker is at the shard; the others are done.
     """
     before, tried = take_census(machine, policy), Tried(machine.shard)
     for is_last in (False, True):
         try:
-            with Worker(machine, leases) as worker:
+            with Worker(machine, leases, alone=alone) as worker:
                 call = Call(worker, leases, policy=policy, engine=engine, dry_run=dry_run)
                 tried.do_all(call, is_last=is_last)
         except PersistError as error:
@@ -141,6 +150,7 @@ class Tried:
 
 
 def _gravity(error: PersistError) -> int:
-    """The rank of an error: damage first, then failures of stores and networks, then the rest."""
+    """The rank of an error: damage first, then failures of stores and networks, then the rest, and Busy last."""
     kinds = (Damage, Indeterminate, Determinate)
-    return next((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))
+    rest = len(kinds) + isinstance(error, Busy)
+    return next((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), rest)

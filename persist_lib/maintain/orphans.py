@@ -17,7 +17,7 @@ def do_orphans(call: Call) -> Audited:
     """
     audited = audit_orphans(call.machine, dry_run=call.dry_run, progress=call.progress)
     if audited.loose_rollups and not call.dry_run:
-        with Worker(call.machine, call.leases) as worker:
+        with Worker(call.machine, call.leases, alone=call.worker.alone) as worker:
             roll_up(call.machine, worker, force=True)
         audited = _together(audited, audit_orphans(call.machine))
     return audited

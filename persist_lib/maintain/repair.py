@@ -17,7 +17,8 @@ from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import State, Version
 from persist_lib.core.validate import check_change, check_state
 from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
-from persist_lib.format.log import GENESIS, HEADER_BYTES, decode_row, decode_state, row_digest, row_format
+from persist_lib.format.frame import body_of
+from persist_lib.format.log import GENESIS, decode_row, decode_state, row_digest, row_format
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
 from persist_lib.location.api import Blob, Consensus, Row
@@ -161,7 +162,7 @@ def _all_rows(consensus: Consensus, shard: ShardId) -> list[Row]:
 def _dropped(row: Row) -> Dropped:
     """What can be shown of a row, even if the row as a whole does not decode."""
     try:
-        fields = msgspec.msgpack.decode(row.data[HEADER_BYTES:])
+        fields = msgspec.msgpack.decode(body_of(row.data))
         command, now = fields[2], fields[3]
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
         command = now = None

@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from persist_lib.config import MIB
-from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput
-from persist_lib.core.state import Batch, Part, State
+from persist_lib.core.state import Batch, Part
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Damage
 from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.call import Call
+from persist_lib.maintain.findings import Findings
+from persist_lib.maintain.marks import recall
+from persist_lib.maintain.scrubbed import Scrubbed
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import Stored, inputs_of
@@ -42,45 +44,42 @@ Adder = Callable[[Sequence[SumTask]], Iterable[Sums | Damage]]
 """Carries out tasks, on any machine. Returns the sums or the damage that each found, in the order of the tasks."""
 
 
-class Scrubbed(msgspec.Struct, frozen=True):
-    """What a scrub read, and every damage it found: batch id and what is wrong."""
-
-    batches: int
-    updates: int
-    size: int
-    damaged: tuple[tuple[tuple[int, int], str], ...]
-    newest: int
-    cost: Cost = Cost()
-    """The requests that it made to the location."""
-
-
 @charged
 def scrub(
-    machine: Machine, *, after: int = 0, engine: Adder | None = None, progress: Progress | None = None
+    machine: Machine,
+    *,
+    after: int = 0,
+    new_only: bool = False,
+    engine: Adder | None = None,
+    progress: Progress | None = None,
+    is_kept: bool = True,
 ) -> Scrubbed:
-    """Re-read the batches that were appended or compacted after seqno `after`. Changes nothing.
+    """Re-read the batches that were appended or compacted after seqno `after`, and those known to be damaged.
 
-    Damage is returned in `damaged`, not raised, and every batch is read even if an earlier one is damaged. Pass the
-    result's `newest` as `after` the next time. A batch that was replaced while it was read is not reported when its
-    objects are gone. `progress` gets the batches read and their total.
+    Changes no data. What was found is remembered in the location, unless `is_kept` is false; if it cannot be, the
+    answer says so. With `new_only`, batches that an earlier scrub found sound are left out. When what earlier scrubs
+    remember cannot be read, everything is read again.
+
+    Damage is returned in `damaged`, not raised, and every batch is read even if an earlier one is damaged. A batch that
+    was replaced while it was read counts neither as sound nor as damaged. `progress` gets the batches read and their
+    total. A scrub that fails, or is killed, has remembered most of what it found.
     """
+    # SUBTLE: first what is remembered, then the state. Otherwise a memory could be newer than the state without any
+    # restore, and everything would be read again.
+    known = recall(machine.blob, machine.shard)
     version = machine.fetch()
-    batches = to_scrub(version.state, after)
-    tasks = [tasks_of(machine.shard, batch, version.state.schemas) for batch in batches]
-    answers = iter((engine or local_adder(machine.blob))([task for some in tasks for task in some]))
-    damaged = []
-    for done, (batch, some) in enumerate(zip(batches, tasks, strict=True), 1):
-        if problem := judge(machine, batch, [next(answers) for _ in some]):
-            damaged.append((batch.id, problem))
-        if progress is not None:
-            progress(done, len(batches))
-    size = sum(batch.size for batch in batches)
-    return Scrubbed(len(batches), sum(batch.count for batch in batches), size, tuple(damaged), version.seqno)
-
-
-def to_scrub(state: State, after: int) -> list[Batch]:
-    """The batches that a scrub reads."""
-    return [batch for batch in state.trace if batch.born > after and batch.count]
+    findings = Findings(machine, version, known, after=after, new_only=new_only, is_kept=is_kept)
+    tasks = [tasks_of(machine.shard, batch, version.state.schemas) for batch in findings.to_read]
+    try:
+        answers = iter((engine or local_adder(machine.blob))([task for some in tasks for task in some]))
+        for done, (batch, some) in enumerate(zip(findings.to_read, tasks, strict=True), 1):
+            findings.add(batch, judge(machine, batch, [next(answers) for _ in some]))
+            if progress is not None:
+                progress(done, len(findings.to_read))
+    except Exception:
+        findings.save()
+        raise
+    return findings.answer()
 
 
 def tasks_of(shard: ShardId, batch: Batch, schemas: tuple[Schema, ...]) -> list[SumTask]:
@@ -100,8 +99,10 @@ def cut(run: TaskInput) -> Iterator[TaskInput]:
         yield TaskInput(tuple(piece), run.lower, run.upper)
 
 
-def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> str:
+def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> str | None:
     """Return what is wrong with a batch, given the answers of its tasks; an empty string if it is sound.
+
+    None if it was replaced while it was read, and its objects are gone.
 
     SUBTLE: a batch that was rewritten alone kept its id, but has other parts. So it is compared as a whole.
     """
@@ -109,7 +110,7 @@ def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> s
     if not damage:
         return total(answer for answer in answers if isinstance(answer, Sums)).differences(batch.sums)
     is_there = any(other == batch for other in machine.fetch().state.trace)
-    return damage[0].message if is_there else ""
+    return damage[0].message if is_there else None
 
 
 def local_adder(blob: Blob) -> Adder:
@@ -127,4 +128,7 @@ def add_up_task(task: SumTask, blob: Blob) -> Sums | Damage:
 
 def do_scrub(call: Call) -> Scrubbed:
     """The duty `scrub`."""
-    return scrub(call.machine, after=call.after, engine=call.adder, progress=call.progress)
+    return scrub(
+        call.machine, after=call.after, new_only=call.new_only, engine=call.adder, progress=call.progress,
+        is_kept=not call.dry_run,
+    )  # fmt: skip

@@ -239,6 +239,17 @@ class Snapshot:
         ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
         return [self._split(self._keys.meet(range_)) for range_ in ranges]
 
+    def of_keys(self, lower: bytes | None, upper: bytes | None) -> Split:
+        """The contents whose encoded keys are in `[lower, upper)`, as a split. None means no bound.
+
+        Keys are encoded as in the bounds of parts and of splits: `split.key_lower`, `part.key_upper`. Keep this
+        snapshot and its reader until the split has been read.
+        """
+        for name, bound in (("lower", lower), ("upper", upper)):
+            if bound is not None:
+                check_type(bound, bytes, name, "split.key_lower")
+        return self._split(self._keys.meet(KeyRange(lower, upper)))
+
     def release(self) -> None:
         """Stop keeping the state that this snapshot reads from. Idempotent. Dropping the snapshot does the same."""
         self._reading.release()

@@ -130,6 +130,12 @@ def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> N
         if row is None or row.command not in APPENDS:
             _expect(old.upper == new.upper or new.is_finished(), f"{name}: upper moved without an append")
             _expect(old.fingerprint == new.fingerprint or new.is_finished(), f"{name}: the contents changed unasked")
+        written = old.appended_bytes <= new.appended_bytes and old.maintained_bytes <= new.maintained_bytes
+        _expect(written, f"{name}: the bytes ever written went back")
+        if row is not None and row.command not in APPENDS:
+            _expect(old.appended_bytes == new.appended_bytes, f"{name}: {row.command} counts as an append")
+        if row is not None and row.command != "ApplyCompaction":
+            _expect(old.maintained_bytes == new.maintained_bytes, f"{name}: {row.command} counts as a compaction")
         if row is not None and row.command in {"Expire", "Retire", "Heartbeat", "ApplyCompaction"}:
             _expect(old.since == new.since, f"{name}: since jumped from {old.since} to {new.since} in {row.command}")
 

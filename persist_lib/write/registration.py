@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Literal
 
 from persist_lib.core import commands as c
 from persist_lib.errors import LeaseExpired
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.shard.commit import Machine
+from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases, Registering, was_closed
 from persist_lib.write.appending import timed_out
 
@@ -30,12 +31,20 @@ class Registration:
         self.is_closed = False
 
     @property
+    def has_id(self) -> bool:
+        """Whether an id is registered, as far as this process knows."""
+        return self._id is not None
+
+    @property
     def id(self) -> WriterId:
         """The id. Registers one, within the timeout of the settings, if there is none. Raises as `register` does."""
         return self.register(self._machine.runtime.deadline(self._machine.config.timeout_s))
 
-    def register(self, deadline: Deadline) -> WriterId:
-        """The id. Registers one if there is none. Raises LeaseExpired after `close`, TimedOut after the deadline."""
+    def register(self, deadline: Deadline, note: Callable[[Committed], object] | None = None) -> WriterId:
+        """The id. Registers one if there is none, and then calls `note` with what was committed.
+
+        Raises LeaseExpired after `close`, TimedOut after the deadline.
+        """
         if self.is_closed:
             raise self.closed_already()
         if self._id is None:
@@ -46,11 +55,13 @@ class Registration:
             build = lambda _state, now: c.RegisterWriter(fresh, self._purpose, now + lease_ms)  # noqa: E731
             self._leases.prepare()
             with Registering(self._leases, self._machine, fresh):
-                self._machine.commit(build, deadline.remaining_s())
+                committed = self._machine.commit(build, deadline.remaining_s())
                 self._leases.keep(self._machine, fresh)
                 self._dropped = weakref.finalize(self, self._leases.abandon, self._machine, fresh)
                 self._dropped.atexit = False
                 self._id = fresh
+            if note is not None:
+                note(committed)
         return self._id
 
     def closed_already(self) -> LeaseExpired:
@@ -68,6 +79,10 @@ class Registration:
     def close(self) -> None:
         """Retire the id, and never register another one. Idempotent."""
         self.is_closed = True
+        self.retire()
+
+    def retire(self) -> None:
+        """Retire the id, if there is one. The next call that needs an id registers a new one."""
         if self._id is not None:
             self._leases.retire(self._machine, self._id)
-            self.forget()  # last: after an interrupt, the next `close` retires the id
+            self.forget()  # last: after an interrupt, the next call retires the id

@@ -211,6 +211,71 @@ def test_rewound_to_nothing_a_key_is_as_if_it_was_never_set(consensus: Consensus
     assert consensus.compare_and_set("s", None, b"s1")
 
 
+def test_heads_are_the_newest_seqnos_of_all_keys(consensus: Consensus) -> None:
+    assert consensus.heads() == {}
+    fill(consensus, "s", 1)
+    assert consensus.heads() == {"s": 1}
+    fill(consensus, "a", 12)
+    fill(consensus, "a-b", 2)
+    fill(consensus, "a.b", 3)
+    assert consensus.heads() == {"s": 1, "a": 12, "a-b": 2, "a.b": 3}
+    assert consensus.compare_and_set("s", after(1), b"s2")
+    assert consensus.heads() == {"s": 2, "a": 12, "a-b": 2, "a.b": 3}
+
+
+def test_heads_do_not_move_when_rows_are_truncated_and_go_back_with_a_rewind(consensus: Consensus) -> None:
+    fill(consensus, "s", 6)
+    fill(consensus, "t", 3)
+    consensus.truncate("s", SeqNo(6))
+    assert consensus.heads() == {"s": 6, "t": 3}
+    assert consensus.rewind("t", SeqNo(1), Newest(SeqNo(3), b"t3")) == 2
+    assert consensus.heads() == {"s": 6, "t": 1}
+    assert consensus.rewind("t", SeqNo(0), Newest(SeqNo(1), b"t1")) == 1
+    assert consensus.heads() == {"s": 6}
+    assert consensus.rewind("s", SeqNo(0), Newest(SeqNo(6), b"s6")) == 1
+    assert consensus.heads() == {}
+
+
+def test_heads_name_keys_as_they_were_set(consensus: Consensus) -> None:
+    for n, key in enumerate(AWKWARD):
+        fill(consensus, key, 1 + n % 3)
+    assert consensus.heads() == {key: 1 + n % 3 for n, key in enumerate(AWKWARD)}
+
+
+def test_heads_of_more_keys_and_rows_than_a_page(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
+    """Pages end in the middle of a key's rows, and at their end."""
+    keys = {f"s{n:04d}": 1 + n % 3 for n in range(consensus_kind.more_than_a_page)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda item: fill(consensus, *item), keys.items()))
+    assert consensus.heads() == keys
+
+
+def test_heads_know_every_row_that_another_opening_set_before(
+    consensus: Consensus, consensus_kind: ConsensusKind, consensus_url: str
+) -> None:
+    """It is not stale, also while others set and truncate."""
+    other = consensus_kind.open(consensus_url)
+    done = looks = 0
+
+    def write() -> None:
+        nonlocal done
+        while done < consensus_kind.rows_to_race_for or looks < 3:
+            assert other.compare_and_set("s", after(done), b"s%d" % (done + 1))
+            done += 1
+            if done % 7 == 0:
+                other.truncate("s", SeqNo(done))
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        while not writing.done():
+            before = done
+            assert before <= consensus.heads().get("s", 0) <= done + 1
+            looks += 1
+        writing.result()
+    assert consensus.heads() == {"s": done}
+    other.close()
+
+
 def test_many_are_set_all_or_none(consensus: Consensus, consensus_kind: ConsensusKind) -> None:
     if not consensus_kind.has_transactions:
         with pytest.raises(InvalidUsage):
@@ -261,6 +326,7 @@ def test_read_only_reads_and_refuses_to_write(
         assert reader.head("s") == Row(SeqNo(n), f"s{n}".encode())
         assert consensus.compare_and_set("s", after(n), f"s{n + 1}".encode())
     assert [*reader.list_keys()] == ["s"]
+    assert reader.heads() == {"s": 6}
     for write in (
         lambda: reader.compare_and_set("s", after(6), b"x"),
         lambda: reader.compare_and_set_many({"s": (after(6), b"x")}),

@@ -29,10 +29,10 @@ def before(text: str, *lines: str) -> Edit:
 NEXT: dict[str, list[Edit]] = {
     "pyproject.toml": [('version = "0.1.0"', 'version = "0.2.0"')],
     "persist_lib/core/formats.py": [
-        ("NEWEST = 2\n", "NEWEST = 3\n"),
-        ("STATE_FIELDS = {1: 14, 2: 16}", "STATE_FIELDS = {1: 14, 2: 16, 3: 17}"),
-        ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 3, "format": 2,'),
-        ('COMMANDS = {"Upgrade": 2}', 'COMMANDS = {"Upgrade": 2, "SetLabel": 3}'),
+        ("NEWEST = 3\n", "NEWEST = 4\n"),
+        ("STATE_FIELDS = {1: 14, 2: 16, 3: 18}", "STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 19}"),
+        ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 4, "format": 2,'),
+        ('COMMANDS = {"Upgrade": 2}', 'COMMANDS = {"Upgrade": 2, "SetLabel": 4}'),
     ],
     "persist_lib/core/state.py": [
         before("\n    @property\n    def upper(", "    label: str | None = None"),
@@ -52,8 +52,8 @@ NEXT: dict[str, list[Edit]] = {
     "persist_lib/core/transitions.py": [
         before(
             "        case c.Finish():\n",
-            "        case c.SetLabel() if state.format < 3:",
-            "            return r.Malformed('a label, before format 3')",
+            "        case c.SetLabel() if state.format < 4:",
+            "            return r.Malformed('a label, before format 4')",
             "        case c.SetLabel(label):",
             "            return StateDiff(label=(state.label, label))",
         ),

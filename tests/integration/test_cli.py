@@ -262,7 +262,8 @@ def test_upkeep_does_what_it_says_and_a_second_time_finds_nothing(abandoned: She
     assert "retired 1 of 1" in sh("leases", "tidy")
     assert "no lease is overdue" in sh("leases", "tidy")
     assert "0 orphans" in sh("orphans", "--all")
-    assert "sound" in sh("scrub", "--all")
+    assert "1 batch read: every digest and every sum is right" in sh("scrub", "--all")
+    assert "nothing new: no batch was read; 1 were found right" in sh("scrub", "--all", "--new")
 
 
 def test_maintain_tidies_up_and_prints_before_beside_after(sh: Shell):
@@ -359,7 +360,6 @@ def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: st
 LOOKING = [
     ("shards",), ("census",), ("show", "orders"), ("log", "orders"), ("plan", "orders"), ("hold", "list", "orders"),
     ("snapshot", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("set-retention", "orders"),
-    ("scrub", "--all"),
 ]  # fmt: skip
 
 
@@ -424,13 +424,91 @@ def test_damage_is_found_named_and_has_its_own_exit_code(sh: Shell):
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    scrubbed = sh.run("scrub", "--all")
-    assert scrubbed.exit_code == 3
-    assert "1 batch DAMAGED" in scrubbed.stdout
-    assert "tidy: 1 batch, 1 update" in scrubbed.stdout
+    for words in (("scrub", "--all"), ("scrub", "--all", "--new")):
+        scrubbed = sh.run(*words)
+        assert scrubbed.exit_code == 3
+        assert "orders: 1 batch DAMAGED: batch (" in scrubbed.stdout
+        assert ("known since " in scrubbed.stdout) is (len(words) == 3)
+    assert "tidy: nothing new: no batch was read; 1 were found right by earlier scrubs" in scrubbed.stdout
+    assert json.loads(sh.run("scrub", "orders", "--json").stdout)["shards"][0]["known"]
     assert part.name in sh.fails(3, "snapshot", "orders")
     part.unlink()
     assert sh.fails(3, "compaction", "orders").startswith("Missing")
+
+
+@pytest.mark.parametrize("prices", [None, "s3", "free", '{"gib_month": 1000}'])
+def test_show_shards_and_census_price_alike(sh: Shell, prices: str | None):
+    words = () if prices is None else ("--prices", prices)
+    shards = {shard["shard"]: shard["dollars_month"] for shard in sh.json("shards", *words)["shards"]}
+    assert {shard["shard"]: shard["dollars_month"] for shard in sh.json("census", *words)["shards"]} == shards
+    assert {name: sh.json("show", name, *words)["census"]["dollars_month"] for name in shards} == shards
+    is_free = prices in {None, "free"}
+    assert all((dollars == 0) is is_free for dollars in shards.values()), "a disk is free unless it is said not to be"
+    done = {shard["shard"]: shard for shard in sh.json("maintain", "--all", "--dry-run", *words)["shards"]}
+    assert {name: done[name]["before"]["dollars_month"] for name in shards} == shards
+
+
+@pytest.mark.parametrize("words", [("compaction",), ("rollups", "--force"), ("maintain",)], ids=lambda words: words[0])
+def test_a_busy_shard_is_named_and_the_others_are_done(sh: Shell, words: tuple[str, ...]):
+    with sh.client() as client, client.worker("orders") as worker:
+        assert worker.id
+        done = sh.run(*words, "--all")
+        assert done.exit_code == 1
+        assert f"Busy: shard orders: the worker {worker.id} is at maintenance work here" in done.stderr.replace(
+            "1 of 6 duties failed, the others were done: leases, retention, rollups, garbage, orphans. compaction: ", ""
+        ).replace("Busy: shard orders: Busy: ", "Busy: ")
+        assert "tidy: " in done.stdout
+        assert len(client.inspect("tidy").state.writers) <= 1
+    assert sh.run(*words, "--all").exit_code == 0
+
+
+def test_the_leases_of_commands_that_exclude_each_other_are_short(sh: Shell, monkeypatch: pytest.MonkeyPatch):
+    leases: list[int] = []
+    compact = persist.Client.compact
+
+    def noting(client: persist.Client, name: str, **words: Any) -> Any:
+        leases.append(client.config.lease_ms)
+        assert words["alone"] is True
+        return compact(client, name, **words)
+
+    monkeypatch.setattr(persist.Client, "compact", noting)
+    sh("compaction", "orders")
+    assert leases == [60_000]
+
+
+def test_known_damage_is_shown_without_reading_anything_again(sh: Shell):
+    assert re.search(r"damaged +not known: no scrub has looked yet", sh("show", "orders"))
+    sh("scrub", "--all")
+    assert re.search(r"damaged +none that a scrub found", sh("show", "orders"))
+    assert [shard["damaged"] for shard in sh.json("census")["shards"]] == [0, 0]
+    part = next(path for path in (sh.root / "blob" / "orders").rglob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:-1])
+    assert re.search(r"damaged +none that a scrub found", sh("show", "orders")), "only a scrub looks"
+    assert sh.run("scrub", "--all").exit_code == 3
+    for words in (("show", "orders"), ("census",)):
+        shown = sh(*words)
+        assert re.search(r"damaged +1 batch\b", shown)
+        assert f"{part.name}: " in shown
+        assert "(known since 2" in shown
+    shown = sh.json("show", "orders")
+    assert (shown["damaged"], len(shown["damaged_batches"])) == (1, 1)
+    assert [shard["damaged"] for shard in sh.json("census")["shards"]] == [1, 0]
+    [marks] = (sh.root / "blob" / "-scrub" / "orders").iterdir()
+    marks.write_bytes(b"")
+    assert "`persist scrub orders` reads everything again" in sh("show", "orders")
+    assert sh.json("show", "orders")["damaged"] is None
+
+
+def test_a_scrub_changes_no_byte_but_its_own_memory_and_creates_no_location(sh: Shell, tmp_path: Path):
+    before = sh.files()
+    sh("scrub", "--all")
+    after = sh.files()
+    assert {name for name in after if after[name] != before.get(name)} == {
+        name for name in after if name.startswith("blob/-scrub/")
+    }
+    assert before.keys() <= after.keys()
+    assert "NotFound: there is no location" in Shell(tmp_path / "nowhere").fails(1, "scrub", "--all")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_newer_format_is_refused_and_left_alone(sh: Shell):

@@ -16,7 +16,7 @@ from tests.integration.synthetic_git import Git
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
-ENOUGH_FOR_SPARK = 260_000
+ENOUGH_FOR_SPARK = 600_000
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,6 +146,54 @@ def test_so_it_does_on_s3_alone_once_the_log_is_truncated(histories: dict[int, H
             asked.append(counts)
     assert asked[0] == asked[1]
     assert asked[0]["on the wire"] <= 40
+
+
+def surveyed_on_the_wire(place: tuple[str, str | None], *proxies: Proxy) -> tuple[persist.Survey, int]:
+    """A survey by a new client, and its requests on the wire, without those of opening the location."""
+    with persist.open(*place, runtime=QUIET) as client:
+        client.consensus.head("nobody")  # connects
+        for proxy in proxies:
+            proxy.at(0, None)
+        found = client.survey()
+        return found, sum(proxy.requests for proxy in proxies)
+
+
+def test_a_survey_of_idle_shards_takes_three_requests_however_many_they_are() -> None:
+    """The names and the looks from S3, and all heads from PostgreSQL."""
+    with Proxy(servers.s3_server().port) as s3, Proxy(servers.postgres_port()) as sql:
+        name, log = os.urandom(8).hex(), servers.postgres_at(persist_schema=f"t{os.urandom(8).hex()}")
+        through = s3_url(s3.port, name=name), log.replace(f":{servers.postgres_port()}/", f":{sql.port}/")
+        counts = []
+        for shards in (5, 50):
+            with persist.open(s3_url(name=name), log, runtime=QUIET) as client:
+                for n in range(shards):
+                    client.open_writer(f"s{n}", SCHEMA).close()
+                client.survey(done={"census": client.shards()})
+            found, requests = surveyed_on_the_wire(through, s3, sql)
+            assert (len(found.looks), found.waiting, found.due("census")) == (shards, 0, [])
+            assert found.cost.requests == requests
+            counts.append(requests)
+    assert counts == [3, 3]
+
+
+def test_on_s3_alone_the_heads_take_a_page_for_each_1000_rows() -> None:
+    name = os.urandom(8).hex()
+    consensus = open_location(s3_url(scheme="s3+cas", name=name), create=True).consensus
+    assert isinstance(consensus, S3Consensus)
+    client, heads = consensus._clients.get(), {"a": 3, "long": 1995, "z": 7}
+
+    def put(key: str, seqno: int) -> None:
+        client.put_object(**consensus._row(key, SeqNo(seqno)), Body=b"x")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, *zip(*[(key, seqno) for key in heads for seqno in range(1, heads[key] + 1)], strict=True)))
+    with Proxy(servers.s3_server().port) as s3:
+        through = open_location(s3_url(s3.port, "s3+cas", name)).consensus
+        s3.at(0, None)
+        assert through.heads() == heads
+        assert s3.requests == 3, "2005 rows"
+        through.close()
+    consensus.close()
 
 
 WIDE = persist.Schema(key={"id": "int64 not null"}, value={"payload": "binary", "small": "int32"})

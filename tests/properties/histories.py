@@ -88,8 +88,21 @@ class Shard:
         referred = {key for batch in old.trace for key in batch.keys} | {r.key for r in old.rollups.values()}
         still = {key for batch in new.trace for key in batch.keys} | {r.key for r in new.rollups.values()}
         assert referred - still == new.garbage.keys() - old.garbage.keys(), "exactly what is no longer referred to"
+        self.check_written(old, new, diff)
         gone = (old.writers.keys() | old.readers.keys()) - (new.writers.keys() | new.readers.keys())
         assert gone == new.retired.keys() - old.retired.keys()
+
+    def check_written(self, old: State, new: State, diff: StateDiff) -> None:
+        """What appends and compactions wrote is counted, by objects rather than by the trace's own sums."""
+        was, is_ = (old.appended_bytes, old.maintained_bytes), (new.appended_bytes, new.maintained_bytes)
+        if old.format < 3 or diff.trace is None or not new.schemas:
+            assert was == is_
+            return
+        before = {part for batch in old.trace for part in batch.parts}
+        added = [part for batch in diff.trace.added for part in batch.parts]
+        fresh = sum(part.size for part in added if part.inline is not None or part.key not in {p.key for p in before})
+        grown = (is_[0] - was[0], is_[1] - was[1])
+        assert grown == ((fresh, 0) if new.upper != old.upper and not new.is_finished() else (0, fresh))
 
 
 def history(seed: int, steps: int, sane: float = 0.85) -> Shard:

@@ -17,7 +17,7 @@ from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
-from persist_lib.core.state import State
+from persist_lib.core.state import COUNTS_BYTES, State
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_state
 from persist_lib.format.log import GENESIS, StoredState, decode_row, decode_state, encode_state
@@ -90,6 +90,13 @@ class CoreMachine(RuleBasedStateMachine):
             assert state.count <= sum(batch.count for batch in self.shard.appended)
             diff_sums = sum(b.diff_sum for b in self.shard.appended) - sum(b.diff_sum for b in state.trace)
             assert diff_sums % 2**64 == 0
+
+    @invariant()
+    def what_is_there_was_written(self):
+        state = self.shard.state
+        if state.schemas and self.shard.states[1].format >= COUNTS_BYTES:
+            assert state.size <= state.appended_bytes + state.maintained_bytes
+            assert state.appended_bytes >= state.size or state.maintained_bytes
 
     def teardown(self):
         """Rebuilding from any rollup and the rows after it gives identical bytes."""

@@ -126,6 +126,10 @@ class MemoryConsensus:
         with self._lock:
             return iter([key for key, rows in self._logs.items() if rows])
 
+    def heads(self) -> dict[str, SeqNo]:
+        with self._lock:
+            return {key: rows[-1].seqno for key, rows in self._logs.items() if rows}
+
     def now(self) -> int:
         return now_ms(self._clock)
 

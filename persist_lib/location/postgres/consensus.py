@@ -151,6 +151,10 @@ class PostgresConsensus:
         """Return an iterator over the keys that exist at the time of the call."""
         return iter(sorted((key or b"").decode() for (key,) in self._read(self._sql.keys, [])))
 
+    def heads(self) -> dict[str, SeqNo]:
+        """Return the newest seqnos of one moment. It reads the table of newest rows only, never the log."""
+        return {(key or b"").decode(): SeqNo(decode_int(seqno)) for key, seqno in self._read(self._sql.heads, [])}
+
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         sql = self._sql.create if expected is None else self._sql.append
         values: list[tuple[Value, int]] = [(key, TEXT), (bytes(data), BYTEA)]

@@ -78,6 +78,13 @@ class Statements:
         return self._filled("SELECT key, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, {clock}, $1")
 
     @cached_property
+    def heads(self) -> str:
+        """Answers key, seqno."""
+        return self._filled(
+            "SELECT key, seqno, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, NULL, {clock}, $1"
+        )
+
+    @cached_property
     def clock(self) -> str:
         """Answers nothing but the clock."""
         return self._filled("SELECT NULL, {clock}, $1")

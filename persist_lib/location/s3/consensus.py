@@ -252,11 +252,15 @@ class S3Consensus:
             from_seqno = floor.seqno
 
     def _names(self, key: str, from_seqno: SeqNo) -> Iterator[SeqNo]:
-        """Yield the seqnos of the objects from `from_seqno` on, ascending."""
+        """Return the seqnos of the objects from `from_seqno` on, ascending."""
         prefix = self._rows(key)
-        after = f"{prefix}{max(0, from_seqno - 1):020d}"
+        names = self._listed(prefix, f"{prefix}{max(0, from_seqno - 1):020d}", f"the rows of {key!r}")
+        return (SeqNo(int(name.removeprefix(prefix))) for name in names)
+
+    def _listed(self, prefix: str, after: str, what: str) -> Iterator[str]:
+        """Yield the names of the objects with this prefix that come after a name, ascending."""
         while True:
-            with reading(f"list the rows of {key!r}"):
+            with reading(f"list {what}"):
                 page = self._observe(
                     self._clients.get().list_objects_v2(
                         Bucket=self._target.bucket, Prefix=prefix, StartAfter=after, MaxKeys=self._page
@@ -264,7 +268,7 @@ class S3Consensus:
                 )
                 is_last = not page["IsTruncated"]
                 names = [str(entry["Key"]) for entry in page.get("Contents", [])]
-            yield from (SeqNo(int(name.removeprefix(prefix))) for name in names)
+            yield from names
             if is_last:
                 return
             after = names[-1]
@@ -374,6 +378,18 @@ class S3Consensus:
             yield from (unquote(name.removeprefix(root).rstrip("/")) for name in names)
             if not token:
                 return
+
+    def heads(self) -> dict[str, SeqNo]:
+        """One listing of all rows, with its pages: a request for each 1,000 rows. No row is read.
+
+        Whatever is below a floor, the newest row is above it. A page that was listed before others appended to a key,
+        and truncated it, still ends in a row that was its newest.
+        """
+        root, newest = self._target.path("log", ""), dict[str, SeqNo]()
+        for name in self._listed(root, root, "the rows of all keys"):
+            key, _, seqno = name.removeprefix(root).rpartition("/v")
+            newest[key] = max(newest.get(key, FIRST), SeqNo(int(seqno)))
+        return {unquote(key): seqno for key, seqno in newest.items()}
 
     def now(self) -> int:
         """Return S3's time in ms since the epoch, to the second: that of its last answer, plus the time since then."""

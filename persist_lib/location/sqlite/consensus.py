@@ -54,13 +54,15 @@ INSERT OR IGNORE INTO consensus (key, seqno, data) VALUES (?1, (
 """
 TRUNCATE = "DELETE FROM consensus WHERE key = ? AND seqno < ?"
 REWIND = "DELETE FROM consensus WHERE key = ? AND seqno > ?"
-# DISTINCT would read every row; this seeks from key to key.
-KEYS = """
+# DISTINCT and GROUP BY would read the index of every row; this seeks from key to key.
+FOUND = """
 WITH RECURSIVE found (key) AS (
     SELECT min(key) FROM consensus
     UNION ALL SELECT (SELECT min(key) FROM consensus WHERE key > found.key) FROM found WHERE found.key IS NOT NULL
-) SELECT key FROM found WHERE key IS NOT NULL
-"""
+)"""
+KEYS = f"{FOUND} SELECT key FROM found WHERE key IS NOT NULL"  # noqa: S608 - of constants
+NEWEST_OF = "SELECT max(seqno) FROM consensus WHERE key = found.key"
+HEADS = f"{FOUND} SELECT key, ({NEWEST_OF}) FROM found WHERE key IS NOT NULL"  # noqa: S608 - of constants
 
 
 class SqliteConsensus:
@@ -122,6 +124,10 @@ class SqliteConsensus:
     def list_keys(self) -> Iterator[str]:
         """Return an iterator over the keys that exist at the time of the call."""
         return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
+
+    def heads(self) -> dict[str, SeqNo]:
+        """Return the newest seqnos of one moment."""
+        return sqlite_file.heads_of(self._read(HEADS, ()), self.path)
 
     def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         def read(session: Session) -> list[Any]:

@@ -224,6 +224,11 @@ def key_of(found: object, path: Path) -> str:
     )  # fmt: skip
 
 
+def heads_of(found: list[tuple[object, object]], path: Path) -> dict[str, SeqNo]:
+    """Return the newest seqnos that were read. Raises Corrupt if their types, or those of their keys, are wrong."""
+    return {key_of(key, path): row_of((seqno, b""), str(key), path).seqno for key, seqno in found}
+
+
 def read_failed(error: apsw.Error, path: Path) -> PersistError:
     """Return the error for a failed read: Corrupt for damage, else Determinate, as a read changes nothing."""
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):

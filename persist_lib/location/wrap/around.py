@@ -118,6 +118,9 @@ class AroundConsensus(Around):
     def list_keys(self) -> Iterator[str]:
         return iter(self.around(Operation("list_keys", ""), lambda: [*self.inner.list_keys()]))
 
+    def heads(self) -> dict[str, SeqNo]:
+        return self.around(Operation("heads", ""), self.inner.heads)
+
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         """Wait as `WakesWaiters.wait` does. It is no request, so it does not go through `around`."""
         return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)

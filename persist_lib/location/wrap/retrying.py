@@ -17,6 +17,7 @@ from persist_lib.errors import Determinate, DiskFull, Indeterminate
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.location.wrap.deadline import deadline_or, within
+from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
 from persist_lib.runtime.ambient import Deadline, Runtime
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ TIMEOUT_S = 60.0
 ONCE = frozenset({"compare_and_set", "compare_and_set_many", "rewind"})
 """Operations that have another effect when done twice."""
 
-READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys"})
+READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys", "heads"})
 """Operations that change nothing: when they fail, nothing can have happened."""
 
 
@@ -47,7 +48,7 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
                 doubt = error
                 if not is_idempotent:
                     raise
-            if isinstance(error, DiskFull):
+            if isinstance(error, (DiskFull, Stopped)):
                 raise doubt or error from error.__cause__  # waiting makes no room
             if deadline.remaining_s() <= pause / 2:
                 raise doubt or error from error.__cause__
@@ -86,6 +87,10 @@ class RetryingBlob(_Retrying, AroundBlob):
         super().__init__(inner)
         self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
 
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        """Retry as the kind of operation allows. Each attempt is made only if the caller was not stopped."""
+        return super().around(operation, lambda: _unless_stopped(call))
+
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
         """Delete several objects, and retry those that could not be deleted. Returns the errors that remain."""
         deadline = self.deadline()
@@ -93,9 +98,12 @@ class RetryingBlob(_Retrying, AroundBlob):
 
     def _delete_many(self, keys: Sequence[str], deadline: Deadline) -> dict[str, Exception]:
         pause = FIRST_PAUSE_S
-        failures = retry(lambda: self.inner.delete_many(keys), is_idempotent=True, deadline=deadline)
+        failures = retry(
+            lambda: _unless_stopped(lambda: self.inner.delete_many(keys)), is_idempotent=True, deadline=deadline
+        )
         while failures and deadline.remaining_s() > pause / 2 and any(map(_is_of_the_world, failures.values())):
             deadline.pause(pause)
+            check_not_stopped()
             pause = min(LONGEST_PAUSE_S, pause * 2)
             left = list(failures)
             failures = retry(lambda left=left: self.inner.delete_many(left), is_idempotent=True, deadline=deadline)  # type: ignore[misc]
@@ -108,6 +116,11 @@ class RetryingConsensus(_Retrying, AroundConsensus):
     def __init__(self, inner: Consensus, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(inner)
         self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
+
+
+def _unless_stopped(call: Callable[[], T]) -> T:
+    check_not_stopped()
+    return call()
 
 
 def _is_of_the_world(error: Exception) -> bool:

@@ -102,6 +102,10 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and not value
 
 
+def is_nothing_done(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value
+
+
 def is_key(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(map(integer(-(2**63), 2**63 - 1), value))
 
@@ -241,7 +245,12 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Spending": (lambda _: {"tally": None}, {"tally": or_none(never)}),
     "Spending.again": (lambda _: {}, {}),
     "Spending.over": (lambda _: {"items": [1]}, {"items": lambda value: hasattr(type(value), "__iter__")}),
+    "Survey.due": (lambda _: {"duty": "scrub"}, {"duty": never}),
     "Snapshot.batches": (lambda _: {}, {}),
+    "Snapshot.of_keys": (
+        lambda _: {"lower": None, "upper": None},
+        {"lower": or_none(instance(bytes)), "upper": or_none(instance(bytes))},
+    ),
     "Snapshot.release": (lambda _: {}, {}),
     "Snapshot.splits": (lambda _: {"n": 2}, {"n": integer(1, 2**20)}),
     "Snapshot.to_arrow": (lambda _: {}, {}),
@@ -293,8 +302,11 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Client.close": (lambda _: {}, {}),
     "Client.collect": (lambda p: {"name": p.name, "dry_run": False, "progress": None}, duty),
     "Client.compact": (
-        lambda p: {"name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False, "progress": None},
-        {**duty, "policy": policy, "engine": progress},
+        lambda p: {
+            "name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False, "alone": False,
+            "progress": None,
+        },
+        {**duty, "policy": policy, "engine": progress, "alone": flag},
     ),
     "Client.compare_and_append_many": (
         lambda p: {"appends": [persist.Append(p.write, [], UPPER, UPPER + 1)], "timeout": 0.05, "token": b"token"},
@@ -313,8 +325,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Client.machine": (lambda p: {"name": p.name}, {"name": name}),
     "Client.maintain": (
-        lambda p: {"name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False},
-        {"name": name, "policy": policy, "engine": progress, "dry_run": flag},
+        lambda p: {"name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False, "alone": False},
+        {"name": name, "policy": policy, "engine": progress, "dry_run": flag, "alone": flag},
     ),
     "Client.metrics": (lambda _: {}, {}),
     "Client.open_reader": (
@@ -333,11 +345,12 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Client.repair": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
     "Client.retain": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
     "Client.roll_up": (
-        lambda p: {"name": p.name, "force": True, "dry_run": False}, {"name": name, "force": flag, "dry_run": flag}
+        lambda p: {"name": p.name, "force": True, "dry_run": False, "alone": False},
+        {"name": name, "force": flag, "dry_run": flag, "alone": flag},
     ),
     "Client.scrub": (
-        lambda p: {"name": p.name, "after": 0, "engine": None, "progress": None},
-        {"name": name, "after": time, "engine": progress, "progress": progress},
+        lambda p: {"name": p.name, "after": 0, "new_only": False, "engine": None, "progress": None},
+        {"name": name, "after": time, "new_only": flag, "engine": progress, "progress": progress},
     ),
     "Client.set_hold": (
         lambda p: {"name": p.name, "hold": "kept", "since": 4, "opaque": b"y", "expected": b"x"},
@@ -346,8 +359,12 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Client.set_retention": (lambda p: {"name": p.name, "distance": 5}, {"name": name, "distance": or_none(time)}),
     "Client.shards": (lambda _: {}, {}),
+    "Client.survey": (
+        lambda p: {"done": {"scrub": [p.name]}, "most": 5, "seconds": 0.05, "progress": None},
+        {"done": is_nothing_done, "most": or_none(integer(0, math.inf)), "seconds": timeout, "progress": progress},
+    ),
     "Client.upgrade": (
-        lambda p: {"name": p.name, "to": 2, "dry_run": False}, {"name": name, "to": integer(1, 2), "dry_run": flag}
+        lambda p: {"name": p.name, "to": 3, "dry_run": False}, {"name": name, "to": integer(1, 3), "dry_run": flag}
     ),
     "Client.worker": (lambda p: {"name": p.name}, {"name": name}),
 }  # fmt: skip
@@ -355,11 +372,11 @@ RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Antichain": lambda _: persist.at(5), "Client": lambda p: p.client, "Cost": lambda _: persist.Cost(),
     "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: SCHEMA,
     "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
-    "WriteHandle": lambda p: p.write,
+    "Survey": lambda p: p.client.survey(), "WriteHandle": lambda p: p.write,
 }  # fmt: skip
 ANSWERED = {
-    "Appended", "Client", "Cost", "Listen", "Metrics", "Progress", "ReadHandle", "Snapshot", "Split", "Updates",
-    "Verdict", "WriteHandle",
+    "Appended", "Client", "Cost", "Listen", "Look", "Metrics", "Progress", "ReadHandle", "Snapshot", "Split", "Survey",
+    "Updates", "Verdict", "WriteHandle",
 }  # fmt: skip
 """What calls answer: it is not made by who calls."""
 ROWS = {"Update"}

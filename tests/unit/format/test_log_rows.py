@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
-from persist_lib.core.formats import DIFF_FIELDS, NEWEST, STATE_FIELDS
+from persist_lib.core.formats import DIFF_FIELDS, NEWEST, STATE_FIELDS, needed
 from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Reader, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
+from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import (
-    HEADER_BYTES,
     ROLLUP_MAGIC,
     ROW_MAGIC,
     LogRow,
@@ -82,7 +82,13 @@ ROW_2 = msgspec.structs.replace(
 STORED_2 = msgspec.structs.replace(
     STORED, state=msgspec.structs.replace(STORED.state, format=2, outcomes=OUTCOMES)
 )  # fmt: skip
-ROWS, STATES = {1: ROW, 2: ROW_2}, {1: STORED, 2: STORED_2}
+ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, format=(2, 3), outcomes=None))
+STORED_3 = msgspec.structs.replace(
+    STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
+)  # fmt: skip
+OLDEST = {1: 1, 2: 2, 3: 2}
+"""Rows of format 3 say no more than those of format 2."""
+ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3}, {1: STORED, 2: STORED_2, 3: STORED_3}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
 
@@ -91,7 +97,7 @@ def golden(name: str, format_: int) -> bytes:
 
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
-    for value in (ROW_2, ROW_2.diff, STORED_2, STORED_2.state, BATCH, PART, WRITER, READER, ROLLUP, OUTCOME):
+    for value in (ROW_2, ROW_2.diff, STORED_3, STORED_3.state, BATCH, PART, WRITER, READER, ROLLUP, OUTCOME):
         plain = type(value)
         for name, default in zip(plain.__struct_fields__[::-1], plain.__struct_defaults__[::-1], strict=False):
             unset = default.factory() if hasattr(default, "factory") else default
@@ -102,7 +108,8 @@ def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_file
 def test_the_row_of_each_format_still_decodes_to_what_was_written(format_):
     data = golden("row", format_)
     assert decode_row(data, "golden") == ROWS[format_]
-    assert encode_row(ROWS[format_]) == data, "the oldest format that can say it"
+    assert encode_row(ROWS[format_], format_) == data
+    assert needed(ROWS[format_].command, ROWS[format_].diff) == OLDEST[format_], "the oldest format that can say it"
     assert row_format(data) == format_
 
 
@@ -222,25 +229,25 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
 
 @pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    stored = msgspec.msgpack.decode(encode_state(STORED_2)[HEADER_BYTES:], strict=False)
+    stored = msgspec.msgpack.decode(encode_state(STORED_3)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:
         stored[2][9] = [1]
         with pytest.raises(Corrupt):  # a value of another type is damage
-            decode_state(framed(ROLLUP_MAGIC, 2, msgspec.msgpack.encode(stored)), "key")
+            decode_state(framed(ROLLUP_MAGIC, 3, msgspec.msgpack.encode(stored)), "key")
         return
     with pytest.raises(NewerFormat):
-        decode_state(framed(ROLLUP_MAGIC, 2, msgspec.msgpack.encode(with_more(stored, path))), "key")
+        decode_state(framed(ROLLUP_MAGIC, 3, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 @pytest.mark.slow
 def test_another_process_writes_the_same_bytes_whatever_its_hash_seed_zone_and_locale():
     program = (
         "import sys; sys.path.insert(0, '.'); from tests.unit.format import test_log_rows as t;"
-        "sys.stdout.buffer.write(t.encode_row(t.ROW_2) + t.encode_state(t.STORED_2))"
+        "sys.stdout.buffer.write(t.encode_row(t.ROW_3, 3) + t.encode_state(t.STORED_3))"
     )
     env = {**os.environ, "PYTHONHASHSEED": "4242", "TZ": "Pacific/Apia", "LC_ALL": "C"}
     written = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, check=True).stdout
-    assert written == golden("row", 2) + golden("rollup", 2)
+    assert written == golden("row", 3) + golden("rollup", 3)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -329,7 +336,7 @@ def test_the_digest_of_a_row_depends_on_all_of_it():
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    files = {f"row_v{format_}.bin": encode_row(row) for format_, row in ROWS.items()}
+    files = {f"row_v{format_}.bin": encode_row(row, format_) for format_, row in ROWS.items()}
     files |= {f"rollup_v{format_}.bin": encode_state(stored) for format_, stored in STATES.items()}
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever

@@ -263,6 +263,7 @@ def test_each_operation_is_one_round_trip_and_now_is_none(consensus: PostgresCon
             lambda: through.scan("s", SeqNo(0), 9),
             lambda: through.truncate("s", SeqNo(2)),
             lambda: list(through.list_keys()),
+            through.heads,
         ]
         for operation in operations:
             proxy.at(0, None)

@@ -32,7 +32,9 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "scan": lambda consensus: consensus.scan("s", SeqNo(0), 9),
     "truncate": lambda consensus: consensus.truncate("s", SeqNo(1)),
     "list_keys": lambda consensus: [*consensus.list_keys()],
+    "heads": lambda consensus: consensus.heads(),
 }
+OF_CONSENSUS = ("head", "scan", "truncate", "list_keys", "heads")
 
 
 def faulty(plan: Script | Chances, clock: ManualClock) -> tuple[RetryingBlob, RetryingConsensus]:
@@ -50,9 +52,18 @@ def faulty(plan: Script | Chances, clock: ManualClock) -> tuple[RetryingBlob, Re
 def test_what_is_the_same_when_done_twice_is_tried_again(kind: str, failure: Outcome) -> None:
     plan = Script({(kind, 1): failure, (kind, 2): failure})
     blob, consensus = faulty(plan, ManualClock())
-    expected = CALLS[kind](faulty(Script({}), ManualClock())[kind in ("head", "scan", "truncate", "list_keys")])
-    assert CALLS[kind](consensus if kind in ("head", "scan", "truncate", "list_keys") else blob) == expected
+    expected = CALLS[kind](faulty(Script({}), ManualClock())[kind in OF_CONSENSUS])
+    assert CALLS[kind](consensus if kind in OF_CONSENSUS else blob) == expected
     assert plan.seen[kind] == 3
+
+
+@pytest.mark.parametrize("kind", ["get", "get_range", "list", "head", "scan", "list_keys", "heads"])
+def test_a_read_that_keeps_failing_certainly_changed_nothing(kind: str) -> None:
+    clock = ManualClock()
+    plan = Script({(kind, n): Outcome.LOST_UNKNOWN for n in range(1, 1000)})
+    blob, consensus = faulty(plan, clock)
+    with pytest.raises(Determinate, match="Nothing was changed"):
+        CALLS[kind](consensus if kind in OF_CONSENSUS else blob)
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -15,7 +15,8 @@ import persist_lib as persist
 from persist_lib.cli.app import app
 from persist_lib.core.formats import NEWEST
 from persist_lib.errors import Corrupt, HistoryRegressed, Missing, NewerFormat, NotFound
-from persist_lib.format.log import HEADER_BYTES, ROW_MAGIC
+from persist_lib.format.frame import HEADER_BYTES
+from persist_lib.format.log import ROW_MAGIC
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.testing import check_world, contents_of

@@ -1,0 +1,84 @@
+"""What a shard was when it was last looked at, so that a pass over many shards visits those where something is due.
+
+A look is a pure function of one version and of the settings. So it holds for as long as the shard's newest seqno is the
+one that was looked at, and the state need not be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from persist_lib.core.plan.compaction import Policy, plan_compaction
+from persist_lib.core.plan.expiry import has_ended
+from persist_lib.core.plan.garbage import plan_garbage
+from persist_lib.core.plan.retention import plan_retention
+from persist_lib.core.plan.rollup import is_due
+from persist_lib.core.state import State, Version
+from persist_lib.ids import SeqNo
+
+RULES = 1
+"""To be raised when a release makes another look of the same state. Looks of other rules are not used."""
+BY_STATE = ("retention", "compaction", "rollups", "garbage")
+"""The duties whose work can be told from the state."""
+BY_MARK = ("orphans", "scrub", "census")
+"""The duties whose work cannot: they are due once the shard has moved since they were done."""
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True):
+    """What one version of a shard calls for.
+
+    `due` names the duties of `BY_STATE` that have work, and `debt` is how many updates compaction would rewrite.
+    `leases_until` is the time (ms of the store's clock) from which on a lease has ended; 0: there is no lease. `mark`
+    changes with the data and with since, but not with leases. `looked_ms` is when this was found out.
+
+    `done` says for duties of `BY_MARK` at which seqno and when (ms) they were last done. For `garbage` it says from
+    which seqno on the log has rows, and when that was found out.
+    """
+
+    seqno: SeqNo
+    looked_ms: int
+    due: tuple[str, ...] = ()
+    debt: int = 0
+    mark: str = ""
+    leases_until: int = 0
+    done: Mapping[str, tuple[SeqNo, int]] = {}
+
+    @property
+    def log_begins(self) -> SeqNo:
+        """The seqno of the oldest row of the log, as far as it is known."""
+        return self.done["garbage"][0] if "garbage" in self.done else SeqNo(1)
+
+
+def look_at(version: Version, now: int, policy: Policy, rollup_every: int, log_begins: SeqNo = SeqNo(1)) -> Look:  # noqa: B008 - a number
+    """Look at a version. `now` is the store's clock in ms, and `log_begins` the seqno of the oldest row of the log."""
+    state, seqno = version.state, version.seqno
+    compaction, garbage = plan_compaction(state, policy), plan_garbage(state, seqno)
+    is_called_for = (
+        plan_retention(state) is not None,
+        bool(compaction.requests),
+        is_due(state, seqno, rollup_every),
+        bool(garbage.keys) or garbage.truncate_below > log_begins,
+    )
+    return Look(
+        seqno, now,
+        due=tuple(duty for duty, is_it in zip(BY_STATE, is_called_for, strict=True) if is_it),
+        debt=compaction.debt, mark=f"{state.next_id}.{state.since.time}", leases_until=leases_until(state, now),
+        done={"garbage": (log_begins, now)},
+    )  # fmt: skip
+
+
+def leases_until(state: State, now: int) -> int:
+    """The first ms in which a lease has ended; 0 if there is none.
+
+    A lease that ends too far ahead counts as ended (see `has_ended`), so it has ended by `now`.
+    """
+    leases = [writer.lease_until for writer in state.writers.values()]
+    leases += [reader.lease_until for reader in state.readers.values()]
+    return min((max(1, min(until, now) if has_ended(until, now) else until + 1) for until in leases), default=0)
+
+
+def settings_of(policy: Policy, rollup_every: int) -> str:
+    """The settings on which a look depends, as text. Looks of other settings are not used."""
+    return f"{RULES} {policy.weight!r} {policy.advance!r} {policy.inline_fill!r} {rollup_every}"

@@ -1,0 +1,54 @@
+"""Shards to survey, and what is asked of their location."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import persist_lib as persist
+from persist_lib.format.looks import PREFIX
+from persist_lib.location.api import Consensus
+from persist_lib.location.wrap.around import AroundConsensus, Operation
+from tests.worlds import SCHEMA, World, row
+
+
+def make(client: persist.Client, *names: str, appends: int = 1) -> None:
+    for name in names:
+        with client.open_writer(name, SCHEMA) as write:
+            append(write, appends)
+
+
+def append(write: persist.WriteHandle, times: int = 1) -> None:
+    for _ in range(times):
+        at = write.fetch_upper().time or 0
+        write.compare_and_append([row(at, time=at)], at, at + 1)
+
+
+def move(client: persist.Client, *names: str) -> None:
+    make(client, *names)
+
+
+def asked(world: World, call: Callable[[], Any]) -> dict[str, int]:
+    """What a call asks of the location, by kind."""
+    world.requests.clear()
+    call()
+    kinds = [request.kind for request in world.requests]
+    return {kind: kinds.count(kind) for kind in kinds}
+
+
+def stored(world: World) -> list[str]:
+    return sorted(entry.key for entry in world.inner.blob.list(PREFIX))
+
+
+class Meanwhile(AroundConsensus):
+    """Another process acts just before or after the heads are told."""
+
+    def __init__(self, inner: Consensus, act: Callable[[], object], *, after: bool = False) -> None:
+        super().__init__(inner)
+        self.act, self.after = act, after
+
+    def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
+        if operation.kind != "heads":
+            return call()
+        steps = (call, self.act) if self.after else (self.act, call)
+        return [step() for step in steps][0 if self.after else 1]
