@@ -11,10 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jobs import program
 from jobs.parallel import IN_FLIGHT, in_parallel
+from jobs.signals import Unfinished, end, run
+from jobs.stop import Stop
 from persist_lib.client import Client
+from persist_lib.location.wrap.stopping import Stopped
 from persist_lib.maintain import Audited
 
 
@@ -28,20 +32,28 @@ class AuditOutcome:
 
 
 def audit_shards(
-    client: Client, shards: Sequence[str], *, dry_run: bool = False, in_flight: int = IN_FLIGHT
+    client: Client,
+    shards: Sequence[str],
+    *,
+    dry_run: bool = False,
+    in_flight: int = IN_FLIGHT,
+    stop: Stop | None = None,
 ) -> Iterator[AuditOutcome]:
     """Audit each shard, `in_flight` at once. Yields an outcome for each as it is done.
 
-    An error of a shard is in its outcome, and does not stop the others. With `dry_run` nothing is deleted.
+    An error of a shard is in its outcome, and does not stop the others. With `dry_run` nothing is deleted. If `stop` is
+    set, or the caller stops early, this ends within seconds (see `in_parallel`).
     """
 
     def one(shard: str) -> AuditOutcome:
         try:
             return AuditOutcome(shard, client.audit_orphans(shard, dry_run=dry_run))
+        except Stopped:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
             return AuditOutcome(shard, None, error)
 
-    yield from in_parallel(one, shards, in_flight)
+    yield from in_parallel(one, shards, in_flight, stop)
 
 
 def numbers(audited: Audited) -> dict[str, float]:
@@ -54,15 +66,17 @@ def numbers(audited: Audited) -> dict[str, float]:
     }  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
     parser = program.arguments(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parsed = parser.parse_args(argv)
-    failed = []
+    failed, unfinished = [], unfinished or Unfinished()
     with program.telling() as tells, program.opened(parsed) as (client, shards):
+        unfinished.begin(shards)
         tells.begin(len(shards), "auditing")
         for outcome in audit_shards(client, shards, dry_run=parsed.dry_run, in_flight=parsed.in_flight):
+            unfinished.done(outcome.shard)
             if outcome.audited is None or outcome.audited.failed:
                 failed.append(outcome.shard)
                 tells.failed(outcome.shard, outcome.error or OSError(f"could not delete {outcome.audited}"))
@@ -72,4 +86,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(run(partial(main, sys.argv[1:])))

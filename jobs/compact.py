@@ -6,13 +6,14 @@
 
 Small debts are merged in this process; larger ones are cut into key ranges, one Spark task each. This process commits
 each request as one transition as soon as its tasks are done. If it is killed at any point, every shard is correct. If a
-shard cannot be compacted, the program goes on with the others; at its end it fails and names that shard.
+shard cannot be compacted, the program goes on with the others; at its end it fails and names that shard. A shard that
+another process compacts is such a shard (Busy).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -21,8 +22,13 @@ from jobs import program
 from jobs.engine import EngineName, SparkEngine, engine_for
 from jobs.parallel import IN_FLIGHT, in_parallel
 from jobs.session import Sessions, build_session
+from jobs.signals import Unfinished, end, run
+from jobs.stop import Stop
+from jobs.watch import Watch
 from persist_lib.client import Client
+from persist_lib.core.duties import MAINTENANCE_LEASE_MS
 from persist_lib.core.plan.compaction import Policy
+from persist_lib.location.wrap.stopping import Stopped
 from persist_lib.maintain import Compacted
 
 
@@ -45,22 +51,37 @@ def compact_shards(
     dry_run: bool = False,
     in_flight: int = IN_FLIGHT,
     spark: SparkEngine | None = None,
+    stop: Stop | None = None,
+    says: Callable[[str], object] | None = None,
 ) -> Iterator[ShardOutcome]:
     """Compact each shard, `in_flight` at once. Yields an outcome for each as it is done.
 
     An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
+    If `stop` is set, or the caller stops early, this ends within seconds (see `in_parallel`). `says` gets a line when a
+    shard begins, and each half minute for each that goes on.
     """
     if spark is None and sessions is not None and engine != "local":
-        spark = SparkEngine(client, sessions)
+        spark = SparkEngine(client, sessions, stop=stop)
+    stop = stop or Stop()
+    if spark is not None and spark.stop is not stop:
+        stop.on_set(spark.cancel)
+
+    watch = Watch(says or (lambda _: None))
 
     def one(shard: str) -> ShardOutcome:
         try:
-            chosen = engine_for(client, shard, engine, spark)
-            return ShardOutcome(shard, client.compact(shard, engine=chosen, policy=policy, dry_run=dry_run))
+            with watch.doing(shard) as tells:
+                chosen = engine_for(client, shard, engine, spark, tells)
+                return ShardOutcome(
+                    shard, client.compact(shard, engine=chosen, policy=policy, dry_run=dry_run, alone=True)
+                )
+        except Stopped:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
             return ShardOutcome(shard, None, error)
 
-    yield from in_parallel(one, shards, in_flight, spark.cancel if spark else None)
+    with watch:
+        yield from in_parallel(one, shards, in_flight, stop)
 
 
 def numbers(compacted: Compacted) -> dict[str, float]:
@@ -85,26 +106,40 @@ def numbers(compacted: Compacted) -> dict[str, float]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def overtaken(compacted: Compacted) -> list[str]:
+    """A line for each request whose inputs another compactor replaced first. What this one wrote for it are orphans."""
+    return [
+        f"another compactor replaced {len(one.ids)} batches ({one.reason}) first, so this one committed nothing for "
+        f"them; {one.parts_out} parts that it wrote, {one.bytes_out} bytes, are left to the audit of orphans"
+        for one in compacted.applied
+        if one.seqno is None
+    ]
+
+
+def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
     parser = program.arguments(__doc__)
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     parsed = parser.parse_args(argv)
-    failed = []
-    with program.telling() as tells, program.opened(parsed) as (client, shards):
+    failed, unfinished = [], unfinished or Unfinished()
+    with program.telling() as tells, program.opened(parsed, MAINTENANCE_LEASE_MS) as (client, shards):
+        unfinished.begin(shards)
         tells.begin(len(shards), "planning compaction" if parsed.dry_run else "compacting")
         for outcome in compact_shards(
             client, shards, partial(build_session, program.spark_settings(parsed)),
-            engine=parsed.engine, dry_run=parsed.dry_run, in_flight=parsed.in_flight,
+            engine=parsed.engine, dry_run=parsed.dry_run, in_flight=parsed.in_flight, says=tells.says,
         ):  # fmt: skip
+            unfinished.done(outcome.shard)
             if outcome.compacted is None:
                 failed.append(outcome.shard)
                 tells.failed(outcome.shard, outcome.error or RuntimeError("no outcome"))
             else:
+                for line in overtaken(outcome.compacted):
+                    tells.says(f"{outcome.shard}: {line}")
                 tells.done(outcome.shard, numbers(outcome.compacted))
     return program.exit_status(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(run(partial(main, sys.argv[1:])))

@@ -7,20 +7,32 @@ One Spark task carries out one of these tasks, without a shuffle, because the in
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession, functions
 
 from jobs import tasks as t
+from jobs.aside import Call
+from jobs.cutting import pieces
+from jobs.progress import IDLE_S, Group, Looks, Progress, Told, has_executors, is_classic, no_executors
+from jobs.reach import SparkUnreachable
 from jobs.session import Sessions
+from jobs.stop import Stop
+from jobs.watch import Tells, silent
 from persist_lib.client import Client
+from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.core.sums import Sums
-from persist_lib.errors import Damage, Determinate, InvalidUsage, PersistError
+from persist_lib.errors import Damage, InvalidUsage, PersistError
+from persist_lib.location.wrap.stopping import Stopped
 from persist_lib.maintain import Engine, local_engine
 from persist_lib.maintain.scrub import Adder, SumTask, local_adder
 from persist_lib.maintain.task import run_task
@@ -35,10 +47,37 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 
-class SparkEngine:
-    """Runs the tasks of one request as one Spark job. All shards of an application share it, in several threads."""
+MOST_SLOTS = 1 << 20
+SLOT_ROWS = 100_000
+"""Rows of the table by which a Connect server is asked for its slots. No server cuts it further."""
+SLOTS_S = 30.0
+"""How long the Spark job for that may take, once there is an executor."""
+START_S = 180.0
+"""How long a session may take to start. Spark asks a master that does not register it for a minute."""
+AGAIN_S = 60.0
+"""How long the error of a start stands for later requests, before Spark is started again."""
+ENDING_S = 2.0
+"""How long a thread waits, after the stop, for its Spark job to end."""
+CANCELLING_S = 10.0
+"""How long to go on cancelling, after the stop: a job that was about to start may only be there a moment later."""
 
-    def __init__(self, client: Client, sessions: Sessions, merge: t.Merge = run_task) -> None:
+
+class SparkEngine:
+    """Runs the tasks of one request as one Spark job. All shards of an application share it, in several threads.
+
+    Once `stop` is set, its jobs are cancelled, and its callers get Stopped within seconds, also while Spark starts.
+    Parts that its tasks wrote and that were not committed are orphans.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        sessions: Sessions,
+        merge: t.Merge = run_task,
+        *,
+        stop: Stop | None = None,
+        idle_s: float = IDLE_S,
+    ) -> None:
         if client.url.startswith("memory:") or client.consensus_url.startswith("memory:"):
             raise InvalidUsage(f"{client.url} lives in this process only, so Spark cannot reach it; use engine='local'")
         self._client, self._url, self._consensus_url = client, client.url, client.consensus_url
@@ -46,12 +85,22 @@ class SparkEngine:
         self._merge = merge
         self._tag = f"persist-{client.runtime.entropy():016x}"
         self._lock = threading.Lock()
+        self._starting: Call[SparkSession] | None = None
+        self._try_again_at = float("inf")
+        self._counting: Call[int] | None = None
         self._spark: SparkSession | None = None
-        self._is_cancelled = False
+        self._running = self._jobs = 0
+        self._idle_s = idle_s
+        self._handlers: dict[int, Told] = {}
         self.tasks_run = 0
+        self.stop = stop or Stop()
+        self.stop.on_set(self._cancel)
 
-    def __call__(self, tasks: Sequence[MergeTask]) -> Iterable[TaskResult]:
-        """Return the tasks' results, in the order of the tasks. Raises the first permanent error of a task."""
+    def __call__(self, tasks: Sequence[MergeTask], tells: Tells = silent) -> Iterable[TaskResult]:
+        """Return the tasks' results, in the order of the tasks. Raises the first permanent error of a task.
+
+        `tells` is called as tasks are done.
+        """
         if not tasks:
             return ()
         encoded, merge = t.encode_work(self._url, self._consensus_url, tasks), self._merge
@@ -59,14 +108,43 @@ class SparkEngine:
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from t.run_all(batches, encoded, merge)
 
-        answers = self._answers(len(tasks), work)
+        says = f"{merging(tasks)} on Spark"
+        answers = self._answers(len(tasks), work, f"{tasks[0].shard}: {says}", partial(tells, says))
         for row in answers:
             if row["error"] is not None:
                 raise t.raised(row["error"])
         return [msgspec.msgpack.decode(row["result"], type=TaskResult) for row in answers]
 
-    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[Sums | Damage]:
+    def pieces(self, size: int, task_bytes: int) -> int:
+        """How many tasks a request is worth that reads `size` bytes. Starts Spark to find out how many run at once."""
+        return pieces(size, task_bytes, self.slots())
+
+    def slots(self) -> int:
+        """How many tasks run at once. Waits for the first executor, and raises SparkUnreachable if none comes."""
+        spark = self._session()
+        with self._lock:
+            if self._counting is None:
+                self._counting = Call(partial(count_slots, spark, self._idle_s), "persist-spark-slots")
+            counting = self._counting
+        deadline = time.monotonic() + self._idle_s + SLOTS_S
+
+        def look() -> None:
+            if time.monotonic() > deadline:
+                raise no_executors("the Connect server", self._idle_s)
+
+        try:
+            return counting.result(self.stop, look)
+        except Stopped:
+            raise
+        except Exception:
+            with self._lock:
+                if self._counting is counting:
+                    self._counting = None  # so that a later request tries it again
+            raise
+
+    def add_up(self, tasks: Sequence[SumTask], tells: Tells = silent) -> Iterator[Sums | Damage]:
         """Yield the sums or the damage that each task of a scrub found, in the order of the tasks."""
+        says = f"{scrubbing(tasks)} on Spark" if tasks else ""
         url, consensus_url = self._url, self._consensus_url
         for start in range(0, len(tasks), TASKS_AT_ONCE):
             some = tasks[start : start + TASKS_AT_ONCE]
@@ -75,35 +153,111 @@ class SparkEngine:
             def work(batches: Iterator[pa.RecordBatch], encoded: bytes = encoded) -> Iterator[pa.RecordBatch]:
                 yield from t.add_up_all(batches, encoded, url, consensus_url)
 
-            for row in self._answers(len(some), work):
+            def told(done: int, _: int, start: int = start) -> None:
+                tells(says, start + done, len(tasks))
+
+            for row in self._answers(len(some), work, f"{some[0].shard}: {says}", told):
                 if row["error"] is None:
                     yield msgspec.msgpack.decode(row["result"], type=Sums)
                 else:
                     yield _damage(t.raised(row["error"]))
 
-    def _answers(self, count: int, work: Any) -> list[dict[str, Any]]:
+    def _answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:
         """Return what `count` tasks answered, in their order. The client is charged for their requests."""
         spark = self._session()
-        _tag(spark, self._tag)
-        if self._is_cancelled:
-            raise Determinate("this work was cancelled; nothing was committed")
-        answers = sorted(fan_out(spark, count, work, t.ANSWER_DDL), key=lambda row: row["task"])
+        self.stop.check()
+        with self._lock:
+            self._jobs += 1
+            looks = self._looks(spark, f"{self._tag}-{self._jobs}", says)
+        tells(0, count)
+        progress = Progress(looks, lambda done: tells(min(done, count), count), self._where(spark), self._idle_s)
+        job = Call(partial(self._run, spark, count, work, looks), "persist-spark")
+        try:
+            answers = job.result(self.stop, progress, patience_s=ENDING_S)
+        except SparkUnreachable:
+            self._forget(spark, looks)
+            raise
+        tells(count, count)
         charge(self._client, answers)
         with self._lock:
             self.tasks_run += count
-        return answers
+        return sorted(answers, key=lambda row: row["task"])
+
+    def _run(self, spark: SparkSession, count: int, work: Any, looks: Looks) -> list[dict[str, Any]]:
+        """Run one Spark job, in a thread of its own: tags and groups belong to the thread."""
+        with self._lock:
+            self._running += 1
+        try:
+            _tag(spark, self._tag)
+            looks.begin()
+            self.stop.check()
+            return fan_out(spark, count, work, t.ANSWER_DDL)
+        finally:
+            self._handlers.pop(threading.get_ident(), None)
+            with self._lock:
+                self._running -= 1
+
+    def _looks(self, spark: SparkSession, group: str, says: str) -> Looks:
+        return Group(spark, group, says) if is_classic(spark) else Told(self._handlers)
+
+    def _where(self, spark: SparkSession) -> str:
+        return str(spark.sparkContext.master) if is_classic(spark) else "the Connect server"
+
+    def _forget(self, spark: SparkSession, looks: Looks) -> None:
+        """Cancel the one job that is waited for no longer."""
+        if isinstance(looks, Group):
+            spark.sparkContext.cancelJobGroup(looks.name)
 
     def cancel(self) -> None:
-        """Stop the tasks of this engine. Parts that they wrote and that were not committed are orphans."""
-        self._is_cancelled = True
-        if self._spark is not None:
+        """Stop: end the tasks of this engine, and refuse others."""
+        self.stop.set()
+
+    def _cancel(self) -> None:
+        """Cancel the jobs that run, until none does."""
+        deadline = time.monotonic() + CANCELLING_S
+        while self._spark is not None and self._running and time.monotonic() < deadline:
             _interrupt(self._spark, self._tag)
+            time.sleep(0.2)
 
     def _session(self) -> SparkSession:
+        """The session. It is built by a daemon thread, so that a stop need not wait for it.
+
+        Raises SparkUnreachable if it is not there after `START_S`. An error is raised again for `AGAIN_S`, so that many
+        shards do not wait for the same refusal one after the other.
+        """
         with self._lock:
-            if self._spark is None:
-                self._spark = self._sessions()
-            return self._spark
+            if self._starting is None or time.monotonic() > self._try_again_at:
+                self._starting, self._try_again_at = Call(self._start, "persist-spark-start"), float("inf")
+            starting = self._starting
+        try:
+            self._spark = starting.result(self.stop, partial(_check_start, starting.began))
+        except Stopped:
+            raise
+        except Exception:
+            with self._lock:
+                self._try_again_at = min(self._try_again_at, time.monotonic() + AGAIN_S)
+            raise
+        return self._spark
+
+    def _start(self) -> SparkSession:
+        spark = self._sessions()
+        if hasattr(spark, "registerProgressHandler"):
+            with suppress(NotImplementedError, PySparkException):  # a classic session has the name, and refuses
+                spark.registerProgressHandler(cast("Any", self._note))
+        return spark
+
+    def _note(self, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: ARG002 - Spark passes them by name
+        if (told := self._handlers.get(threading.get_ident())) is not None:
+            told.note(stages, inflight_tasks)
+
+
+def _check_start(began: float) -> None:
+    if time.monotonic() - began > START_S:
+        raise SparkUnreachable(
+            f"Spark did not start within {START_S:g} s. Nothing was changed. Look at the log of the master or of the "
+            "Connect server, or use engine=local",
+            where="",
+        )
 
 
 def _damage(error: PersistError) -> Damage:
@@ -144,33 +298,105 @@ def charge(client: Client, answers: Iterable[dict[str, Any]]) -> None:
         client.charge(msgspec.msgpack.decode(row["cost"], type=Cost).priced(client.prices))
 
 
-def engine_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Engine:
-    """Return the engine for one shard. `auto`: Spark if a request reads more than `spark_above_bytes`, else local."""
-    return _fitting(local_engine(client.machine(shard)), spark, name, bytes_read, client.config.spark_above_bytes)
+def count_slots(spark: Any, idle_s: float) -> int:
+    """How many tasks of this session run at once: its cores, or what Spark would cut a table into by itself.
+
+    A cluster counts the executors that are there, so this waits for the first. Raises SparkUnreachable if none comes.
+    """
+    if not is_classic(spark):
+        found = spark.range(0, SLOT_ROWS).select(functions.spark_partition_id().alias("p")).distinct().count()
+        return max(1, int(found))
+    context = spark.sparkContext
+    deadline = time.monotonic() + idle_s
+    while not has_executors(context):
+        if time.monotonic() > deadline:
+            raise no_executors(context.master, idle_s)
+        time.sleep(0.1)
+    return max(1, int(context.defaultParallelism))
 
 
-def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> Adder:
-    """Return the adder for one shard. `auto`: Spark if a scrub reads more than `spark_above_bytes`, else local."""
-    above = client.config.spark_above_bytes
-    return _fitting(
-        local_adder(client.machine(shard).blob), spark.add_up if spark else None, name, bytes_scrubbed, above
-    )
+def engine_for(
+    client: Client, shard: str, name: EngineName, spark: SparkEngine | None, tells: Tells = silent
+) -> Engine:
+    """Return the engine for one shard. `tells` is called as tasks are done.
 
-
-def _fitting(
-    here: Callable[[Sequence[Task]], Iterable[Answer]],
-    spark: Callable[[Sequence[Task]], Iterable[Answer]] | None,
-    name: EngineName,
-    weigh: Callable[[Sequence[Task]], int],
-    above: int,
-) -> Callable[[Sequence[Task]], Iterable[Answer]]:
-    """Return `here`, `spark`, or for `auto` a function that chooses one by the bytes that the tasks read."""
+    `auto`: Spark for a request that reads more than `spark_above_bytes` and is worth more than one task, else local.
+    """
+    here = told_here(local_engine(client.machine(shard)), tells, lambda tasks: f"{merging(tasks)} here")
     if name == "local" or (name == "auto" and spark is None):
         return here
     if spark is None:
         raise InvalidUsage("engine='spark' needs a Spark session")
-    there = spark
-    return there if name == "spark" else lambda tasks: (there if weigh(tasks) > above else here)(tasks)
+    return Fitting(here, spark, tells, None if name == "spark" else client.config.spark_above_bytes)
+
+
+class Fitting:
+    """Runs each request where it is quicker: here, or on Spark. `above` is in bytes; None: always on Spark."""
+
+    def __init__(self, here: Engine, spark: SparkEngine, tells: Tells, above: int | None) -> None:
+        self._here, self._spark, self._tells, self._above = here, spark, tells, above
+
+    def __call__(self, tasks: Sequence[MergeTask]) -> Iterable[TaskResult]:
+        """Return the results of the tasks, in their order."""
+        if self._is_for_spark(bytes_read(tasks), len(tasks)):
+            return self._spark(tasks, self._tells)
+        return self._here(tasks)
+
+    def pieces(self, size: int, task_bytes: int) -> int:
+        """How many tasks a request is worth."""
+        # With as many slots as there can be: if that is one task, Spark is not asked how many it has.
+        if not self._is_for_spark(size, pieces(size, task_bytes, MOST_SLOTS)):
+            return pieces(size, task_bytes, 1)
+        return self._spark.pieces(size, task_bytes)
+
+    def _is_for_spark(self, size: int, tasks: int) -> bool:
+        return self._above is None or (size > self._above and tasks > 1)
+
+
+def told_here(
+    here: Callable[[Sequence[Task]], Iterable[Answer]], tells: Tells, what: Callable[[Sequence[Task]], str]
+) -> Callable[[Sequence[Task]], Iterator[Answer]]:
+    """The same engine or adder of this process, which calls `tells` as tasks are done."""
+
+    def run(tasks: Sequence[Task]) -> Iterator[Answer]:
+        says = what(tasks) if tasks else ""
+        tells(says, 0, len(tasks))
+        for done, answer in enumerate(here(tasks), 1):
+            tells(says, done, len(tasks))
+            yield answer
+
+    return run
+
+
+def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None, tells: Tells = silent) -> Adder:
+    """Return the adder for one shard. `tells` is called as tasks are done.
+
+    `auto`: Spark if a scrub reads more than `spark_above_bytes` in more than one task, else local.
+    """
+    here = told_here(local_adder(client.machine(shard).blob), tells, lambda tasks: f"{scrubbing(tasks)} here")
+    if name == "local" or (name == "auto" and spark is None):
+        return here
+    if spark is None:
+        raise InvalidUsage("engine='spark' needs a Spark session")
+    there, above = spark, client.config.spark_above_bytes
+
+    def run(tasks: Sequence[SumTask]) -> Iterable[Sums | Damage]:
+        is_large = bytes_scrubbed(tasks) > above and len(tasks) > 1
+        return there.add_up(tasks, tells) if name == "spark" or is_large else here(tasks)
+
+    return run
+
+
+def merging(tasks: Sequence[MergeTask]) -> str:
+    """What the tasks of one request do, in words."""
+    updates = sum(part.rows for input_ in tasks[0].inputs for part in input_.parts)
+    return f"compacting {updates:,} updates, {bytes_read(tasks) / MIB:,.1f} MiB,"
+
+
+def scrubbing(tasks: Sequence[SumTask]) -> str:
+    """What the tasks of one scrub do, in words."""
+    updates = sum(part.rows for task in tasks for part in task.parts.parts)
+    return f"scrubbing {updates:,} updates, {bytes_scrubbed(tasks) / MIB:,.1f} MiB,"
 
 
 def bytes_scrubbed(tasks: Sequence[SumTask]) -> int:

@@ -1,7 +1,7 @@
 """What the programs share: their arguments, the location they open, and their reports to a terminal or to Dagster.
 
 A program that was started by Dagster Pipes reports to Dagster; otherwise it prints one line a shard. Exit status: 0
-if all is done, 1 if a shard failed (the others are done), 2 for wrong arguments.
+if all is done, 1 if a shard failed (the others are done), 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ class Terminal:
         self._task = self._progress.add_task(doing, total=shards)
         self._progress.start()
 
-    def done(self, shard: str, numbers: Numbers) -> None:
-        """A line of figures."""
+    def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
+        """A line of words and figures."""
         figures = "  ".join(f"{name}={number:,.6g}" for name, number in numbers.items())
-        self._line(f"{shard}  {figures or 'nothing to do'}")
+        self._line("  ".join(filter(None, (shard, says, figures))) if says or figures else f"{shard}  nothing to do")
 
     def failed(self, shard: str, error: Exception) -> None:
         """A line that names the error."""
         self._line(f"{shard}  FAILED: {type(error).__name__}: {error}")
+
+    def says(self, line: str) -> None:
+        """A line on what goes on."""
+        self.console.print(line, soft_wrap=True, markup=False)
 
     def end(self) -> None:
         """Take the bar away."""
@@ -64,35 +68,49 @@ class Terminal:
 
 
 class Pipes:
-    """Reports to Dagster by Pipes: a log line for every shard, and the sums of their figures as metadata."""
+    """Reports to Dagster by Pipes: a log line for every shard, and at the end the sums of their figures.
+
+    The sums go into a custom message, for ops and assets alike (`completed.get_custom_messages()`), and into the log.
+    An asset is reported as materialized only if no shard failed.
+    """
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._log: logging.Logger = context.log
         self._sums: dict[str, float] = {}
-        self._failed = 0
+        self._failed: list[str] = []
         self._shards = 0
 
     def begin(self, shards: int, doing: str) -> None:
         """Log it."""
         self._log.info("%s: %d shards", doing, shards)
 
-    def done(self, shard: str, numbers: Numbers) -> None:
-        """Log it, and add it up."""
+    def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
+        """Log it, and add the figures up."""
         self._shards += 1
         for name, number in numbers.items():
             self._sums[name] = self._sums.get(name, 0) + number
-        self._log.info("%s: %s", shard, dict(numbers))
+        self._log.info("%s: %s%s", shard, f"{says}; " if says else "", dict(numbers))
 
     def failed(self, shard: str, error: Exception) -> None:
         """Log it as an error."""
-        self._failed += 1
+        self._failed.append(shard)
         self._log.error("%s: %s: %s", shard, type(error).__name__, error)
 
+    def says(self, line: str) -> None:
+        """Log it."""
+        self._log.info("%s", line)
+
     def end(self) -> None:
-        """Report the sums."""
-        sums = {"shards": self._shards, "failed": self._failed, **self._sums}
-        self._context.report_asset_materialization(metadata=sums)
+        """Report the sums. An op has no asset to materialize, and a step of several assets does not say which one."""
+        sums = {"shards": self._shards, "failed": len(self._failed), **self._sums}
+        self._context.report_custom_message(sums)
+        if self._failed:
+            self._log.error("failed: %s; %d shards are done", ", ".join(sorted(self._failed)), self._shards)
+            return
+        self._log.info("all done: %s", sums)
+        if self._context.is_asset_step and len(self._context.asset_keys) == 1:
+            self._context.report_asset_materialization(metadata=sums)
 
 
 @contextmanager
@@ -146,12 +164,14 @@ def spent(cost: Cost) -> dict[str, float]:
 
 
 @contextmanager
-def opened(parsed: argparse.Namespace) -> Iterator[tuple[Client, list[str]]]:
+def opened(parsed: argparse.Namespace, lease_ms: int | None = None) -> Iterator[tuple[Client, list[str]]]:
     """Open the location; yields the client and the shards asked for, or all. NotFound if one of these does not exist.
 
-    PERSIST_CONFIG has fields of `persist.Config` as JSON.
+    PERSIST_CONFIG has fields of `persist.Config` as JSON. `lease_ms` counts if it does not say otherwise.
     """
     config = persist.Config.model_validate_json(os.environ.get("PERSIST_CONFIG") or "{}")
+    if lease_ms is not None and "lease_ms" not in config.model_fields_set:
+        config = config.model_copy(update={"lease_ms": lease_ms})
     prices = parse_prices(parsed.prices) if parsed.prices else None
     with persist.open(parsed.location, parsed.consensus, config=config, prices=prices, create=False) as client:
         there = client.shards()

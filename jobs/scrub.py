@@ -4,13 +4,14 @@
     spark-submit jobs/scrub.py --location s3://bucket/prefix --consensus postgresql://… --shard orders --engine spark
 
 Small shards are read in this process, larger ones by Spark, with a task for each 64 MiB. The library judges what was
-read. The program changes nothing. It reads all shards; then, if any has damage, it names them and exits with status 1.
+read, and remembers it in the location; no data is changed. The program reads all shards; then, if any has damage, it
+names them and exits with status 1.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -19,8 +20,12 @@ from jobs import program
 from jobs.engine import EngineName, SparkEngine, adder_for
 from jobs.parallel import IN_FLIGHT, in_parallel
 from jobs.session import Sessions, build_session
+from jobs.signals import Unfinished, end, run
+from jobs.stop import Stop
+from jobs.watch import Watch
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt
+from persist_lib.location.wrap.stopping import Stopped
 from persist_lib.maintain import Scrubbed
 
 
@@ -40,20 +45,32 @@ def scrub_shards(
     *,
     engine: EngineName = "auto",
     in_flight: int = IN_FLIGHT,
+    stop: Stop | None = None,
+    says: Callable[[str], object] | None = None,
 ) -> Iterator[ScrubOutcome]:
     """Scrub each shard, `in_flight` at once. Yields an outcome for each as it is done.
 
     An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
+    If `stop` is set, or the caller stops early, this ends within seconds (see `in_parallel`). `says` gets a line when a
+    shard begins, and each half minute for each that goes on.
     """
-    spark = SparkEngine(client, sessions) if sessions is not None and engine != "local" else None
+    stop = stop or Stop()
+    spark = SparkEngine(client, sessions, stop=stop) if sessions is not None and engine != "local" else None
+
+    watch = Watch(says or (lambda _: None))
 
     def one(shard: str) -> ScrubOutcome:
         try:
-            return ScrubOutcome(shard, client.scrub(shard, engine=adder_for(client, shard, engine, spark)))
+            with watch.doing(shard) as tells:
+                adder = adder_for(client, shard, engine, spark, tells)
+                return ScrubOutcome(shard, client.scrub(shard, engine=adder))
+        except Stopped:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
             return ScrubOutcome(shard, None, error)
 
-    yield from in_parallel(one, shards, in_flight, spark.cancel if spark else None)
+    with watch:
+        yield from in_parallel(one, shards, in_flight, stop)
 
 
 def numbers(scrubbed: Scrubbed) -> dict[str, float]:
@@ -66,25 +83,28 @@ def numbers(scrubbed: Scrubbed) -> dict[str, float]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
     parser = program.arguments(__doc__)
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     parsed = parser.parse_args(argv)
-    failed = []
+    failed, unfinished = [], unfinished or Unfinished()
     with program.telling() as tells, program.opened(parsed) as (client, shards):
+        unfinished.begin(shards)
         tells.begin(len(shards), "scrubbing")
         sessions = partial(build_session, program.spark_settings(parsed))
-        for outcome in scrub_shards(client, shards, sessions, engine=parsed.engine, in_flight=parsed.in_flight):
+        for outcome in scrub_shards(
+            client, shards, sessions, engine=parsed.engine, in_flight=parsed.in_flight, says=tells.says
+        ):
+            unfinished.done(outcome.shard)
             found = outcome.scrubbed
             if found is None or found.damaged:
                 failed.append(outcome.shard)
-                says = "; ".join(f"batch {id_}: {why}" for id_, why in found.damaged) if found else "no outcome"
-                tells.failed(outcome.shard, outcome.error or Corrupt(says))
+                tells.failed(outcome.shard, outcome.error or Corrupt(found.says if found else "no outcome"))
             else:
-                tells.done(outcome.shard, numbers(found))
+                tells.done(outcome.shard, numbers(found), found.says)
     return program.exit_status(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(run(partial(main, sys.argv[1:])))

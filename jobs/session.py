@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import SparkSession
 
 from jobs.java import find_java_home
+from jobs.reach import check_master, check_remote
 
 Sessions = Callable[[], SparkSession]
 """Makes the session on first use, so that a program that has no work for Spark never starts a JVM."""
@@ -93,10 +94,14 @@ def spark_conf(settings: SparkSettings, *, submitted: bool = False) -> dict[str,
 
 
 def build_session(settings: SparkSettings | None = None) -> SparkSession:
-    """Return the session of this process, or make one. Safe to call from several threads, and again."""
+    """Return the session of this process, or make one. Safe to call from several threads, and again.
+
+    Raises SparkUnreachable within seconds, before a JVM starts, if the master or the Connect server does not answer.
+    """
     settings = settings or SparkSettings.from_environment()
     with _building:
         submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+        check_reachable(settings, submitted=submitted)
         prepare_environment(settings, submitted=submitted)
         builder = SparkSession.builder
         for key, value in spark_conf(settings, submitted=submitted).items():
@@ -107,6 +112,15 @@ def build_session(settings: SparkSettings | None = None) -> SparkSession:
         if settings.ship or (settings.ship is None and not _runs_here(spark, settings)):
             ship(spark)
         return spark
+
+
+def check_reachable(settings: SparkSettings, *, submitted: bool = False) -> None:
+    """Raise SparkUnreachable if the session would have to wait for a Spark that does not answer."""
+    conf = spark_conf(settings, submitted=submitted)
+    if "spark.remote" in conf:
+        check_remote(conf["spark.remote"])
+    elif SparkSession.getActiveSession() is None:
+        check_master(conf.get("spark.master", ""))
 
 
 def prepare_environment(settings: SparkSettings, *, submitted: bool = False) -> None:

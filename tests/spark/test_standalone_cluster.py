@@ -21,6 +21,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+import jobs.reach
 import persist_lib as persist
 from jobs.java import find_java_home
 from persist_lib.testing import check_swept, check_world
@@ -127,7 +128,7 @@ def urls() -> tuple[str, str]:
 
 
 def start(
-    cluster: Cluster, urls: tuple[str, str], log: Path, config: dict[str, object] = SMALL
+    cluster: Cluster, urls: tuple[str, str], log: Path, config: dict[str, object] = SMALL, memory: str = "512m"
 ) -> subprocess.Popen[bytes]:
     """The program with its driver here and its tasks on the cluster, to which our code is sent."""
     env = {
@@ -141,7 +142,7 @@ def start(
     conf = log.parent / "spark-defaults"
     conf.mkdir(exist_ok=True)
     (conf / "spark-defaults.conf").write_text(
-        "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
+        f"spark.driver.host 127.0.0.1\nspark.executor.memory {memory}\nspark.executor.cores 1\nspark.cores.max 2\n"
     )
     with log.open("wb") as out:
         return subprocess.Popen(command, env={**env, "SPARK_CONF_DIR": str(conf)}, stdout=out, stderr=out)
@@ -154,6 +155,23 @@ def test_a_cluster_compacts_what_is_on_s3_and_postgresql(
         models = {name: write(client, name, seed=seed) for seed, name in enumerate(("a", "b"))}
         assert start(cluster, urls, tmp_path / "log").wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
         compacted(client, models)
+
+
+def test_a_master_without_room_for_an_executor_is_told_in_words(
+    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    assert jobs.reach._exchange(cluster.url.removeprefix("spark://"), b"")[0], "it says nothing by itself"
+    assert jobs.reach._ask_master(cluster.url.removeprefix("spark://")) == "", "but answers a question"
+    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
+        model = write(client, "a")
+        started = time.monotonic()
+        driver = start(cluster, urls, tmp_path / "log", memory="5g")
+        assert driver.wait(150) == 1
+        said = (tmp_path / "log").read_text()
+        assert f"Spark at {cluster.url} gave this application no executor within" in said, said[-3000:]
+        assert time.monotonic() - started < 120
+        check(client, "a", model)
+        assert client.census("a").writers == 0
 
 
 def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(
@@ -213,6 +231,8 @@ def test_executors_and_drivers_killed_at_random_leave_one_result_and_orphans(
                 driver.wait()
             check_world(client, "a")
             check(client, "a", model)
+            if number % 2 == 0:
+                time.sleep(LEASE_MS / 1000)  # until then, a killed driver keeps the next one out
         print(
             f"{executors} executors and {drivers} drivers were killed, {len(check_world(client, 'a').orphans)} orphans"
         )

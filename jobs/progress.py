@@ -1,0 +1,120 @@
+"""How far a Spark job has come, on classic sessions and on Connect, and whether it has anything to run on.
+
+Each job has a group of its own (classic), or is watched by the thread that waits for it (Connect).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
+
+from jobs.reach import SparkUnreachable
+
+LOOK_S = 1.0
+"""The time between two looks at a job."""
+IDLE_S = 60.0
+"""How long to wait for an executor. Spark itself waits for ever."""
+
+
+def is_classic(spark: Any) -> bool:
+    """Whether the session has a JVM in reach."""
+    return isinstance(spark, SparkSession)
+
+
+class Looks(Protocol):
+    """Looks at one job: how many of its tasks are done, and whether any runs or has run."""
+
+    def begin(self) -> None:
+        """Called by the thread that runs the job, before it does."""
+
+    def look(self) -> tuple[int, bool]:
+        """Called by the thread that waits."""
+
+
+class Group:
+    """A job of a classic session, by its job group."""
+
+    def __init__(self, spark: SparkSession, group: str, says: str) -> None:
+        self.name = group
+        self._context, self._says = spark.sparkContext, says
+
+    def begin(self) -> None:
+        self._context.setJobGroup(self.name, self._says, interruptOnCancel=True)
+
+    def look(self) -> tuple[int, bool]:
+        tracker = self._context.statusTracker()
+        done = 0
+        is_moving = False
+        for job in tracker.getJobIdsForGroup(self.name):
+            for stage in getattr(tracker.getJobInfo(job), "stageIds", ()):
+                if (info := tracker.getStageInfo(stage)) is not None:
+                    done += info.numCompletedTasks
+                    is_moving = is_moving or bool(info.numActiveTasks)
+        return done, is_moving or bool(done) or self._has_executors()
+
+    def _has_executors(self) -> bool:
+        return has_executors(self._context)
+
+
+def has_executors(context: Any) -> bool:
+    """Whether a classic session has executors: in local mode the driver is one."""
+    if context.master.startswith("local"):
+        return True
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) > 1  # noqa: SLF001 - there is no public name
+
+
+class Told:
+    """A job of a Connect session. The server tells the thread that waits for it how far it is."""
+
+    def __init__(self, handlers: dict[int, Told]) -> None:
+        self._handlers = handlers
+        self._done = 0
+        self._is_moving = False
+
+    def begin(self) -> None:
+        self._handlers[threading.get_ident()] = self
+
+    def note(self, stages: Any, inflight_tasks: int) -> None:
+        """Called by that thread."""
+        self._done = sum(stage.num_completed_tasks for stage in stages)
+        self._is_moving = bool(inflight_tasks or self._done)
+
+    def look(self) -> tuple[int, bool]:
+        return self._done, self._is_moving
+
+
+class Progress:
+    """Looks at a job each second. Raises SparkUnreachable when for `idle_s` seconds there is nothing to run it on."""
+
+    def __init__(self, looks: Looks, tells: Callable[[int], None], where: str, idle_s: float = IDLE_S) -> None:
+        self._looks, self._tells, self._where, self._idle_s = looks, tells, where, idle_s
+        self._looked = self._moved = time.monotonic()
+        self._done = 0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        done, is_moving = self._looks.look()
+        if done != self._done:
+            self._done = done
+            self._tells(done)
+        if is_moving:
+            self._moved = now
+        elif now - self._moved > self._idle_s:
+            raise no_executors(self._where, self._idle_s)
+
+
+def no_executors(where: str, waited_s: float) -> SparkUnreachable:
+    """The error for a Spark that has nothing to run tasks on."""
+    return SparkUnreachable(
+        f"Spark at {where} gave this application no executor within {waited_s:g} s. Its workers are gone, or other "
+        "applications have all their cores or memory. Nothing was changed. Look at the page of the master for free "
+        "workers, lower spark.executor.memory or spark.cores.max, or use engine=local",
+        where=where,
+    )

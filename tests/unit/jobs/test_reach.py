@@ -1,0 +1,110 @@
+"""A Spark that is not there is told in words, within ten seconds, and no JVM is started for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from jobs import session
+from jobs.reach import STREAM_FAILURE, SparkUnreachable, check_master, check_remote
+from jobs.session import SparkSettings, build_session
+from persist_lib.testing.servers import free_port
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "find_java_home", lambda: pytest.fail("a JVM was about to start"))
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port that takes connections and never answers."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server.getsockname()[1]
+
+
+def told(settings: SparkSettings) -> str:
+    started = time.monotonic()
+    with pytest.raises(SparkUnreachable) as raised:
+        build_session(settings)
+    assert time.monotonic() - started < 10
+    return raised.value.message
+
+
+@pytest.mark.parametrize(("scheme", "setting"), [("spark", "PERSIST_SPARK_MASTER"), ("sc", "PERSIST_SPARK_REMOTE")])
+def test_a_port_that_refuses_is_told_with_the_setting_to_correct(scheme: str, setting: str) -> None:
+    url = f"{scheme}://127.0.0.1:{free_port()}"
+    said = told(SparkSettings(master=url) if scheme == "spark" else SparkSettings(remote=url))
+    assert url in said
+    assert "nothing listens there" in said
+    assert setting in said
+
+
+@pytest.mark.parametrize("scheme", ["spark", "sc"])
+def test_a_server_that_never_answers_is_told(scheme: str, silent: int) -> None:
+    url = f"{scheme}://127.0.0.1:{silent}"
+    said = told(SparkSettings(master=url) if scheme == "spark" else SparkSettings(remote=url))
+    assert "not answer" in said
+
+
+@pytest.mark.parametrize("scheme", ["spark", "sc"])
+def test_an_unknown_host_is_told(scheme: str) -> None:
+    url = f"{scheme}://no-such-host.invalid:7077"
+    said = told(SparkSettings(master=url) if scheme == "spark" else SparkSettings(remote=url))
+    assert "a host that is unknown" in said
+
+
+def test_the_port_of_a_web_page_is_told() -> None:
+    with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+        assert "as a web page does" in told(SparkSettings(master=f"spark://127.0.0.1:{port}"))
+
+
+def test_one_master_of_a_list_that_answers_is_enough(silent: int) -> None:
+    with answering(bytes(8) + bytes([STREAM_FAILURE])) as port:
+        check_master(f"spark://127.0.0.1:{silent},127.0.0.1:{port}")
+    with pytest.raises(SparkUnreachable) as raised:
+        check_master(f"spark://127.0.0.1:{silent},127.0.0.1:{free_port()},nowhere")
+    said = raised.value.message
+    assert "does not answer" in said
+    assert "refuses" in said
+    assert "nowhere is not of the form host:port" in said
+
+
+def test_a_connect_server_answers_the_start_of_a_connection() -> None:
+    with answering(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])) as port:
+        check_remote(f"sc://127.0.0.1:{port}/;user_id=me")
+
+
+def test_masters_that_are_no_server_are_not_asked() -> None:
+    check_master("local[2,4]")
+    check_master("yarn")
+
+
+class answering:  # noqa: N801 - used as a function
+    """A server that answers the first bytes of each connection."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._server, self._answer = socket.create_server(("127.0.0.1", 0)), answer
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(1024)
+                connection.sendall(self._answer)
+
+    def __enter__(self) -> int:
+        port: int = self._server.getsockname()[1]
+        return port
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
