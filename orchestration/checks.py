@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from orchestration.duties import Duty
-from orchestration.partitions import shard_partitions
+from orchestration.mount import Mount
 
 CHECKS: Mapping[str, tuple[Duty, str]] = {
     "reads_identical": ("compaction", "Snapshots at several times hold the same before and after the compaction."),
@@ -24,12 +24,17 @@ CHECKS: Mapping[str, tuple[Duty, str]] = {
 }
 
 
-def check_specs() -> list[dg.AssetCheckSpec]:
+def checks_of(duty: Duty) -> list[str]:
+    """The checks that judge what a duty left."""
+    return [name for name, (judged, _) in CHECKS.items() if judged == duty]
+
+
+def check_specs(mount: Mount) -> list[dg.AssetCheckSpec]:
     """All checks, with a verdict for each shard."""
     with warnings.catch_warnings():
         # Partitioned checks are a preview in 1.13. Without them, the verdict on one shard would hide that on another.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return [
-            dg.AssetCheckSpec(name, asset=duty, description=says, partitions_def=shard_partitions)
+            dg.AssetCheckSpec(name, asset=mount.key(duty), description=says, partitions_def=mount.partitions)
             for name, (duty, says) in CHECKS.items()
         ]

@@ -1,40 +1,62 @@
-"""The composition root: everything Dagster loads, wired together. Importing it opens nothing and reads nothing.
+"""The composition root: everything Dagster loads, wired together. Importing it opens nothing.
 
 To mount the pipeline in a code location of your own:
 
     defs = dg.Definitions.merge(my_defs, build_definitions(Settings(location="s3://bucket/prefix", consensus="postgresql://…")))
+
+Two locations in one code location, or names that are taken: `name` is the start of each name in Dagster.
+
+    eu, us = build_definitions(eu_settings, name="eu"), build_definitions(us_settings, name="us")
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import dagster as dg
 
-from orchestration.assets import shard_duties
+from orchestration.assets import duties_asset
 from orchestration.io_manager import PersistIOManager
-from orchestration.jobs import SWEEPS
+from orchestration.jobs import sweeps
+from orchestration.mount import parse_mount
 from orchestration.resources import Persist, Spark, spark_config
 from orchestration.schedules import schedules
 from orchestration.sensors import sensors
-from orchestration.settings import Settings
+from orchestration.settings import Settings, check
 
 
-def build_definitions(settings: Settings | None = None) -> dg.Definitions:
-    """Build the whole pipeline. Settings left out are read from the environment when a run or a tick begins."""
-    settings = settings or Settings()
+def build_definitions(
+    settings: Settings | None = None,
+    *,
+    name: str = "",
+    key_prefix: Sequence[str] | str | None = None,
+    group: str | None = None,
+) -> dg.Definitions:
+    """Build the whole pipeline. Settings left out are read from the environment when a run or a tick begins.
+
+    With `name`, jobs, schedules, sensors, resources and the partitions of shards are called `<name>_…`, and assets
+    `<key_prefix>/<duty>`, by default with `name` as the prefix, in the group `group`, by default `name`.
+
+    Raises InvalidUsage for a setting that cannot be right, also for one in the environment, before anything is opened.
+    """
+    settings, mount = settings or Settings(), parse_mount(name, key_prefix, group)
+    check(settings)
     persist = Persist(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
         prices=settings.prices or "",
     )  # fmt: skip
-    is_running = settings.is_running
+    jobs, is_running = sweeps(mount), settings.is_running
+    schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
+    sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
-        assets=[shard_duties],
-        jobs=list(SWEEPS.values()),
-        schedules=schedules(dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED),
-        sensors=sensors(dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED),
+        assets=[duties_asset(mount)],
+        jobs=list(jobs.values()),
+        schedules=schedules(mount, jobs, schedule_status),
+        sensors=sensors(mount, sensor_status),
         resources={
-            "persist": persist,
-            "spark": Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),
-            "persist_io": PersistIOManager(persist=persist),
+            mount.persist: persist,
+            mount.spark: Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),
+            mount.io: PersistIOManager(persist=persist),
         },
     )
 

@@ -13,12 +13,18 @@ from typing import NamedTuple
 
 from jobs import program
 from jobs.compact import numbers as compaction_numbers
+from jobs.compact import overtaken
 from jobs.engine import EngineName, SparkEngine, adder_for, engine_for
-from orchestration.reads import ReadProbe
+from jobs.stop import Stop
+from jobs.watch import Tells, silent
+from orchestration.reads import Piece, ReadProbe
 from persist_lib.client import Client
 from persist_lib.core.cost import storage_dollars
 from persist_lib.core.duties import NAMES, figures_of
+from persist_lib.core.plan.compaction import Plan
 from persist_lib.core.plan.garbage import plan_garbage
+from persist_lib.core.sums import Sums
+from persist_lib.errors import Busy
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
@@ -34,7 +40,10 @@ DUTIES: tuple[Duty, ...] = NAMES
 
 
 class Finding(NamedTuple):
-    """The verdict of one check on one shard. If `fatal`, a failed check fails the run."""
+    """The verdict of one check on one shard. If `fatal`, a failed check fails the run.
+
+    If not `is_evaluated`, there is no verdict: `says` is why.
+    """
 
     check: str
     duty: Duty
@@ -42,10 +51,19 @@ class Finding(NamedTuple):
     numbers: Mapping[str, Number | str]
     says: str
     fatal: bool = False
+    is_evaluated: bool = True
+
+
+def not_evaluated(check: str, duty: Duty, why: str) -> Finding:
+    """A check without a verdict, and why it has none."""
+    return Finding(check, duty, False, {}, f"not evaluated: {why}", is_evaluated=False)
 
 
 class Done(NamedTuple):
-    """One duty, done: its figures, what the checks found, the shard's seqno after it, and lines for the report."""
+    """One duty, done: its figures, what the checks found, the shard's seqno after it, and lines for the report.
+
+    `has_acted`: there was something to do, or something was found. `is_settled`: nothing is left for another pass.
+    """
 
     duty: Duty
     numbers: Mapping[str, Number]
@@ -53,21 +71,29 @@ class Done(NamedTuple):
     seqno: SeqNo
     census: Census | None = None
     lines: tuple[str, ...] = ()
+    has_acted: bool = True
+    is_settled: bool = True
 
 
 class ShardReport(NamedTuple):
-    """One shard: the duties that were done, and the errors of those that were not."""
+    """One shard: the duties that were done, the errors of those that were not, and those left to another worker."""
 
     shard: str
     done: tuple[Done, ...]
     errors: Mapping[Duty, Exception]
+    left: Mapping[Duty, str] = {}
 
     @property
     def problems(self) -> list[str]:
         """Why a run with this shard fails, one sentence each."""
-        raised = [f"{duty}: {type(error).__name__}: {error}" for duty, error in self.errors.items()]
+        raised = [f"{duty}: {why(error)}" for duty, error in self.errors.items()]
         found = [finding for done in self.done for finding in done.findings if finding.fatal and not finding.passed]
         return raised + [f"{finding.duty}: {finding.says}" for finding in found]
+
+
+def why(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -79,28 +105,35 @@ class Options:
     dry_run: bool = False
     verify_reads: int = 3
     """The number of times at which the contents before and after a compaction are compared."""
-    verify_below_bytes: int = 1 << 30
-    """Shards larger than this are not read for the comparison; the state machine's own check has to be enough."""
-    scrub_after: Callable[[str], int] = field(default=lambda _shard: 0)
-    """Returns the seqno up to which the last scrub of a shard read."""
+    scrub_all: bool = False
+    """Whether a scrub reads all batches again, also those that an earlier one found sound."""
+    stop: Stop = field(default_factory=Stop)
+    """Once it is set, no further duty begins."""
+    tells: Tells = silent
+    """Called as the tasks of a compaction or a scrub are done."""
 
 
 def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Options) -> ShardReport:
     """Do the duties of one shard, in order. Errors of a duty are in the report; they are not raised."""
     done: list[Done] = []
     errors: dict[Duty, Exception] = {}
+    left: dict[Duty, str] = {}
     for duty in (duty for duty in DUTIES if duty in duties):
+        if options.stop.is_set:
+            break
         started = time.monotonic()
         try:
             with Spending() as spent:
                 one = CALLS[duty](client, shard, options) if duty in CALLS else _plain(client, shard, duty, options)
+        except Busy as busy:
+            left[duty] = str(busy)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
             errors[duty] = error
         else:
             seconds = round(time.monotonic() - started, 4)
             figures = {**one.numbers, **program.spent(spent.cost), "seqno": one.seqno, "seconds": seconds}
             done.append(one._replace(numbers=figures))
-    return ShardReport(shard, tuple(done), errors)
+    return ShardReport(shard, tuple(done), errors, left)
 
 
 def _plain(client: Client, shard: str, duty: Duty, options: Options) -> Done:
@@ -120,6 +153,7 @@ def _leases(client: Client, shard: str, options: Options) -> Done:
         _seqno(client, shard),
         None,
         tuple(lines),
+        has_acted=bool(expired.overdue),
     )
 
 
@@ -130,18 +164,19 @@ def _retention(client: Client, shard: str, options: Options) -> Done:
         **_time("since_after", retained.after),
         **({} if retained.distance is None else {"distance": retained.distance}),
     }
-    return Done("retention", figures, (), _seqno(client, shard))
+    has_moved = retained.before != retained.after
+    return Done("retention", figures, (), _seqno(client, shard), has_acted=has_moved)
 
 
 def _compacted(client: Client, shard: str, options: Options) -> Done:
-    engine = engine_for(client, shard, options.engine, options.spark)
+    engine = engine_for(client, shard, options.engine, options.spark, options.tells)
     planned = client.compact(shard, dry_run=True)
     if options.dry_run or not planned.plan.requests:
         return _compaction_done(client, shard, planned, ())
-    probe = _probe(client, shard, options)
+    probe = _probe(client, shard, planned.plan, options)
     try:
         before = probe.measure() if probe else {}
-        compacted = client.compact(shard, engine=engine)
+        compacted = client.compact(shard, engine=engine, alone=True)
         findings = _compare(probe, before) if probe else ()
     finally:
         if probe:
@@ -149,42 +184,66 @@ def _compacted(client: Client, shard: str, options: Options) -> Done:
     return _compaction_done(client, shard, compacted, findings)
 
 
-def _probe(client: Client, shard: str, options: Options) -> ReadProbe | None:
-    if options.verify_reads < 1 or client.inspect(shard).state.size > options.verify_below_bytes:
+def _probe(client: Client, shard: str, plan: Plan, options: Options) -> ReadProbe | None:
+    """What reads around this compaction; None if that is not wanted. It reads no more than the compaction does."""
+    if options.verify_reads < 1:
         return None
-    return ReadProbe(client, shard, options.verify_reads)
+    return ReadProbe(client, shard, options.verify_reads, budget_bytes=sum(one.size for one in plan.requests))
 
 
-def _compare(probe: ReadProbe, before: Mapping[int, object]) -> tuple[Finding, ...]:
+def _compare(probe: ReadProbe, before: Mapping[Piece, Sums]) -> tuple[Finding, ...]:
+    """Judge what was read. All contents at the newest time, where they were read, are judged by what was appended."""
     after = probe.measure()
-    differing = [as_of for as_of in before if before[as_of] != after[as_of]]
-    says = (
-        f"snapshots as of {differing} differ" if differing else f"snapshots as of {sorted(before)} are what they were"
-    )
-    reads = {"snapshots": len(before), "differing": len(differing)}
-    findings = [Finding("reads_identical", "compaction", not differing, reads, says, fatal=True)]
-    if probe.points:
-        newest = after[probe.points[-1]].fingerprint
-        kept = newest == probe.expected
-        says = f"contents add up to {newest:016x}; all that was ever appended adds up to {probe.expected:016x}"
-        figures = {"fingerprint": f"{newest:016x}", "expected": f"{probe.expected:016x}"}
-        findings.append(Finding("fingerprint_conserved", "compaction", kept, figures, says, fatal=True))
+    differing = sorted({piece.as_of for piece in before if before[piece] != after[piece]})
+    fingerprint = None if probe.newest is None else after[probe.newest].fingerprint
+    is_kept = fingerprint in (None, probe.expected)
+    if not is_kept:
+        differing = sorted({*differing, probe.points[-1]})
+    findings = [_identical(probe, len(after), differing)]
+    if fingerprint is not None:
+        says = f"contents add up to {fingerprint:016x}; all that was ever appended adds up to {probe.expected:016x}"
+        figures = {"fingerprint": f"{fingerprint:016x}", "expected": f"{probe.expected:016x}"}
+        findings.append(Finding("fingerprint_conserved", "compaction", is_kept, figures, says, fatal=True))
     return tuple(findings)
+
+
+def _identical(probe: ReadProbe, read: int, differing: Sequence[int]) -> Finding:
+    if not read:
+        budget = (
+            f"{probe.budget_bytes:,} bytes, which is what the compaction reads" if probe.budget_bytes else "nothing"
+        )
+        return not_evaluated("reads_identical", "compaction", f"no sample fits into {budget}")
+    points = list(probe.points)
+    verdict = f"snapshots as of {differing} differ" if differing else f"snapshots as of {points} are what they were"
+    figures: dict[str, Number | str] = {
+        "snapshots": len(points), "differing": len(differing), "share": round(probe.share, 4), "seed": probe.seed,
+        "bytes_read": probe.cost.bytes_read, "dollars": probe.cost.dollars,
+    }  # fmt: skip
+    says = f"{verdict}; {probe.says()}"
+    return Finding("reads_identical", "compaction", not differing, figures, says, fatal=True)
 
 
 def _compaction_done(client: Client, shard: str, compacted: Compacted, findings: tuple[Finding, ...]) -> Done:
     census = client.census(shard)
     figures = compaction_numbers(compacted)
-    figures["write_amplification"] = round(compacted.bytes_out / max(1, census.size), 4)
+    figures |= amplification(census)
     figures["debt_after"] = census.debt
     lines = [f"{request.reason}: {len(request.inputs)} batches, {request.count} updates, {request.size} bytes"
              for request in compacted.plan.requests]  # fmt: skip
     lines += [f"left alone: {len(skipped.ids)} batches, as {skipped.why}" for skipped in compacted.plan.skipped]
-    return Done("compaction", figures, findings, census.seqno, census, tuple(lines))
+    lines += overtaken(compacted)
+    has_acted = bool(compacted.plan.requests)
+    return Done("compaction", figures, findings, census.seqno, census, tuple(lines), has_acted=has_acted)
+
+
+def amplification(census: Census) -> dict[str, float]:
+    """Bytes that compaction wrote over bytes that were appended, since ever. Nothing before the first append."""
+    found = census.write_amplification
+    return {} if found is None else {"write_amplification": round(found, 4)}
 
 
 def _rollups(client: Client, shard: str, options: Options) -> Done:
-    rolled = client.roll_up(shard, dry_run=options.dry_run)
+    rolled = client.roll_up(shard, dry_run=options.dry_run, alone=True)
     census, most = client.census(shard), 2 * client.config.rollup_every
     says = f"the newest rollup is {census.rollup_lag} transitions old, of at most {most}"
     recent = Finding(
@@ -196,7 +255,7 @@ def _rollups(client: Client, shard: str, options: Options) -> Done:
         "behind": rolled.behind,
         "rollups": census.rollups,
     }
-    return Done("rollups", figures, (recent,), census.seqno)
+    return Done("rollups", figures, (recent,), census.seqno, has_acted=rolled.key is not None or not recent.passed)
 
 
 def _collected(client: Client, shard: str, options: Options) -> Done:
@@ -214,7 +273,10 @@ def _collected(client: Client, shard: str, options: Options) -> Done:
     lines = [f"held: {held.keys} objects, {held.size} bytes: {held.why}" for held in left.held]
     lines += [f"could not delete {key}: {why}" for key, why in collected.failed.items()]
     finding = Finding("no_overdue_garbage", "garbage", not left.keys, found, says)
-    return Done("garbage", figures, (finding,), version.seqno, None, tuple(lines))
+    has_acted = bool(collected.keys or collected.rows or collected.failed or left.keys)
+    return Done(
+        "garbage", figures, (finding,), version.seqno, None, tuple(lines), has_acted, is_settled=not collected.failed
+    )
 
 
 def _audited(client: Client, shard: str, options: Options) -> Done:
@@ -222,28 +284,35 @@ def _audited(client: Client, shard: str, options: Options) -> Done:
     deleted = not options.dry_run and audited.orphans
     left = client.audit_orphans(shard, dry_run=True) if deleted else audited
     says = f"{len(left.orphans)} orphans, {left.size} bytes" if left.orphans else "no orphans"
-    finding = Finding("no_orphan", "orphans", not left.orphans, {"orphans": len(left.orphans)}, says)
+    if audited.failed:
+        says = f"{len(audited.failed)} objects could not be deleted"
+    is_clean = not (left.orphans or audited.failed)
+    finding = Finding("no_orphan", "orphans", is_clean, {"orphans": len(left.orphans)}, says)
     figures = {
         "orphans": len(audited.orphans), "orphan_bytes": audited.size, "referred": audited.live,
         "pending": audited.pending, "swept": len(audited.swept), "failed": len(audited.failed),
         "unfinished_uploads": audited.uploads, "unfinished_upload_bytes": audited.uploads_size,
     }  # fmt: skip
     lines = [f"orphan: {key}" for key in audited.orphans[:100]]
-    return Done("orphans", figures, (finding,), _seqno(client, shard), None, tuple(lines))
+    lines += [f"could not delete {key}: {reason}" for key, reason in audited.failed.items()]
+    has_acted = bool(audited.orphans or audited.failed or audited.uploads or left.orphans)
+    return Done("orphans", figures, (finding,), _seqno(client, shard), None, tuple(lines), has_acted, is_clean)
 
 
 def _scrubbed(client: Client, shard: str, options: Options) -> Done:
-    adder = adder_for(client, shard, options.engine, options.spark)
-    scrubbed = client.scrub(shard, after=options.scrub_after(shard), engine=adder)
-    says = "; ".join(f"batch {id_}: {what}" for id_, what in scrubbed.damaged) or "every digest and every sum is right"
+    adder = adder_for(client, shard, options.engine, options.spark, options.tells)
+    scrubbed = client.scrub(shard, new_only=not options.scrub_all, engine=adder)
     figures = {
-        "batches": scrubbed.batches, "updates": scrubbed.updates, "bytes": scrubbed.size,
-        "damaged": len(scrubbed.damaged), "scrubbed_to": scrubbed.newest,
+        "batches": scrubbed.batches, "updates": scrubbed.updates, "bytes": scrubbed.size, "left": scrubbed.left,
+        "damaged": len(scrubbed.damaged), "known": len(scrubbed.known), "mended": len(scrubbed.mended),
     }  # fmt: skip
+    is_sound = not scrubbed.damaged
     finding = Finding(
-        "parts_undamaged", "scrub", not scrubbed.damaged, {"damaged": len(scrubbed.damaged)}, says, fatal=True
+        "parts_undamaged", "scrub", is_sound, {"damaged": len(scrubbed.damaged)}, scrubbed.says, fatal=True
     )
-    return Done("scrub", figures, (finding,), _seqno(client, shard), None, (says,))
+    has_acted = bool(scrubbed.batches or scrubbed.damaged or scrubbed.mended or scrubbed.gone)
+    seqno = _seqno(client, shard)
+    return Done("scrub", figures, (finding,), seqno, None, (scrubbed.says,), has_acted, is_settled=is_sound)
 
 
 def _census(client: Client, shard: str, _options: Options) -> Done:
@@ -262,7 +331,7 @@ def census_numbers(census: Census) -> dict[str, Number]:
         "holds", "retired", "rollups", "rollup_lag", "seqno_held", "dollars_month",
     )  # fmt: skip
     figures: dict[str, Number] = {name: getattr(census, name) for name in names}
-    return {**figures, **_time("since", census.since), **_time("upper", census.upper)}
+    return {**figures, **amplification(census), **_time("since", census.since), **_time("upper", census.upper)}
 
 
 def _time(name: str, frontier: Antichain) -> dict[str, int]:

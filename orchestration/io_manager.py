@@ -6,129 +6,140 @@
     @dg.asset(io_manager_key="persist_io", metadata={"persist/key": ["order_id"]})
     def order_updates() -> pa.Table: ...        # has `_time` and `_diff`: appended as they are
 
-An asset's shard is named after its key, joined by `.`, and each of its partitions has a shard of its own. A step that
-is tried again after its append was committed changes nothing: the same contents have no difference to append, and the
-same updates are skipped because the shard already has their times.
+Each partition of an asset has a shard of its own (`orchestration.io.names`). A step that is tried again after its
+append was committed changes nothing: the same contents have no difference to append, and the same updates are skipped
+because the shard already has their times. The manual is docs/io-manager.md.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dagster as dg
-import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from jobs import program
+from orchestration.io import loading
+from orchestration.io.names import Place, place_of
+from orchestration.io.owners import claim
+from orchestration.io.provenance import record_load
+from orchestration.io.storing import Stored, store
+from orchestration.io.tables import RETURNS, resolve, take
+from orchestration.io.times import Asked
 from orchestration.resources import Persist
+from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.write.handle import Appended, WriteHandle
 
-KEY = "persist/key"
+__all__ = ["PersistIOManager"]
 
 
 class PersistIOManager(dg.ConfigurableIOManager):
-    """Stores Arrow tables, pandas frames and lists of dicts. Loads the consumer's annotated type, else Arrow."""
+    """Stores tables of many kinds, and loads them as the type that the consumer's parameter is annotated with."""
 
     persist: dg.ResourceDependency[Persist]
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Append what is new. The asset's metadata `persist/key` names the key columns; the others are values."""
+        """Append what is new. The asset's metadata `persist/key` names the key columns; the others are values.
+
+        A step of several partitions returns a dict with the contents of each. None stores nothing.
+        """
         if obj is None:
+            context.log.warning("the asset returned None: nothing was stored, and its shard is as it was")
+            context.add_output_metadata({"stored": "nothing, as the asset returned None"})
             return
-        table = as_table(obj)
-        (shard,), schema = shards_of(context), schema_of(table, (context.definition_metadata or {}).get(KEY))
+        metadata = context.definition_metadata or {}
+        places = _places(context, metadata)
+        given = {place: take(part) for place, part in _parts(places, obj).items()}
         client = self.persist.client
-        with Spending() as spent, client.open_writer(shard, schema) as write:
-            token = f"{context.run_id}:{context.step_key}"
-            appended = (
-                append_updates(write, table) if TIME in table.schema.names else self._replace(write, table, schema)
-            )
-        figures: dict[str, Any] = {"rows": table.num_rows, "shard": shard, "token": token, **program.spent(spent.cost)}
-        if appended is not None:
-            figures |= {"updates": appended.count, "seqno": appended.seqno, "upper": str(appended.upper)}
-        context.add_output_metadata(figures)
+        versions: list[str] = []
+        for place, part in given.items():
+            with Spending() as spent:
+                claim(client, place)
+                schema_of = partial(resolve, part, metadata=metadata, annotation=context.dagster_type.typing_type)
+                stored = store(client, place.shard, part, schema_of)
+            versions.append(stored.version(place.shard))
+            figures = _figures(place, part.rows, stored) | program.spent(spent.cost)
+            if stored.skipped:
+                context.log.info("%s: %d updates have times that the shard already had", place, stored.skipped)
+            _add_metadata(context, place, figures, alone=len(given) == 1)
+        if context.has_asset_key:
+            version = versions[0] if len(versions) == 1 else _digest(versions)
+            context.step_context.set_data_version(context.asset_key, dg.DataVersion(version))
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Return the newest contents. Those of several partitions are concatenated."""
-        tables = []
-        for shard in shards_of(context):
-            with self.persist.client.open_reader(shard) as read:
-                tables.append(repeated(read.snapshot().to_arrow()))
-        table = pa.concat_tables(tables)
-        wanted = context.dagster_type.typing_type
-        if wanted is pd.DataFrame:
-            return table.to_pandas()
-        return table.to_pylist() if wanted in (list, list[dict[str, Any]]) else table
+        """Return the newest contents, or those as of an earlier time that was asked for (`persist/as_of`).
 
-    def _replace(self, write: WriteHandle, table: pa.Table, schema: Schema) -> Appended | None:
-        """Append the difference between the shard and `table`, at the next time; nothing if they are equal."""
-        upper = write.fetch_upper().time
-        if upper is None:
-            raise InvalidUsage(f"shard {write.shard} is closed for writing")
-        old = schema.contents.empty_table()
-        if upper > 0:
-            with self.persist.client.open_reader(write.shard, schema) as read:
-                old = read.snapshot(upper - 1).to_arrow()
-        updates = difference(schema, old, table, upper)
-        return write.compare_and_append(updates, upper, upper + 1) if updates.num_rows or upper == 0 else None
+        Those of several partitions follow one another. Partitions in which nothing is stored are an error that names
+        them, unless the input's metadata has `allow_missing_partitions`.
+        """
+        build = loading.builder(context.dagster_type.typing_type)
+        upstream = context.upstream_output
+        places = _places(context, {} if upstream is None else upstream.definition_metadata or {})
+        is_in_run = context.has_input_name  # and not by `Definitions.load_asset_value`, outside of any run
+        tags = context.step_context.dagster_run.tags if is_in_run else {}
+        asked = Asked(lambda: context.instance, tags, context.definition_metadata or {})
+        client = self.persist.client
+        sources, missing = loading.find(client, places, asked.of)
+        if missing and not (sources and (context.definition_metadata or {}).get(loading.MISSING)):
+            raise loading.absent(missing, client)
+        found = loading.read(client, sources, build)
+        if is_in_run:
+            record_load(context, sources, missing, found)
+        return found
 
 
-def difference(schema: Schema, old: pa.Table, new: pa.Table, time: int) -> pa.Table:
-    """The updates at `time` that turn the contents `old` into the rows of `new`."""
-    fields = schema.data
-    added = new.select(fields.names).cast(fields)
-    rows = pa.concat_tables([added, old.select(fields.names).cast(fields)])
-    minus = pc.negate(old[DIFF].combine_chunks())
-    diffs = pa.concat_arrays([pa.array([1] * added.num_rows, pa.int64()), minus])
-    times = pa.array([time] * rows.num_rows, pa.uint64())
-    return consolidate(schema, pa.table([*rows.columns, times, diffs], schema=schema.updates))
+def _places(context: dg.OutputContext | dg.InputContext, metadata: Mapping[str, Any]) -> list[Place]:
+    """The asset, or those of its partitions that this run or this input is about."""
+    if not context.has_asset_key:
+        raise InvalidUsage(
+            f"a shard is an asset's, and {context.name!r} of op {context.op_def.name} is none. Make it an asset, or "
+            "write and read with the resource: persist.client"
+        )
+    path = context.asset_key.path
+    keys: Sequence[str | None] = context.asset_partition_keys if context.has_asset_partitions else [None]
+    if not keys:
+        raise InvalidUsage(f"asset {'/'.join(path)} has no partitions here, so there is nothing to load or to store")
+    return [place_of(path, key, metadata) for key in keys]
 
 
-def append_updates(write: WriteHandle, updates: pa.Table) -> Appended | None:
-    """Append updates with their own times. Times that the shard already has are skipped."""
-    if not updates.num_rows:
-        return None
-    times = pc.min_max(updates[TIME])
-    upper = write.fetch_upper().time
-    lower = min(times["min"].as_py(), times["min"].as_py() if upper is None else upper)
-    return write.append(updates, lower, times["max"].as_py() + 1)
+def _parts(places: Sequence[Place], obj: Any) -> Mapping[Place, Any]:
+    """What was returned for each partition."""
+    if not isinstance(obj, Mapping):
+        if len(places) == 1:
+            return {places[0]: obj}
+        raise InvalidUsage(
+            f"this run is about {len(places)} partitions of asset {'/'.join(places[0].asset)}: return a dict of each "
+            f"partition's key and {RETURNS}; got {type(obj).__qualname__}"
+        )
+    by_key = {place.partition: place for place in places}
+    if None in by_key or obj.keys() != by_key.keys():
+        wanted = f"the partitions {shown(list(by_key))}" if None not in by_key else "no partitions"
+        raise InvalidUsage(
+            f"asset {'/'.join(places[0].asset)} returned a dict with the keys {shown(list(obj))}, and this run is "
+            f"about {wanted}. A dict has one entry for each partition of the run; otherwise return {RETURNS}"
+        )
+    return {by_key[key]: part for key, part in obj.items()}
 
 
-def repeated(contents: pa.Table) -> pa.Table:
-    """The rows of a collection, each repeated by its multiplicity."""
-    diffs = contents[DIFF].to_numpy()
-    data = contents.drop_columns([DIFF])
-    return data if (diffs == 1).all() else data.take(np.repeat(np.arange(len(diffs)), diffs.clip(0)))
+def _figures(place: Place, rows: int, stored: Stored) -> dict[str, Any]:
+    figures: dict[str, Any] = {"shard": place.shard, "rows": rows, "updates": stored.updates, "seqno": stored.seqno}
+    if stored.as_of >= 0:
+        figures |= {"as_of": stored.as_of, "upper": str(stored.as_of + 1)}
+    if stored.skipped:
+        figures["skipped"] = stored.skipped
+    return figures | {"attempts": stored.attempts}
 
 
-def as_table(obj: object) -> pa.Table:
-    """What an asset returned, as an Arrow table."""
-    if isinstance(obj, pa.Table):
-        return obj
-    if isinstance(obj, pd.DataFrame):
-        return pa.Table.from_pandas(obj, preserve_index=False)
-    if isinstance(obj, list):
-        return pa.Table.from_pylist(obj)
-    raise InvalidUsage(
-        f"a shard holds tables: return an Arrow table, a pandas frame or a list of dicts, not {type(obj)}"
-    )
+def _add_metadata(context: dg.OutputContext, place: Place, figures: dict[str, Any], *, alone: bool) -> None:
+    if alone or place.partition is None:
+        context.add_output_metadata(figures)
+    else:
+        context.step_context.add_asset_metadata(figures, context.asset_key, place.partition)
 
 
-def schema_of(table: pa.Table, key: object) -> Schema:
-    """The shard's schema: the columns in `key` are the key, the others the value. Without `key`, all are the key."""
-    names = [name for name in table.schema.names if name not in (TIME, DIFF)]
-    keys = [str(name) for name in key] if isinstance(key, (list, tuple)) else names
-    fields = {name: table.schema.field(name).type for name in names}
-    return Schema({name: fields[name] for name in keys}, {name: fields[name] for name in names if name not in keys})
-
-
-def shards_of(context: dg.OutputContext | dg.InputContext) -> list[str]:
-    """The shard of an asset, or those of its partitions in this run."""
-    name = ".".join(context.asset_key.path)
-    return [f"{name}.{key}" for key in context.asset_partition_keys] if context.has_asset_partitions else [name]
+def _digest(versions: Sequence[str]) -> str:
+    """One version for several partitions, as Dagster gives one version to an output."""
+    return hashlib.sha256("\n".join(versions).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Dagster jobs: sweeps over all shards that exist, without choosing a partition.
+"""Dagster jobs: passes over the shards on which something is due, without choosing a partition.
 
 Each job is one op in one process, and so one Spark application for any number of shards. The jobs report to the same
 assets as the partitioned runs.
@@ -9,16 +9,17 @@ assets as the partitioned runs.
 from collections.abc import Iterator, Mapping
 
 import dagster as dg
-from pydantic import Field
 
-from orchestration.assets import DutyConfig, options_of
-from orchestration.checks import CHECKS
+from orchestration.choice import Choice, due, told
+from orchestration.config import SweepConfig, options_of
 from orchestration.duties import DUTIES, Duty
+from orchestration.mount import Mount
 from orchestration.partitions import add_missing
-from orchestration.reports import Event
-from orchestration.resources import Persist, Spark
-from orchestration.sweep import sweep
+from orchestration.reports import Event, Recording
+from orchestration.resources import Persist
+from orchestration.sweep import Pass, look, spark_engine, sweep
 from persist_lib.core import duties as core
+from persist_lib.maintain.survey import Survey
 
 JOBS: Mapping[str, tuple[tuple[Duty, ...], str]] = {
     "maintenance": (DUTIES, "Everything, over all shards."),
@@ -26,53 +27,84 @@ JOBS: Mapping[str, tuple[tuple[Duty, ...], str]] = {
 }
 """A job for each duty, and one for all duties: the duties it does, and its description."""
 
+RETRIES = {"dagster/max_retries": "2", "dagster/retry_on_asset_or_op_failure": "false"}
+"""Tags of every run of a job: one whose process was killed starts again. One that failed has tried again what may pass.
 
-class SweepConfig(DutyConfig):
-    """How the duties are done, and for which shards."""
-
-    shards: list[str] = Field(default=[], description="empty: all")
+Runs of assets cannot have tags of their own: for them, dagster.yaml says the same.
+"""
 
 
-def sweep_op(job_name: str, duties: tuple[Duty, ...], description: str) -> dg.OpDefinition:
+def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description: str) -> dg.OpDefinition:
     """The one op of a job."""
 
     @dg.op(
-        name=f"{job_name}_of_shards",
+        name=op_name(mount, job_name),
         description=description,
         out={},
-        retry_policy=dg.RetryPolicy(max_retries=1, delay=5),
+        required_resource_keys={mount.persist, mount.spark},
         tags={"dagster/compute_kind": "python"},
     )
-    def of_shards(
-        context: dg.OpExecutionContext, config: SweepConfig, persist: Persist, spark: Spark
-    ) -> Iterator[Event]:
-        there = persist.client.shards()
-        add_missing(context.instance, there)
-        chosen = [shard for shard in there if not config.shards or shard in config.shards]
-        options = options_of(config, context.instance, persist, spark, is_dry=config.dry_run)
-        yield from sweep(
-            context.log, persist.client, chosen, duties, options,
-            materialize=() if config.dry_run else duties, checks=CHECKS, in_flight=config.in_flight,
+    def of_shards(context: dg.OpExecutionContext, config: SweepConfig) -> Iterator[Event]:
+        persist: Persist = getattr(context.resources, mount.persist)
+        options, client = options_of(config, is_dry=config.dry_run), persist.client
+        survey = look(context.log, client)
+        choice = chosen(survey, config, duties)
+        context.log.info(
+            "%d of %d shards have something due%s", len(choice.shards), choice.there,
+            f"; {survey.waiting} were not looked at" if survey.waiting else "",
         )  # fmt: skip
+        add_missing(context.instance, mount, choice.shards)
+        recording = Recording(context.instance, mount, duties, everything=config.everything, is_dry=config.dry_run)
+        options = spark_engine(client, getattr(context.resources, mount.spark), options)
+        done = yield from sweep(context, client, choice.shards, duties, options, recording, config.in_flight)
+        yield recording.summary(duties[-1], figures(choice, done))
 
     return of_shards
 
 
-def sweep_job(name: str) -> dg.JobDefinition:
-    """A job by its name in `JOBS`. At most one run of each at a time, by its tag in dagster.yaml."""
-    duties, description = JOBS[name]
-    op = sweep_op(name, duties, description)
+def chosen(survey: Survey, config: SweepConfig, duties: tuple[Duty, ...]) -> Choice:
+    """The shards that a run visits. To scrub everything again is due on each of them."""
+    if config.shards:
+        return told(survey, config.shards)
+    is_all = config.everything or (config.scrub_all and "scrub" in duties)
+    return told(survey, sorted(survey.heads)) if is_all else due(survey, duties)
 
-    @dg.job(name=name, description=description, executor_def=dg.in_process_executor, tags={"persist/duty": name})
+
+def figures(choice: Choice, done: Pass) -> dict[str, float]:
+    """A pass in figures."""
+    return {
+        "shards": choice.there, "visited": len(choice.shards), "idle": choice.idle, "failed": len(done.problems),
+        "left": len(done.left), "seconds": round(done.seconds, 3),
+    }  # fmt: skip
+
+
+def op_name(mount: Mount, job_name: str) -> str:
+    """The name of a job's op."""
+    return mount.named(f"{job_name}_of_shards")
+
+
+def sweep_job(mount: Mount, name: str) -> dg.JobDefinition:
+    """A job by its name in `JOBS`. At most two runs of each at a time, by its tag in dagster.yaml."""
+    duties, description = JOBS[name]
+    op = sweep_op(mount, name, duties, description)
+
+    @dg.job(
+        name=mount.named(name),
+        description=description,
+        executor_def=dg.in_process_executor,
+        tags={"persist/duty": mount.named(name), **RETRIES},
+    )
     def job() -> None:
         op()
 
     return job
 
 
-def run_config(name: str, **config: object) -> dg.RunConfig:
+def run_config(mount: Mount, name: str, **config: object) -> dg.RunConfig:
     """Run configuration for a job in `JOBS`."""
-    return dg.RunConfig(ops={f"{name}_of_shards": SweepConfig.model_validate(config)})
+    return dg.RunConfig(ops={op_name(mount, name): SweepConfig.model_validate(config)})
 
 
-SWEEPS: Mapping[str, dg.JobDefinition] = {name: sweep_job(name) for name in JOBS}
+def sweeps(mount: Mount) -> dict[str, dg.JobDefinition]:
+    """All jobs, by their names in `JOBS`."""
+    return {name: sweep_job(mount, name) for name in JOBS}

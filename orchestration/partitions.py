@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import dagster as dg
 
-shard_partitions = dg.DynamicPartitionsDefinition(name="persist_shards")
+from orchestration.mount import Mount
 
 
-def add_missing(instance: dg.DagsterInstance, shards: list[str]) -> list[str]:
-    """Make every shard a partition; returns those that were not one yet."""
-    known = set(instance.get_dynamic_partitions("persist_shards"))
-    missing = [shard for shard in shards if shard not in known]
-    if missing:
-        instance.add_dynamic_partitions("persist_shards", missing)
-    return missing
+def missing(instance: dg.DagsterInstance, mount: Mount, shards: Iterable[str]) -> list[str]:
+    """The shards that are no partition yet."""
+    known = set(instance.get_dynamic_partitions(mount.named("persist_shards")))
+    return [shard for shard in shards if shard not in known]
+
+
+def add_missing(instance: dg.DagsterInstance, mount: Mount, shards: Iterable[str]) -> None:
+    """Make every shard a partition."""
+    if new := missing(instance, mount, shards):
+        instance.add_dynamic_partitions(mount.named("persist_shards"), new)

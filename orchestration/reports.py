@@ -1,31 +1,104 @@
-"""What is reported to Dagster about a shard: figures for timelines, the trace by level, a report, and verdicts."""
+"""What is reported to Dagster about a shard: figures for timelines, the trace by level, a report, and verdicts.
+
+Only what happened is recorded. An event costs Dagster some milliseconds and some kilobytes, and most shards are idle in
+most passes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 
-from orchestration.duties import Done, Finding, ShardReport
+from orchestration.checks import CHECKS, checks_of
+from orchestration.duties import Done, Duty, Finding, ShardReport, not_evaluated, why
+from orchestration.mount import Mount
 from persist_lib.core.trace import Level
 
 DATA_VERSION = "dagster/data_version"
+DRY_RUN = "persist/dry_run"
+LONGEST_LIST = 20
+"""How many shards a message names. All of them are in the metadata of the failure."""
+
 Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
-def events(report: ShardReport, materialize: Collection[str], checks: Collection[str]) -> Iterator[Event]:
-    """Yield a materialization for each duty in `materialize`, else an observation, and the verdicts in `checks`."""
-    for done in report.done:
-        kind = dg.AssetMaterialization if done.duty in materialize else dg.AssetObservation
-        yield kind(
-            done.duty,
-            partition=report.shard,
-            metadata=metadata(report.shard, done),
-            tags={DATA_VERSION: str(done.seqno)},
-        )
-        for finding in done.findings:
-            if finding.check in checks:
-                yield evaluation(report.shard, finding)
+@dataclass(frozen=True)
+class Recording:
+    """What a run records: for which duties, which verdicts, and whether also duties that found nothing to do.
+
+    A dry run records observations only, and no verdicts: it did nothing, and judged nothing that was done.
+    """
+
+    instance: dg.DagsterInstance
+    mount: Mount
+    duties: Collection[Duty]
+    checks: Collection[str] = tuple(CHECKS)
+    everything: bool = False
+    is_dry: bool = False
+
+    def events(self, report: ShardReport) -> Iterator[Event]:
+        """Yield a materialization for each duty that did something, else an observation, and its verdicts."""
+        for done in report.done:
+            if done.has_acted or self.everything:
+                yield self._recorded(report.shard, done)
+                yield from self._verdicts(report.shard, done.findings)
+        yield from self._verdicts(report.shard, failed_checks(report))
+
+    def _recorded(self, shard: str, done: Done) -> Event:
+        is_done = done.duty in self.duties and not self.is_dry
+        kind = dg.AssetMaterialization if is_done else dg.AssetObservation
+        tags = {DATA_VERSION: str(done.seqno), **({DRY_RUN: "true"} if self.is_dry else {})}
+        return kind(self.mount.key(done.duty), partition=shard, metadata=metadata(shard, done), tags=tags)
+
+    def _verdicts(self, shard: str, findings: Collection[Finding]) -> Iterator[Event]:
+        chosen = [finding for finding in findings if finding.check in self.checks and not self.is_dry]
+        judged = {duty: self._judged(shard, duty) for duty in {finding.duty for finding in chosen}}
+        for finding in chosen:
+            yield self._evaluation(shard, finding, judged[finding.duty])
+
+    def _judged(self, shard: str, duty: Duty) -> AssetCheckEvaluationTargetMaterializationData | None:
+        """The newest materialization of a shard, which a verdict is on.
+
+        SUBTLE: of a verdict on no materialization, Dagster forgets to which partition it belongs. Its list of checks
+        then shows the verdict on the partition that was judged last: a green one hides a red one.
+        """
+        wanted = dg.AssetRecordsFilter(asset_key=self.mount.key(duty), asset_partitions=[shard])
+        for one in self.instance.fetch_materializations(wanted, limit=1).records:
+            return AssetCheckEvaluationTargetMaterializationData(
+                storage_id=one.storage_id, run_id=one.event_log_entry.run_id, timestamp=one.timestamp
+            )
+        return None
+
+    def _evaluation(
+        self, shard: str, finding: Finding, judged: AssetCheckEvaluationTargetMaterializationData | None
+    ) -> dg.AssetCheckEvaluation:
+        """A verdict on one shard. Dagster knows no check without a verdict, so it becomes a warning that says so."""
+        is_error = finding.fatal and finding.is_evaluated
+        return dg.AssetCheckEvaluation(
+            asset_key=self.mount.key(finding.duty), check_name=finding.check, passed=finding.passed, partition=shard,
+            metadata={name: figure(value) for name, value in finding.numbers.items()}, description=finding.says,
+            severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
+            target_materialization_data=judged,
+        )  # fmt: skip
+
+    def summary(self, duty: Duty, figures: Mapping[str, float]) -> dg.AssetObservation:
+        """One observation for all shards of a pass, idle ones included."""
+        return dg.AssetObservation(
+            self.mount.key(duty), metadata={name: figure(value) for name, value in figures.items()},
+            description=f"a pass over {figures['shards']} shards, of which {figures['idle']} were idle",
+        )  # fmt: skip
+
+
+def failed_checks(report: ShardReport) -> list[Finding]:
+    """The checks of the duties that failed, which have no verdict."""
+    return [
+        not_evaluated(check, duty, why(error)) for duty, error in report.errors.items() for check in checks_of(duty)
+    ]
 
 
 def metadata(shard: str, done: Done) -> dict[str, dg.MetadataValue]:
@@ -55,24 +128,38 @@ def markdown(shard: str, done: Done) -> str:
     """The duty on one page."""
     rows = "".join(f"| {name} | {value:,} |\n" for name, value in done.numbers.items())
     lines = "".join(f"- {line}\n" for line in done.lines)
-    verdicts = "".join(f"- {'✓' if one.passed else '✗'} {one.check}: {one.says}\n" for one in done.findings)
+    verdicts = "".join(f"- {_mark(one)} {one.check}: {one.says}\n" for one in done.findings)
     return f"### {done.duty} of `{shard}`\n\n| | |\n|---|---:|\n{rows}\n{lines}{verdicts}"
 
 
-def evaluation(shard: str, finding: Finding) -> dg.AssetCheckEvaluation:
-    """A verdict on one shard."""
-    return dg.AssetCheckEvaluation(
-        asset_key=dg.AssetKey(finding.duty), check_name=finding.check, passed=finding.passed, partition=shard,
-        metadata={name: figure(value) for name, value in finding.numbers.items()}, description=finding.says,
-        severity=dg.AssetCheckSeverity.ERROR if finding.fatal else dg.AssetCheckSeverity.WARN,
-    )  # fmt: skip
+def _mark(finding: Finding) -> str:
+    if not finding.is_evaluated:
+        return "?"
+    return "✓" if finding.passed else "✗"
 
 
-def failure(problems: Mapping[str, list[str]], *, is_permanent: bool) -> dg.Failure:
-    """The run's failure, which names every shard that failed. All other shards are done."""
-    lines = "".join(f"- `{shard}`: {'; '.join(why)}\n" for shard, why in sorted(problems.items()))
+def failure(problems: Mapping[str, list[str]], unfinished: Collection[str], done: int) -> dg.Failure:
+    """The run's failure: first what failed and why, then what was not finished, then how many shards are done."""
+    lines = "".join(f"- `{shard}`: {'; '.join(reasons)}\n" for shard, reasons in sorted(problems.items()))
     return dg.Failure(
-        f"{len(problems)} shards failed, all others are done: {', '.join(sorted(problems))}",
+        told(problems, unfinished, done),
         metadata={"failed_shards": len(problems), "problems": dg.MetadataValue.md(lines)},
-        allow_retries=not is_permanent,
     )
+
+
+def told(problems: Mapping[str, list[str]], unfinished: Collection[str], done: int) -> str:
+    """What failed and why, what was not finished, and how many shards are done, in one text."""
+    failed = [f"{shard} ({'; '.join(reasons)})" for shard, reasons in sorted(problems.items())]
+    sentences = []
+    if failed:
+        sentences.append(f"Failed, {len(failed)} of {len(failed) + len(unfinished) + done} shards: {listed(failed)}.")
+    if unfinished:
+        sentences.append(f"Unfinished, {len(unfinished)}: {listed(sorted(unfinished))}.")
+    return " ".join([*sentences, f"Done: {done}."])
+
+
+def listed(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = list(names)[:LONGEST_LIST]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

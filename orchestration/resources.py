@@ -21,12 +21,15 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
     consensus: str = Field(default="", description="empty: PERSIST_CONSENSUS, or the same place as the blobs")
     config: dict[str, Any] = Field(default={}, description="fields of `persist.Config`; empty: PERSIST_CONFIG")
     prices: str = Field(default="", description="`s3`, `free` or JSON; empty: PERSIST_PRICES")
+    create: bool = Field(
+        default=False, description="make the location if there is none; otherwise a typing error fails at once"
+    )
 
     _client: persist.Client | None = PrivateAttr(default=None)
 
     @property
     def client(self) -> persist.Client:
-        """The client, which is opened on first use. A location that does not exist is created without shards."""
+        """The client, opened on first use. Raises NotFound if there is no location, unless `create`."""
         if self._client is None:
             given = Settings(
                 location=self.location or None, consensus=self.consensus or None, config=self.config,
@@ -35,7 +38,7 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
             settings = resolved(given)
             self._client = persist.open(
                 settings.location or "", settings.consensus, config=persist.Config.model_validate(settings.config),
-                prices=parse_prices(settings.prices) if settings.prices else None,
+                prices=parse_prices(settings.prices) if settings.prices else None, create=self.create,
             )  # fmt: skip
         return self._client
 

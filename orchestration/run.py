@@ -18,6 +18,7 @@ import dagster as dg
 from jobs.session import SparkSettings
 from orchestration.definitions import build_definitions
 from orchestration.jobs import run_config
+from orchestration.mount import Mount
 from orchestration.settings import Settings
 
 
@@ -60,8 +61,9 @@ def run_maintenance(
 ) -> RunReport:
     """Run a job of `orchestration.jobs` here and now. `options`: fields of `SweepConfig`, as in `shards=["orders"]`.
 
-    Without an `instance`, Dagster keeps no record of the run. `log_level` is the level from which Dagster prints.
-    Errors of a shard are in the report; they are not raised. Running it again finds nothing to do.
+    It visits all shards, also those on which nothing is due, unless `everything=False`. Without an `instance`, Dagster
+    keeps no record of the run. `log_level` is the level from which Dagster prints. Errors of a shard are in the report;
+    they are not raised. Running it again finds nothing to do.
     """
     if instance is None:
         with dg.DagsterInstance.ephemeral() as ephemeral:
@@ -77,7 +79,7 @@ def run_maintenance(
             )
     settings = Settings(location=location, consensus=consensus, config=config or {}, spark=spark, is_running=False)
     definition = build_definitions(settings).resolve_job_def(job)
-    chosen = run_config(job, **options)
+    chosen = run_config(Mount(), job, **{"everything": True, **options})
     chosen = dg.RunConfig(ops=chosen.ops, loggers={"console": {"config": {"log_level": log_level}}})
     result = definition.execute_in_process(instance=instance, run_config=chosen, raise_on_error=False)
     return _report(result)
@@ -90,7 +92,7 @@ def _report(result: dg.ExecuteInProcessResult) -> RunReport:
         data = event.event_specific_data
         if isinstance(data, dg.AssetCheckEvaluation):
             verdicts.append(Verdict(data.partition or "", data.check_name, data.passed, data.description or ""))
-        elif (found := _recorded(event)) is not None:
+        elif (found := _recorded(event)) is not None and found.partition is not None:
             values = {name: value.value for name, value in found.metadata.items()}
             figures.setdefault(found.partition or "", {})[found.asset_key.to_user_string()] = values
     return RunReport(result.success, result.run_id, figures, tuple(verdicts), _why(result))

@@ -1,7 +1,8 @@
 """Sensors for work that is due by the state of shards: new shards become partitions, and shards in debt are compacted.
 
-A tick costs one small request a shard. It reads the state only of shards that changed since the last tick. Cursors hold
-what was seen; if a cursor is lost, ticks look at all shards again.
+Debt is what the state says, not what a sensor remembers. A shard that is still in debt when the run that was asked for
+it has ended is asked for again: after a minute, then after two, four, and so on up to six hours. The cursor holds only
+how often shards in debt were asked for. If it is lost, they are asked for once more.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -9,121 +10,134 @@ what was seen; if a cursor is lost, ticks look at all shards again.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import NamedTuple
 
 import dagster as dg
 
-from orchestration.duties import census_numbers
-from orchestration.jobs import SWEEPS, run_config
-from orchestration.partitions import shard_partitions
-from orchestration.reports import figure
+from orchestration.jobs import op_name, run_config
+from orchestration.mount import Mount
+from orchestration.partitions import missing
 from orchestration.resources import Persist
-from persist_lib.client import Client
-from persist_lib.core.plan.compaction import plan_compaction
-from persist_lib.core.state import State
+from orchestration.runs import shards_in_flight
+from orchestration.schedules import LOOK_S
+from persist_lib.maintain.survey import Survey
 
-LOOKED_AT = 200
-"""The most shards whose state one tick reads. The others wait for the next tick."""
-UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
-
-
-def sensors(status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
-    """All sensors."""
-    return [discovery_sensor(status), debt_sensor(status)]
+CHUNK = 250
+"""The most shards of one run, so that a run that fails or is cancelled does not take all others with it."""
+MOST_IN_FLIGHT = 2000
+"""The most shards in unfinished runs. The others wait for these."""
+REMEMBERED = 5000
+"""The most shards that a cursor remembers. Others are asked for each hour."""
+HOUR_MS = 3600 * 1000
+NEW_AT_ONCE = 5000
+"""The most new shards that one tick makes partitions. The others wait for the next tick."""
+FIRST_WAIT_MS = 60_000
+LONGEST_WAIT_MS = 6 * HOUR_MS
 
 
-def discovery_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
-    """A sensor that makes new shards partitions, requests their census, and observes changed shards without a run."""
+def sensors(mount: Mount, status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
+    """All sensors. SUBTLE: they name their jobs. Dagster rebuilds a sensor that holds its job, and warns of itself."""
+    return [discovery_sensor(mount, status), debt_sensor(mount, status)]
 
-    @dg.sensor(name="shard_discovery", job=SWEEPS["census"], minimum_interval_seconds=30, default_status=status)
-    def shard_discovery(context: dg.SensorEvaluationContext, persist: Persist) -> dg.SensorResult:
-        """Make new shards partitions, and observe those that changed."""
-        heads, seen = seqnos(persist.client), loads(context.cursor)
-        known = set(context.instance.get_dynamic_partitions("persist_shards"))
-        new = [shard for shard in heads if shard not in known]
-        changed = [shard for shard in heads if heads[shard] != seen.get(shard)][:LOOKED_AT]
-        requests = []
-        if new:
-            key = run_key(f"{shard}@{heads[shard]}" for shard in new)
-            tags = {"persist/duty": "census", **({"persist/shard": new[0]} if len(new) == 1 else {})}
-            requests = [dg.RunRequest(run_key=key, run_config=run_config("census", shards=new), tags=tags)]
+
+def discovery_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+    """A sensor that makes new shards partitions, and has them counted."""
+
+    @dg.sensor(
+        name=mount.named("shard_discovery"), job_name=mount.named("census"), minimum_interval_seconds=30,
+        default_status=status, required_resource_keys={mount.persist},
+        description="Makes new shards partitions, and has them counted.",
+    )  # fmt: skip
+    def shard_discovery(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        """Ask for all shards in one request."""
+        persist: Persist = getattr(context.resources, mount.persist)
+        heads = persist.client.consensus.heads()
+        new = sorted(missing(context.instance, mount, heads))[:NEW_AT_ONCE]
+        if not new:
+            return dg.SkipReason(f"{len(heads)} shards, none of them new")
+        key = run_key(f"{shard}@{heads[shard]}" for shard in new)
         return dg.SensorResult(
-            dynamic_partitions_requests=[shard_partitions.build_add_request(new)] if new else [],
-            run_requests=requests,
-            asset_events=[observation(persist.client, shard) for shard in changed],
-            cursor=json.dumps({**seen, **{shard: heads[shard] for shard in changed}}),
-            skip_reason=None if requests else f"{len(heads)} shards, {len(changed)} of them changed, none new",
-        )  # fmt: skip
+            dynamic_partitions_requests=[mount.partitions.build_add_request(new)],
+            run_requests=[dg.RunRequest(run_key=key)],
+        )
 
     return shard_discovery
 
 
-def debt_sensor(status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
-    """A sensor that requests one compaction run for all shards whose trace calls for it."""
+def debt_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+    """A sensor that requests compaction of the shards whose trace calls for it."""
+    compaction = mount.named("compaction")
 
-    @dg.sensor(name="compaction_debt", job=SWEEPS["compaction"], minimum_interval_seconds=60, default_status=status)
-    def compaction_debt(context: dg.SensorEvaluationContext, persist: Persist) -> dg.SensorResult | dg.SkipReason:
-        """Request one run for all shards in debt."""
-        if context.instance.get_runs(dg.RunsFilter(job_name="compaction", statuses=UNFINISHED), limit=1):
-            return dg.SkipReason("a compaction is queued or running; shards are looked at again after it")
-        cursor = loads(context.cursor)
-        seen, asked = dict(cursor.get("seen", {})), dict(cursor.get("asked", {}))
-        looked_at, indebted = debts(persist.client, seen, asked)
-        requests = []
-        if indebted:
-            key = run_key(f"{shard}@{mark}" for shard, mark in indebted.items())
-            requests = [dg.RunRequest(run_key=key, run_config=run_config("compaction", shards=sorted(indebted)))]
+    @dg.sensor(
+        name=mount.named("compaction_debt"), job_name=compaction, minimum_interval_seconds=30, default_status=status,
+        required_resource_keys={mount.persist}, description="Has shards in debt compacted, until they are not.",
+    )  # fmt: skip
+    def compaction_debt(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        """Request runs for the shards in debt that no unfinished run visits."""
+        persist: Persist = getattr(context.resources, mount.persist)
+        survey = persist.client.survey(seconds=LOOK_S)
+        in_flight = shards_in_flight(context.instance, compaction, op_name(mount, "compaction"))
+        asked = ask(survey, in_flight, loads(context.cursor))
+        chunks = [asked.now[start : start + CHUNK] for start in range(0, len(asked.now), CHUNK)]
+        requests = [
+            dg.RunRequest(
+                run_key=run_key(mark_of(survey, shard, asked.tries[shard]) for shard in chunk),
+                run_config=run_config(mount, "compaction", shards=list(chunk)),
+            )
+            for chunk in chunks
+        ]
+        reason = f"{len(survey.heads)} shards: {asked.in_flight} in debt are being compacted, {asked.waiting} wait"
         return dg.SensorResult(
-            run_requests=requests,
-            cursor=json.dumps({"seen": seen | looked_at, "asked": asked | indebted}),
-            skip_reason=None if requests else f"{len(looked_at)} shards changed, none is newly in debt",
+            run_requests=requests, cursor=dumps(asked.tries), skip_reason=None if requests else reason
         )
 
     return compaction_debt
 
 
-def debts(client: Client, seen: Mapping[str, int], asked: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the seqnos of shards that changed since they were `seen`, and the marks of those newly in debt.
+class Try(NamedTuple):
+    """How often a shard in debt was asked for, and when that was last known to be under way (ms)."""
 
-    A mark identifies what there is to compact. A shard whose mark is in `asked` is left out, so that a run is requested
-    only once for the same debt.
+    attempt: int
+    at_ms: int
+
+    @property
+    def due_ms(self) -> int:
+        """When it is asked for again."""
+        if not self.attempt:
+            return 0
+        return self.at_ms + min(LONGEST_WAIT_MS, FIRST_WAIT_MS << min(self.attempt - 1, 20))
+
+
+class Asked(NamedTuple):
+    """What a tick asks for: shards to request now, those in unfinished runs, those that wait, and all tries so far."""
+
+    now: tuple[str, ...]
+    in_flight: int
+    waiting: int
+    tries: Mapping[str, Try]
+
+
+def ask(survey: Survey, in_flight: Iterable[str], tries: Mapping[str, Try]) -> Asked:
+    """Decide which shards in debt are asked for now. Tries of shards that are out of debt are forgotten."""
+    visited = set(in_flight)
+    indebted = [shard for shard in survey.due("compaction") if shard in survey.looks]
+    known = {shard: tries.get(shard, Try(0, 0)) for shard in indebted}
+    is_due = [shard for shard in indebted if shard not in visited and known[shard].due_ms <= survey.now]
+    fresh_first = sorted(is_due, key=lambda shard: known[shard].attempt)
+    now = tuple(fresh_first[: max(0, MOST_IN_FLIGHT - len(visited))])
+    kept = {shard: one for shard, one in known.items() if one.attempt}
+    kept |= {shard: Try(max(1, known[shard].attempt), survey.now) for shard in indebted if shard in visited}
+    kept |= {shard: Try(known[shard].attempt + 1, survey.now) for shard in now}
+    under_way = len(visited.intersection(indebted))
+    return Asked(now, under_way, len(indebted) - under_way - len(now), kept)
+
+
+def mark_of(survey: Survey, shard: str, one: Try) -> str:
+    """What a run is requested for: the debt of a shard, and the attempt. Dagster starts one run for it.
+
+    The hour is in it so that a shard that the cursor does not remember is asked for again.
     """
-    changed = {shard: seqno for shard, seqno in seqnos(client).items() if seen.get(shard) != seqno}
-    looked_at = dict(sorted(changed.items())[:LOOKED_AT])
-    indebted = {}
-    for shard in looked_at:
-        state = client.inspect(shard).state
-        if asked.get(shard) != mark_of(state) and plan_compaction(state, client.policy()).requests:
-            indebted[shard] = mark_of(state)
-    return looked_at, indebted
-
-
-def mark_of(state: State) -> str:
-    """A mark that changes with the data and with since, not with leases.
-
-    So a shard that cannot be compacted is not tried for ever.
-    """
-    return f"{state.next_id}.{state.since.time}"
-
-
-def seqnos(client: Client) -> dict[str, int]:
-    """The newest seqno of every shard."""
-    heads = ((shard, client.consensus.head(shard)) for shard in client.shards())
-    return {shard: head.seqno for shard, head in heads if head is not None}
-
-
-def observation(client: Client, shard: str) -> dg.AssetObservation:
-    """The census of a shard as an observation."""
-    census = client.census(shard)
-    figures = {**census_numbers(census), "seqno": census.seqno}
-    return dg.AssetObservation(
-        "census", partition=shard, metadata={name: figure(value) for name, value in figures.items()}
-    )
+    return f"{shard}@{survey.looks[shard].mark}#{one.attempt}.{survey.now // HOUR_MS}"
 
 
 def run_key(marks: Iterable[str]) -> str:
@@ -131,12 +145,20 @@ def run_key(marks: Iterable[str]) -> str:
     sorted_marks = sorted(marks)
     if len(sorted_marks) == 1:
         return sorted_marks[0]
-    return (
-        f"{len(sorted_marks)} shards {hashlib.blake2b(json.dumps(sorted_marks).encode(), digest_size=12).hexdigest()}"
-    )
+    digest = hashlib.blake2b(json.dumps(sorted_marks).encode(), digest_size=12).hexdigest()
+    return f"{len(sorted_marks)} shards {digest}"
 
 
-def loads(cursor: str | None) -> dict[str, Any]:
-    """A cursor's contents."""
-    found = json.loads(cursor) if cursor else {}
-    return found if isinstance(found, dict) else {}
+def loads(cursor: str | None) -> dict[str, Try]:
+    """The tries in a cursor. One that cannot be read is taken for none."""
+    try:
+        found = json.loads(cursor or "{}")
+        return {str(shard): Try(int(attempt), int(at_ms)) for shard, (attempt, at_ms) in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def dumps(tries: Mapping[str, Try]) -> str:
+    """The cursor: the tries of at most `REMEMBERED` shards, those that were asked for last."""
+    kept = sorted(tries.items(), key=lambda item: -item[1].at_ms)[:REMEMBERED]
+    return json.dumps(dict(kept), separators=(",", ":"))

@@ -10,7 +10,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from jobs.session import SparkSettings
+from persist_lib.arguments import shown
+from persist_lib.config import Config
+from persist_lib.core.cost import parse_prices
+from persist_lib.core.duties import MAINTENANCE_LEASE_MS
 from persist_lib.errors import InvalidUsage
+from persist_lib.location.open import scheme_of
+
+DEFAULTS: Mapping[str, Any] = {"lease_ms": MAINTENANCE_LEASE_MS}
+"""The pipeline's own defaults. Its workers are kept up while they live. One that was killed keeps other workers from
+its shard until its lease ends."""
+EXAMPLE = '{"part_bytes": 67108864}'
 
 
 class Settings(BaseModel):
@@ -23,7 +33,7 @@ class Settings(BaseModel):
     consensus: str | None = None
     """PERSIST_CONSENSUS. If neither is set: the same location as the blobs."""
     config: Mapping[str, Any] = {}
-    """PERSIST_CONFIG, a JSON object: fields of `persist.Config`."""
+    """PERSIST_CONFIG, a JSON object: fields of `persist.Config`. `lease_ms` is a minute unless it is given."""
     prices: str | None = None
     """PERSIST_PRICES: `s3`, `free` or JSON. If neither is set: S3's list prices on S3, and free elsewhere."""
     spark: SparkSettings | None = None
@@ -33,19 +43,50 @@ class Settings(BaseModel):
 
 
 def resolved(settings: Settings, environ: Mapping[str, str] | None = None) -> Settings:
-    """Fill in the settings that were left out from the environment. Raises InvalidUsage without a location."""
+    """Fill in the settings that were left out from the environment, and check all of them. Opens nothing.
+
+    Raises InvalidUsage without a location, and for a value that cannot be right.
+    """
     environ = os.environ if environ is None else environ
-    location = settings.location or environ.get("PERSIST_LOCATION")
-    if not location:
+    filled = _filled(settings, environ)
+    if not filled.location:
         raise InvalidUsage(
             "no location is given. Set PERSIST_LOCATION, as in PERSIST_LOCATION=file:./data, or pass Settings"
         )
+    return filled
+
+
+def check(settings: Settings, environ: Mapping[str, str] | None = None) -> None:
+    """Raise InvalidUsage for a setting that cannot be right, before anything is opened. A location may be missing."""
+    _filled(settings, os.environ if environ is None else environ)
+
+
+def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    location = settings.location or environ.get("PERSIST_LOCATION")
+    consensus = settings.consensus or environ.get("PERSIST_CONSENSUS")
+    prices = settings.prices or environ.get("PERSIST_PRICES")
+    config = {**DEFAULTS, **(dict(settings.config) or _config(environ.get("PERSIST_CONFIG")))}
+    for url in (location, consensus):
+        if url:
+            scheme_of(url)
+    if prices:
+        parse_prices(prices)
+    Config.model_validate(config)
     return settings.model_copy(
         update={
-            "location": location,
-            "consensus": settings.consensus or environ.get("PERSIST_CONSENSUS"),
-            "config": dict(settings.config) or json.loads(environ.get("PERSIST_CONFIG") or "{}"),
-            "prices": settings.prices or environ.get("PERSIST_PRICES"),
+            "location": location, "consensus": consensus, "config": config, "prices": prices,
             "spark": settings.spark or SparkSettings.from_environment(environ),
         }
-    )
+    )  # fmt: skip
+
+
+def _config(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise InvalidUsage(
+            f"PERSIST_CONFIG must be a JSON object, such as {EXAMPLE}: {error}. Got {shown(text)}"
+        ) from error
+    if not isinstance(found, dict):
+        raise InvalidUsage(f"PERSIST_CONFIG must be a JSON object, such as {EXAMPLE}: got {shown(text)}")
+    return found

@@ -1,60 +1,187 @@
 """One pass over many shards in one process: one Spark application, a few shards at a time, events as they come.
 
-The assets use it for chosen partitions, as in a backfill, and the jobs for all shards that exist.
+The assets use it for chosen partitions, as in a backfill, and the jobs for the shards on which something is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
 from jobs.engine import SparkEngine
 from jobs.parallel import in_parallel
+from jobs.watch import Watch
 from orchestration.duties import Duty, Options, ShardReport, look_after
-from orchestration.reports import Event, events, failure
+from orchestration.health import mark_failed
+from orchestration.reports import Event, Recording, failure, listed, told
 from orchestration.resources import Spark
 from persist_lib.client import Client
-from persist_lib.errors import CompactionRefused, Damage, DiffOverflow, InvalidUsage
+from persist_lib.errors import CompactionRefused, Damage, DiffOverflow, InvalidUsage, NotFound, PersistError
+from persist_lib.maintain.survey import Survey
 
-PERMANENT = (CompactionRefused, Damage, DiffOverflow, InvalidUsage)
+PERMANENT = (CompactionRefused, Damage, DiffOverflow, InvalidUsage, NotFound)
 """Errors that a second attempt would raise again."""
+AGAIN_AFTER_S = 5.0
+"""Seconds until the shards that failed for a passing reason are tried once more."""
+TOLD_EACH_S = 30.0
+"""Seconds between two lines in the log that say how far a pass is."""
+
+
+@dataclass
+class Pass:
+    """How far a pass is: the shards that are done, that failed and why, and that were left to another worker."""
+
+    shards: Sequence[str]
+    settled: dict[Duty, list[str]] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    duties_failed: dict[str, list[Duty]] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, report: ShardReport) -> None:
+        """Enter one shard, which may have been tried before."""
+        for done in report.done:
+            if done.is_settled:
+                self.settled.setdefault(done.duty, []).append(report.shard)
+        self.problems.pop(report.shard, None)
+        if report.left:
+            self.left[report.shard] = next(iter(report.left.values()))
+        if report.problems:
+            self.problems[report.shard] = report.problems
+            fatal = [d.duty for d in report.done for f in d.findings if f.fatal and not f.passed and f.is_evaluated]
+            self.duties_failed[report.shard] = [*report.errors, *fatal]
+        else:
+            self.done.add(report.shard)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """The shards that are neither done nor failed."""
+        return [shard for shard in self.shards if shard not in self.done and shard not in self.problems]
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.monotonic() - self.began
+
+    def says(self) -> str:
+        """How far it is, in one line: what failed comes first."""
+        return told(self.problems, (), len(self.done)) + f" {len(self.unfinished)} to go, {self.seconds:.0f} s."
 
 
 def sweep(
-    log: dg.DagsterLogManager,
+    context: dg.OpExecutionContext,
     client: Client,
     shards: Sequence[str],
     duties: Sequence[Duty],
     options: Options,
-    *,
-    materialize: Collection[str],
-    checks: Collection[str],
+    recording: Recording,
+    in_flight: int,
+) -> Generator[Event, None, Pass]:
+    """Do the duties of each shard, and yield its events when done. Raises Failure at the end if a shard failed.
+
+    A shard that failed for a passing reason is tried once more. When the run is cancelled, nothing more begins, and the
+    log says what is unfinished. What was settled is remembered in the location, also if other shards failed.
+    """
+    far = Pass(shards)
+    try:
+        yield from _attempts(context.log, client, far, duties, options, recording, in_flight)
+    except BaseException:
+        options.stop.set()
+        context.log.error(  # noqa: TRY400 - the trace of an interrupt says nothing
+            "this run was stopped. %s What was committed stays, and a later run does the rest",
+            told(far.problems, far.unfinished, len(far.done)),
+        )
+        raise
+    if not options.dry_run:
+        _remember(context.log, client, far)
+    for shard in far.problems:
+        for duty in far.duties_failed[shard]:
+            mark_failed(context, recording.mount, shard, duty)
+    if far.problems:
+        raise failure(far.problems, far.unfinished, len(far.done))
+    return far
+
+
+def _attempts(
+    log: dg.DagsterLogManager,
+    client: Client,
+    far: Pass,
+    duties: Sequence[Duty],
+    options: Options,
+    recording: Recording,
     in_flight: int,
 ) -> Iterator[Event]:
-    """Do the duties of each shard, and yield its events when done. Raises Failure at the end if a shard failed."""
-    problems: dict[str, list[str]] = {}
-    errors: list[Exception] = []
+    again: list[ShardReport] = []
 
     def one(shard: str) -> ShardReport:
-        return look_after(client, shard, duties, options)
+        with watch.doing(shard) as tells:
+            return look_after(client, shard, duties, replace(options, tells=tells))
 
-    cancel = options.spark.cancel if options.spark else None
-    for number, report in enumerate(in_parallel(one, shards, in_flight, cancel), 1):
-        yield from events(report, materialize, checks)
-        if report.problems:
-            problems[report.shard] = report.problems
-            errors += report.errors.values()
-            log.error("%s failed (%d of %d): %s", report.shard, number, len(shards), "; ".join(report.problems))
-        else:
-            log.info("%s is done (%d of %d)", report.shard, number, len(shards))
-    if problems:
-        is_permanent = not errors or all(isinstance(error, PERMANENT) for error in errors)
-        raise failure(problems, is_permanent=is_permanent)
+    def attempt(some: Sequence[str], *, is_last: bool) -> Iterator[Event]:
+        told_at = time.monotonic()
+        for report in in_parallel(one, some, in_flight, options.stop):
+            if is_passing(report) and not is_last:
+                again.append(report)
+                continue
+            far.add(report)
+            yield from recording.events(report)
+            tell(log, report)
+            if time.monotonic() - told_at > TOLD_EACH_S:
+                told_at = time.monotonic()
+                log.info(far.says())
+
+    with Watch(lambda line: log.info("%s", line)) as watch:
+        yield from attempt(far.shards, is_last=False)
+        if again:
+            failed, why = [report.shard for report in again], "; ".join(again[0].problems)
+            log.warning("tried again in %g s: %s. The first failed by %s", AGAIN_AFTER_S, listed(failed), why)
+            time.sleep(AGAIN_AFTER_S)
+            yield from attempt(failed, is_last=True)
 
 
-def spark_engine(client: Client, spark: Spark, engine: str) -> SparkEngine | None:
-    """The Spark engine of this run; None if Spark is not wanted or cannot reach the location."""
-    if engine == "local" or client.url.startswith("memory:"):
-        return None
-    return SparkEngine(client, lambda: spark.spark_session)
+def _remember(log: dg.DagsterLogManager, client: Client, far: Pass) -> None:
+    """Remember what was settled, so that the next pass does not visit it. If that fails, it is only done once more."""
+    try:
+        client.survey(done=far.settled)
+    except PersistError as error:
+        log.warning("what was done is not remembered, so the next pass looks at it again: %s", error)
+
+
+def look(log: dg.DagsterLogManager, client: Client) -> Survey:
+    """Survey all shards, and say in the log how far that is each half minute."""
+    told_at = time.monotonic()
+
+    def tells(done: int, total: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > TOLD_EACH_S:
+            told_at = time.monotonic()
+            log.info("looked at %d of %d shards that have changed", done, total)
+
+    return client.survey(progress=tells)
+
+
+def is_passing(report: ShardReport) -> bool:
+    """Whether a shard failed, and only for reasons that may be gone at the next attempt."""
+    return bool(report.errors) and not any(isinstance(error, PERMANENT) for error in report.errors.values())
+
+
+def tell(log: dg.DagsterLogManager, report: ShardReport) -> None:
+    """Say in the log what was done on a shard, if anything was."""
+    if report.problems:
+        log.error("%s failed: %s", report.shard, "; ".join(report.problems))
+    for said in report.left.values():
+        log.warning("%s is left to another worker: %s", report.shard, said)
+    acted = [done.duty for done in report.done if done.has_acted and done.duty != "census"]
+    if acted:
+        log.info("%s: %s", report.shard, ", ".join(acted))
+
+
+def spark_engine(client: Client, spark: Spark, options: Options) -> Options:
+    """The options with this run's Spark engine, unless Spark is not wanted or cannot reach the location."""
+    if options.engine == "local" or client.url.startswith("memory:"):
+        return options
+    return replace(options, spark=SparkEngine(client, lambda: spark.spark_session, stop=options.stop))

@@ -80,6 +80,31 @@ def test_settings_come_from_the_environment_where_they_are_left_out() -> None:
         resolved(Settings(), {})
 
 
+def test_the_pipeline_s_workers_have_short_leases_unless_settings_say_otherwise() -> None:
+    assert resolved(Settings(location="memory:"), {}).config == {"lease_ms": 60_000}
+    assert resolved(Settings(location="memory:", config={"lease_ms": 5000}), {}).config == {"lease_ms": 5000}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PERSIST_CONFIG", "{", "PERSIST_CONFIG must be a JSON object"),
+        ("PERSIST_CONFIG", "[1]", "PERSIST_CONFIG must be a JSON object"),
+        ("PERSIST_CONFIG", '{"part_byte": 1}', "part_byte"),
+        ("PERSIST_CONFIG", '{"lease_ms": "soon"}', "lease_ms"),
+        ("PERSIST_LOCATION", "flie:./data", "file:"),
+        ("PERSIST_CONSENSUS", "postgres//host", "scheme"),
+        ("PERSIST_PRICES", "cheap", "prices"),
+    ],
+)
+def test_a_setting_that_cannot_be_right_is_an_error_when_the_code_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidUsage, match=says):
+        build_definitions()
+
+
 def test_it_can_be_mounted_beside_other_definitions() -> None:
     @dg.asset
     def mine() -> None: ...

@@ -20,7 +20,7 @@ CUSTOMERS = {"persist/key": ["id"]}
 def materialize(
     folder: Path, instance: dg.DagsterInstance, *assets: dg.AssetsDefinition, **options: Any
 ) -> dg.ExecuteInProcessResult:
-    resource = Persist(location=f"file:{folder}", config=SMALL)
+    resource = Persist(location=f"file:{folder}", config=SMALL, create=True)
     manager = PersistIOManager(persist=resource)
     return dg.materialize(list(assets), instance=instance, resources={"io_manager": manager}, **options)
 

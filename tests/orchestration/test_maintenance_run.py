@@ -14,6 +14,7 @@ from orchestration.checks import CHECKS
 from orchestration.duties import DUTIES
 from orchestration.run import RunReport, run_maintenance
 from persist_lib.core.sums import Sums
+from persist_lib.location.file.blob import FileBlob
 from tests.spark.collections import SMALL, check, damage_a_part, parts_of, referred, stored, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
@@ -77,7 +78,8 @@ def test_a_poisoned_shard_stops_no_other_and_fails_the_run_by_its_name(
     damage_a_part(folder, "bad")
     report = run(folder, instance, engine="local")
     assert not report.success
-    assert report.failure == "1 shards failed, all others are done: bad"
+    assert report.failure.startswith("Failed, 1 of 3 shards: bad (compaction: Corrupt: ")
+    assert report.failure.endswith("Done: 2.")
     assert instance.get_materialized_partitions(dg.AssetKey("compaction")) == {"a", "c"}
     assert "bad" in instance.get_materialized_partitions(dg.AssetKey("garbage"))
     for name in ("a", "c"):
@@ -107,29 +109,46 @@ def test_too_many_batches_fail_the_census_s_check(
     assert run(folder, instance, job="census").failed_checks == []
 
 
-def test_an_orphan_fails_a_dry_audit_s_check_and_a_real_one_removes_it(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+def test_an_orphan_that_cannot_be_deleted_fails_the_check_and_the_next_audit_removes_it(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, "s", batches=1, rows=50)
     part = next(parts_of(folder, "s"))
     orphan = part.with_name("0" * len(part.stem) + part.suffix)
     orphan.write_bytes(part.read_bytes())
     dry = run(folder, instance, job="orphans", dry_run=True)
-    assert [verdict.check for verdict in dry.failed_checks] == ["no_orphan"]
+    assert (dry.figures["s"]["orphans"]["orphans"], dry.verdicts) == (1, ())
     assert orphan.exists()
     assert instance.get_materialized_partitions(dg.AssetKey("orphans")) == set()
+    with monkeypatch.context() as refusing:
+        refuse_deletions(refusing)
+        refused = run(folder, instance, job="orphans")
+    assert [verdict.check for verdict in refused.failed_checks] == ["no_orphan"]
+    assert refused.figures["s"]["orphans"]["failed"] == 1
+    assert orphan.exists()
     assert run(folder, instance, job="orphans").failed_checks == []
     assert not orphan.exists()
 
 
-def test_garbage_that_nobody_holds_fails_a_dry_collection_s_check(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+def refuse_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a bucket without the right to delete."""
+    refusal = persist.InvalidUsage("no right to delete")  # otherwise it would be tried again
+    monkeypatch.setattr(FileBlob, "delete_many", lambda _self, keys: dict.fromkeys(keys, refusal))
+
+
+def test_garbage_that_cannot_be_deleted_fails_the_check_and_the_next_collection_removes_it(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, "s", batches=4, rows=50)
     client.compact("s")
     client.roll_up("s", force=True)
     dry = run(folder, instance, job="garbage", dry_run=True)
-    assert [verdict.check for verdict in dry.failed_checks] == ["no_overdue_garbage"]
+    assert dry.figures["s"]["garbage"]["deleted"] == 4
+    assert not dry.verdicts
+    with monkeypatch.context() as refusing:
+        refuse_deletions(refusing)
+        refused = run(folder, instance, job="garbage")
+    assert [verdict.check for verdict in refused.failed_checks] == ["no_overdue_garbage"]
     assert run(folder, instance, job="garbage").failed_checks == []
 
 
@@ -161,13 +180,13 @@ def test_reads_that_changed_fail_the_check_and_the_run(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, "s", batches=4, rows=50)
-    from orchestration.reads import ReadProbe  # noqa: PLC0415
+    from orchestration.reads import Piece, ReadProbe  # noqa: PLC0415
 
     measured: list[int] = []
 
-    def drifting(self: ReadProbe) -> dict[int, Sums]:
+    def drifting(self: ReadProbe) -> dict[Piece, Sums]:
         measured.append(1)
-        return {point: Sums(len(measured), 0, self.expected + len(measured) - 1) for point in self.points}
+        return {Piece(point): Sums(len(measured), 0, self.expected + len(measured) - 1) for point in self.points}
 
     monkeypatch.setattr(ReadProbe, "measure", drifting)
     report = run(folder, instance, engine="local")

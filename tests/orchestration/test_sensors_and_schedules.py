@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib.core.duties import DUTIES
+from persist_lib.runtime.ambient import Runtime
 from tests.spark.collections import SMALL, write
 
 pytestmark = pytest.mark.dagster
@@ -23,6 +25,14 @@ pytestmark = pytest.mark.dagster
 @pytest.fixture
 def repository(folder: Path) -> dg.RepositoryDefinition:
     return build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """On disk: the contexts of schedules open it again."""
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
+        yield kept
 
 
 @pytest.fixture
@@ -49,20 +59,12 @@ def tick(
     return data  # type: ignore[return-value]
 
 
-def test_discovery_makes_new_shards_partitions_and_counts_them_once(
-    client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
-) -> None:
-    write(client, "a", rows=5)
-    first = tick(repository, "shard_discovery", instance, given)
-    assert instance.get_dynamic_partitions("persist_shards") == ["a"]
-    assert [request.run_key for request in first.run_requests or ()] == [f"a@{client.inspect('a').seqno}"]
-    assert [event.partition for event in first.asset_events] == ["a"]
-    second = tick(repository, "shard_discovery", instance, given, first.cursor)
-    assert not second.run_requests
-    assert not second.asset_events
+def shards_of(data: dg.SensorResult) -> list[list[str]]:
+    """The shards of each run that a tick requests."""
+    return [one.run_config["ops"]["compaction_of_shards"]["config"]["shards"] for one in data.run_requests or ()]
 
 
-def test_discovery_observes_what_changed_since_the_last_tick(
+def test_discovery_makes_new_shards_partitions_and_has_them_counted_once(
     client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
 ) -> None:
     write(client, "a", rows=5)
@@ -70,33 +72,89 @@ def test_discovery_observes_what_changed_since_the_last_tick(
     first = tick(repository, "shard_discovery", instance, given)
     assert instance.get_dynamic_partitions("persist_shards") == ["a", "b"]
     assert len(first.run_requests or ()) == 1, "one run for all new shards"
-    write(client, "b", rows=5)
+    assert not first.asset_events
     second = tick(repository, "shard_discovery", instance, given, first.cursor)
-    assert [event.partition for event in second.asset_events] == ["b"]
-    batches = second.asset_events[0].metadata["batches"].value
-    assert batches == client.census("b").batches
+    assert not second.run_requests
+    write(client, "c", rows=5)
+    third = tick(repository, "shard_discovery", instance, given, second.cursor)
+    assert [request.run_key for request in third.run_requests or ()] == [f"c@{client.inspect('c').seqno}"]
 
 
-def test_debts_of_all_shards_are_one_run_and_are_asked_for_once(
+def test_discovery_takes_many_new_shards_in_several_ticks(
+    client: persist.Client,
+    repository: dg.RepositoryDefinition,
+    instance: dg.DagsterInstance,
+    given: Persist,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orchestration.sensors.NEW_AT_ONCE", 3)
+    for n in range(7):
+        write(client, f"s{n}", batches=1, rows=1)
+    keys = set()
+    for expected in (3, 6, 7):
+        data = tick(repository, "shard_discovery", instance, given)
+        keys |= {request.run_key for request in data.run_requests or ()}
+        assert len(instance.get_dynamic_partitions("persist_shards")) == expected
+    assert len(keys) == 3
+    assert not tick(repository, "shard_discovery", instance, given).run_requests
+
+
+def test_debts_of_all_shards_are_one_run(
     client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
 ) -> None:
     for name in ("a", "b"):
         write(client, name, batches=6, rows=5)
     write(client, "tidy", batches=1, rows=5)
-    first = tick(repository, "compaction_debt", instance, given)
-    assert first.run_requests is not None
-    (request,) = first.run_requests
-    assert request.run_config["ops"]["compaction_of_shards"]["config"]["shards"] == ["a", "b"]
-    assert set(json.loads(first.cursor or "")["asked"]) == {"a", "b"}
-    with client.open_reader("a"):
-        pass  # transitions, but no data
-    second = tick(repository, "compaction_debt", instance, given, first.cursor)
-    assert not second.run_requests
+    data = tick(repository, "compaction_debt", instance, given)
+    (shards,) = shards_of(data)
+    assert sorted(shards) == ["a", "b"]
+    assert set(json.loads(data.cursor or "")) == {"a", "b"}
+
+
+def test_debt_is_asked_for_until_it_is_paid(
+    client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
+) -> None:
     write(client, "a", batches=6, rows=5)
-    third = tick(repository, "compaction_debt", instance, given, first.cursor)
-    assert [one.run_config["ops"]["compaction_of_shards"]["config"]["shards"] for one in third.run_requests or ()] == [
-        ["a"]
-    ]
+    first = tick(repository, "compaction_debt", instance, given)
+    assert shards_of(first) == [["a"]]
+    second = tick(repository, "compaction_debt", instance, given, first.cursor)
+    assert shards_of(second) == [], "the pause after the first attempt"
+    later = json.dumps({"a": [1, 0]})
+    third = tick(repository, "compaction_debt", instance, given, later)
+    assert shards_of(third) == [["a"]]
+    keys = {one.run_key for data in (first, third) for one in data.run_requests or ()}
+    assert len(keys) == 2, "Dagster starts a run only once for each key"
+    client.compact("a")
+    fourth = tick(repository, "compaction_debt", instance, given, third.cursor)
+    assert (shards_of(fourth), fourth.cursor) == ([], "{}")
+
+
+def test_shards_of_unfinished_runs_are_not_asked_for_and_the_others_do_not_wait_for_them(
+    client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
+) -> None:
+    write(client, "a", batches=6, rows=5)
+    first = tick(repository, "compaction_debt", instance, given)
+    (request,) = first.run_requests or ()
+    job = repository.get_job("compaction")
+    instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, run_config=request.run_config)
+    write(client, "b", batches=6, rows=5)
+    data = tick(repository, "compaction_debt", instance, given, json.dumps({"a": [1, 0]}))
+    assert shards_of(data) == [["b"]]
+
+
+def test_a_thousand_debts_are_runs_of_a_bounded_size(
+    client: persist.Client,
+    repository: dg.RepositoryDefinition,
+    instance: dg.DagsterInstance,
+    given: Persist,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orchestration.sensors.CHUNK", 3)
+    for n in range(7):
+        write(client, f"s{n}", batches=6, rows=1)
+    data = tick(repository, "compaction_debt", instance, given)
+    assert sorted(len(shards) for shards in shards_of(data)) == [1, 3, 3]
+    assert sorted(shard for shards in shards_of(data) for shard in shards) == [f"s{n}" for n in range(7)]
 
 
 def test_debts_are_what_the_settings_say(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
@@ -107,30 +165,54 @@ def test_debts_are_what_the_settings_say(client: persist.Client, folder: Path, i
         repository = build_definitions(Settings(location=f"file:{folder}", config=settings)).get_repository_def()
         given = Persist(location=f"file:{folder}", config=settings)
         data = tick(repository, "compaction_debt", instance, given)
-        asked = [one.run_config["ops"]["compaction_of_shards"]["config"]["shards"] for one in data.run_requests or ()]
-        assert asked == indebted
+        assert shards_of(data) == indebted
         given.teardown_after_execution(dg.build_init_resource_context())
 
 
-def test_debts_wait_while_a_compaction_is_queued(
+def test_a_schedule_runs_only_where_something_is_due(
+    client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
+) -> None:
+    assert "nothing is due on any of 0 shards" in skipped(repository, "leases_schedule", instance, given)
+    write(client, "a", batches=1, rows=5)
+    assert "nothing is due on any of 1 shards" in skipped(repository, "leases_schedule", instance, given)
+    assert skipped(repository, "census_schedule", instance, given) == ""
+    client.survey(done={"census": ["a"]})
+    assert "nothing is due" in skipped(repository, "census_schedule", instance, given)
+    with persist.open(client.url, config=persist.Config(lease_ms=100), runtime=Runtime(background=False)) as short:
+        short.open_reader("a")
+        time.sleep(0.2)
+        assert skipped(repository, "leases_schedule", instance, given) == ""
+    instance.create_run_for_job(repository.get_job("leases"), status=dg.DagsterRunStatus.STARTED)
+    assert "not finished" in skipped(repository, "leases_schedule", instance, given)
+
+
+def skipped(repository: dg.RepositoryDefinition, name: str, instance: dg.DagsterInstance, given: Persist) -> str:
+    """Why a schedule's tick requests nothing; empty if it requests a run."""
+    at = dt.datetime(2026, 1, 4, 3, 41, tzinfo=dt.UTC)
+    schedule = repository.get_schedule_def(name)
+    with dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=at, repository_def=repository, resources={"persist": given}
+    ) as context:
+        data = schedule.evaluate_tick(context)
+    assert bool(data.run_requests) != bool(data.skip_message)
+    return data.skip_message or ""
+
+
+def test_every_schedule_requests_a_valid_run(
     client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
 ) -> None:
     write(client, "a", batches=6, rows=5)
-    job = repository.get_job("compaction")
-    instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
-    data = tick(repository, "compaction_debt", instance, given)
-    assert not data.run_requests
-    assert "queued or running" in str(data.skip_message)  # type: ignore[attr-defined]
-
-
-def test_every_schedule_requests_a_valid_run(repository: dg.RepositoryDefinition, instance: dg.DagsterInstance) -> None:
+    requested: set[str] = set()
     assert {one.name for one in repository.schedule_defs} == {
         f"{duty.name}_schedule" for duty in DUTIES if duty.schedule
     }
     for schedule in repository.schedule_defs:
         at = dt.datetime(2026, 1, 4, 3, 41, tzinfo=dt.UTC)
-        with dg.build_schedule_context(instance=instance, scheduled_execution_time=at) as context:
+        with dg.build_schedule_context(
+            instance=instance, scheduled_execution_time=at, repository_def=repository, resources={"persist": given}
+        ) as context:
             data = schedule.evaluate_tick(context)
-        assert len(data.run_requests or ()) == 1
-        job = repository.get_job(schedule.job_name)
-        assert dg.validate_run_config(job, (data.run_requests or [])[0].run_config)
+        for request in data.run_requests or ():
+            assert dg.validate_run_config(repository.get_job(schedule.job_name), request.run_config)
+            requested.add(schedule.name)
+    assert requested == {"census_schedule", "orphans_schedule", "scrub_schedule"}

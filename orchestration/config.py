@@ -1,0 +1,48 @@
+"""The configuration of runs, as the launchpad shows it, and what it means to the duties."""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+import dagster as dg
+from pydantic import Field
+
+from orchestration.duties import Options
+
+
+class DutyConfig(dg.Config):
+    """How the duties of a run are done."""
+
+    engine: str = Field(
+        default="auto",
+        description="auto: Spark for requests that read more than `spark_above_bytes`, else local; spark; local",
+    )
+    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
+    in_flight: int = Field(default=4, description="shards worked on at once")
+    verify_reads: int = Field(
+        default=3, description="at how many times contents are compared around a compaction; 0 for none"
+    )
+    scrub_all: bool = Field(default=False, description="scrub everything, not only what no scrub has found sound yet")
+
+
+class SweepConfig(DutyConfig):
+    """How the duties are done, and for which shards."""
+
+    shards: list[str] = Field(default=[], description="empty: those on which something is due")
+    everything: bool = Field(
+        default=False, description="visit also shards on which nothing is due, and record also what found nothing to do"
+    )
+
+
+def options_of(config: DutyConfig, *, is_dry: bool) -> Options:
+    """Turn a run's configuration into the options of the duties. Raises Failure for a value that cannot be."""
+    if config.engine not in ("auto", "spark", "local"):
+        raise dg.Failure(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
+    for name in ("in_flight", "verify_reads"):
+        least = int(name == "in_flight")
+        if getattr(config, name) < least:
+            raise dg.Failure(f"{name} must be at least {least}: got {getattr(config, name)}. Nothing was done")
+    return Options(
+        engine=config.engine,  # type: ignore[arg-type]
+        dry_run=is_dry,
+        verify_reads=config.verify_reads,
+        scrub_all=config.scrub_all,
+    )

@@ -1,0 +1,239 @@
+"""Contents of shards as the type that a consumer's annotation asks for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, get_args, get_origin
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from orchestration.io.names import Place
+from orchestration.io.owners import check_owner
+from orchestration.io.times import AS_OF
+from persist_lib.client import Client
+from persist_lib.core.state import Version
+from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch, SinceViolation
+from persist_lib.frontier import Antichain, at
+from persist_lib.schema.models import Model, is_model, rebuild
+from persist_lib.schema.schema import DIFF, Schema
+
+MISSING = "allow_missing_partitions"
+SMALL_BYTES = 4 << 20
+"""The parts of shards that are read ahead, a few at a time, where there are several."""
+NAMED = 20
+"""How many partitions a message names."""
+LOADS = (
+    "pa.Table, pa.RecordBatchReader (in bounded memory), pd.DataFrame, pl.DataFrame, pl.LazyFrame, list, list[dict] or "
+    "a list of a pydantic model"
+)
+Batches = Iterator[pa.Table]
+Build = Callable[[Schema, Batches], Any]
+
+
+class Source(NamedTuple):
+    """A shard to read from, at which time, and the seqno and schema that it had when that was decided.
+
+    `is_earlier`: there are newer complete times.
+    """
+
+    place: Place
+    as_of: int
+    seqno: int
+    schema: Schema
+    is_earlier: bool = False
+
+
+def find(
+    client: Client, places: Sequence[Place], as_of_of: Callable[[Place], int | None]
+) -> tuple[list[Source], list[Place]]:
+    """The shards to read, and the places in which nothing is stored. Reads no data.
+
+    Raises SinceViolation for a time whose history was given up, and InvalidUsage for one that has not come yet.
+    """
+    there = set(client.shards()) if len(places) > 1 else {place.shard for place in places}
+    with client.runtime.pool(client.config.read_threads, "persist-find") as pool:
+        looked = pool.map(partial(_look, client), [place for place in places if place.shard in there])
+        versions = {place: version for place, version in looked if version is not None}
+    found = [_source(client, place, versions[place], as_of_of(place)) for place in places if place in versions]
+    return found, [place for place in places if place not in versions]
+
+
+def read(client: Client, sources: Sequence[Source], build: Build) -> Any:
+    """The contents of all of them, one after the other, as `build` makes them."""
+    schema = _common(sources)
+    return build(schema, _one_after_the_other(client, sources, schema))
+
+
+def builder(wanted: Any) -> Build:
+    """How to make a value of the annotated type. Raises InvalidUsage, naming those that can be had, for another."""
+    if wanted in (None, Any, object, pa.Table):
+        return _table
+    if wanted is pa.RecordBatchReader:
+        return _reader
+    if wanted is pd.DataFrame:
+        return lambda schema, batches: _table(schema, batches).to_pandas()
+    if getattr(wanted, "__module__", "").startswith("polars"):
+        return _polars(wanted)
+    arguments = get_args(wanted)
+    if wanted is list or (get_origin(wanted) is list and _is_rows(arguments)):
+        return lambda schema, batches: _table(schema, batches).to_pylist()
+    if get_origin(wanted) is list and len(arguments) == 1 and is_model(arguments[0]):
+        return _models(arguments[0])
+    raise InvalidUsage(f"an input can be loaded as {LOADS}; it is annotated as {wanted}", annotation=str(wanted))
+
+
+def absent(missing: Sequence[Place], client: Client) -> NotFound:
+    """The error for partitions that were never stored."""
+    first = missing[0]
+    if len(missing) == 1:
+        what = f"{first} has nothing stored: there are no contents in shard {first.shard} of {client.url}"
+    else:
+        names = ", ".join(repr(place.partition) for place in missing[:NAMED])
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        what = (
+            f"asset {'/'.join(first.asset)}: nothing is stored for {len(missing)} of the partitions in {client.url}: "
+            f"{names}{more}"
+        )
+    several = (
+        f", or load what there is with AssetIn(metadata={{{MISSING!r}: True}})" if first.partition is not None else ""
+    )
+    return NotFound(f"{what}. Materialize it first{several}", shards=[place.shard for place in missing])
+
+
+def _look(client: Client, place: Place) -> tuple[Place, Version | None]:
+    """The newest version of a shard; None where nothing is stored. Raises NameTaken if it is another asset's."""
+    try:
+        version = client.inspect(place.shard)
+    except NotFound:
+        return place, None
+    check_owner(client, place)
+    return place, None if version.state.upper == at(0) else version
+
+
+def _source(client: Client, place: Place, version: Version, asked: int | None) -> Source:
+    state = version.state
+    schema = state.schemas[-1]
+    if asked is None and state.upper.time is not None:
+        return Source(place, state.upper.time - 1, version.seqno, schema)
+    if asked is None:  # closed for writing: the library knows its last time
+        with client.open_reader(place.shard) as reader, reader.snapshot() as snapshot:
+            return Source(place, snapshot.as_of, version.seqno, schema)
+    since, upper = _time(state.since), _time(state.upper)
+    if at(asked) < state.since:
+        raise SinceViolation(
+            f"{place} was asked for as of {asked}, and shard {place.shard} keeps its history only since {since}. "
+            f"That time cannot be read any more. Load a later one, or leave out {AS_OF}. For other shards, keep "
+            "history longer: client.set_retention(shard, distance), or a hold for a time that matters",
+            as_of=asked, since=state.since, shard=place.shard,
+        )  # fmt: skip
+    if not state.upper.has_passed(asked):
+        raise InvalidUsage(
+            f"{place} was asked for as of {asked}, and shard {place.shard} is complete only before {upper}. "
+            f"Load an earlier time, or leave out {AS_OF}",
+            as_of=asked, upper=state.upper, shard=place.shard,
+        )  # fmt: skip
+    return Source(place, asked, version.seqno, schema, state.upper.has_passed(asked + 1))
+
+
+def _time(frontier: Antichain) -> str:
+    return "the end of all times" if frontier.time is None else f"time {frontier.time}"
+
+
+def _common(sources: Sequence[Source]) -> Schema:
+    """The schema of the rows of all. Partitions that were stored before a column was added have null in it."""
+    widest = max(sources, key=lambda source: len(source.schema.columns))
+    for source in sources:
+        try:
+            if source.schema != widest.schema:
+                source.schema.check_additive(widest.schema)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(
+                f"{source.place} and {widest.place} cannot be read as one table: {source.place.shard} has the schema "
+                f"{source.schema}, and {widest.place.shard} has {widest.schema}. Read them one by one, or store one "
+                "anew in another shard",
+                problem="partitions differ", actual=source.schema, expected=widest.schema,
+            ) from error  # fmt: skip
+    return widest.schema
+
+
+def _one_after_the_other(client: Client, sources: Sequence[Source], schema: Schema) -> Batches:
+    """The rows of all of them, in order. Small ones are read ahead in parallel, the others streamed in their turn."""
+    if len(sources) == 1:
+        yield from _batches(client, sources[0], schema)
+        return
+    threads, rest, ahead = client.config.read_threads, iter(sources), deque[tuple[Source, Future[pa.Table | None]]]()
+    with client.runtime.pool(threads, "persist-load") as pool:
+        while True:
+            for source in islice(rest, 2 * threads - len(ahead)):
+                ahead.append((source, pool.submit(_small, client, source, schema)))
+            if not ahead:
+                return
+            source, reading = ahead.popleft()
+            table = reading.result()
+            yield from _batches(client, source, schema) if table is None else [table]
+
+
+def _small(client: Client, source: Source, schema: Schema) -> pa.Table | None:
+    """All rows of a small shard; None for one that should be streamed."""
+    with client.open_reader(source.place.shard) as reader, reader.snapshot(source.as_of) as snapshot:
+        return None if snapshot.size > SMALL_BYTES else _rows(snapshot.to_arrow(), schema)
+
+
+def _batches(client: Client, source: Source, schema: Schema) -> Batches:
+    with client.open_reader(source.place.shard) as reader, reader.snapshot(source.as_of) as snapshot:
+        for contents in snapshot.batches():
+            yield _rows(contents, schema)
+
+
+def _rows(contents: pa.Table, schema: Schema) -> pa.Table:
+    """The rows in the columns of the schema, which may be newer than theirs."""
+    table = repeated(contents)
+    for field in schema.data:
+        if field.name not in table.schema.names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).cast(schema.data)
+
+
+def repeated(contents: pa.Table) -> pa.Table:
+    """The rows of a collection, each repeated by its multiplicity."""
+    diffs = contents[DIFF].to_numpy()
+    data = contents.drop_columns([DIFF])
+    return data if (diffs == 1).all() else data.take(np.repeat(np.arange(len(diffs)), diffs.clip(0)))
+
+
+def _table(schema: Schema, batches: Batches) -> pa.Table:
+    return pa.concat_tables([schema.data.empty_table(), *batches])
+
+
+def _reader(schema: Schema, batches: Batches) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(schema.data, (batch for table in batches for batch in table.to_batches()))
+
+
+def _is_rows(arguments: tuple[Any, ...]) -> bool:
+    return len(arguments) == 1 and (arguments[0] in (dict, Any) or get_origin(arguments[0]) is dict)
+
+
+def _polars(wanted: Any) -> Build:
+    import polars as pl  # noqa: PLC0415 - an optional dependency, which an annotation of its types has loaded
+
+    if wanted is pl.DataFrame:
+        return lambda schema, batches: pl.DataFrame(_table(schema, batches))
+    if wanted is pl.LazyFrame:
+        return lambda schema, batches: pl.DataFrame(_table(schema, batches)).lazy()
+    raise InvalidUsage(f"an input can be loaded as {LOADS}; it is annotated as {wanted}", annotation=str(wanted))
+
+
+def _models(model: Model) -> Build:
+    """Rows as instances. Columns that the model does not have are left out."""
+
+    def build(schema: Schema, batches: Batches) -> list[Any]:
+        names = [name for name in model.model_fields if name in schema.names]
+        return [rebuild(model, row) for table in batches for row in table.select(names).to_pylist()]
+
+    return build

@@ -1,0 +1,36 @@
+"""docs/io-manager.md is true: its code runs, and its tables of names and kinds are what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestration.io.names import place_of
+
+pytestmark = [
+    pytest.mark.dagster,
+    pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:dagster"),
+]
+TEXT = (Path(__file__).parents[2] / "docs" / "io-manager.md").read_text()
+
+
+def test_its_code_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    names: dict[str, Any] = {"location": f"file:{tmp_path}", "__name__": "manual"}
+    for number, code in enumerate(blocks, 1):
+        exec(compile(code, f"io-manager.md, block {number}", "exec"), names)
+
+
+def test_its_names_are_those_that_assets_get() -> None:
+    table = TEXT.partition("\n## Names\n")[2].partition("\n\nThe metadata")[0]
+    rows = re.findall(r"^\| (`.+`) \| (?:`(.+)`)? ?\| `(.+)` \|$", table, re.MULTILINE)
+    assert len(rows) == 4
+    for asset, partition, shard in rows:
+        path = [part.strip("` ") for part in asset.split(" / ")]
+        assert place_of(path, partition.replace("\\|", "|") or None, {}).shard == shard
+    assert place_of(["raw", "orders"], "2026-11-22", {}).shard == "raw.orders.2026-11-22"

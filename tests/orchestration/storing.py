@@ -1,0 +1,33 @@
+"""Runs of assets that are stored in shards by the IO manager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import persist_lib as persist
+from orchestration.io_manager import PersistIOManager
+from orchestration.resources import Persist
+from tests.spark.collections import SMALL
+
+
+def resources(folder: Path) -> dict[str, Any]:
+    return {"io_manager": PersistIOManager(persist=Persist(location=f"file:{folder}", config=SMALL, create=True))}
+
+
+def run(folder: Path, instance: dg.DagsterInstance, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
+    return dg.materialize(list(assets), instance=instance, resources=resources(folder), **options)
+
+
+def failure(folder: Path, instance: dg.DagsterInstance, *assets: Any, **options: Any) -> persist.PersistError:
+    """The error of a run that must fail."""
+    with pytest.raises((dg.DagsterError, persist.PersistError)) as caught:
+        run(folder, instance, *assets, **options)
+    error: BaseException | None = caught.value
+    while error is not None and not isinstance(error, persist.PersistError):
+        error = error.__cause__
+    assert error is not None, caught.value
+    return error

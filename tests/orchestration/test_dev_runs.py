@@ -1,0 +1,314 @@
+"""Runs on a real `dagster dev`: cancelled at every stage, killed, over damaged parts, and told what does not exist."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import persist_lib as persist
+from tests.orchestration.dagster_answers import Run
+from tests.orchestration.dagster_dev import DagsterDev, dagster_dev, wait_until, workspace_of
+from tests.spark.collections import SMALL, check, damage_a_part, parts_of, write
+
+pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(400)]
+
+CANCELED_WITHIN = 10.0
+"""Seconds until a cancelled run is over, and its processes are gone."""
+QUIET = 4.0
+"""Seconds in which nothing may happen after that."""
+LEASE_MS = 8000
+
+
+@dataclass(frozen=True)
+class World:
+    """A running pipeline without schedules and sensors, and its location."""
+
+    dev: DagsterDev
+    folder: Path
+    client: persist.Client
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    base = tmp_path_factory.mktemp("runs")
+    folder, config = base / "data", {**SMALL, "lease_ms": LEASE_MS}
+    env = {
+        "PERSIST_LOCATION": f"file:{folder}",
+        "PERSIST_CONFIG": json.dumps(config),
+        "PERSIST_SPARK_MASTER": "local[2,4]",
+    }
+    with persist.open(f"file:{folder}", config=persist.Config(**SMALL)) as client:
+        write(client, "seen", batches=1, rows=5)
+        with dagster_dev(base / "home", workspace_of(base), env) as dev:
+            dev.wait_loaded()
+            assert not dev.load_error()
+            yield World(dev, folder, client)
+
+
+def test_a_run_that_is_cancelled_while_spark_starts_is_over_at_once(world: World) -> None:
+    write(world.client, "starting", batches=4, rows=3000)
+    run = compact(world, "starting", engine="spark")
+    worker = world.dev.worker(run)
+    wait_until(lambda: [pid for pid in descendants(worker) if "java" in command_of(pid)], 120, "the JVM starts")
+    assert_cancelled(world, run, worker, "starting")
+    assert world.client.census("starting").batches == 4
+
+
+def test_a_run_that_is_cancelled_while_it_merges_commits_nothing_more(world: World) -> None:
+    write(world.client, "merging", batches=4, rows=60_000)
+    before = set(parts_of(world.folder, "merging"))
+    run = compact(world, "merging", engine="local")
+    worker = world.dev.worker(run)
+    wait_stage(lambda: set(parts_of(world.folder, "merging")) - before, "the first part of the merge is there")
+    assert_cancelled(world, run, worker, "merging")
+    assert world.client.census("merging").batches == 4
+
+
+def test_a_run_that_is_cancelled_while_it_verifies_reads_no_further(world: World) -> None:
+    model = write(world.client, "verifying", batches=4, rows=60_000)
+    run = compact(world, "verifying", engine="local")
+    worker = world.dev.worker(run)
+    wait_stage(lambda: world.client.inspect("verifying").state.trace[1:] == (), "the compaction is committed")
+    assert_cancelled(world, run, worker, "verifying")
+    check(world.client, "verifying", model)
+
+
+def test_a_killed_run_is_started_again_by_itself(world: World) -> None:
+    model = write(world.client, "killed", batches=6, rows=50)
+    run = compact(world, "killed")
+    os.kill(world.dev.worker(run), signal.SIGKILL)
+    retried = wait_retried(world.dev, run)
+    assert world.dev.wait_finished(retried.id).status == "SUCCESS", world.dev.why(retried.id)
+    assert world.client.census("killed").batches == 1
+    check(world.client, "killed", model)
+
+
+def test_a_run_killed_while_it_merges_leaves_a_shard_that_the_next_compacts(world: World) -> None:
+    model = write(world.client, "killed_late", batches=4, rows=60_000)
+    world.dev.add_partitions("persist_shards", ["killed_late"])
+    before = set(parts_of(world.folder, "killed_late"))
+    config = {"ops": {"shard_duties": {"config": {"engine": "local"}}}}
+    run = world.dev.launch_partition(["compaction"], "killed_late", config)
+    worker = world.dev.worker(run)
+    wait_stage(lambda: set(parts_of(world.folder, "killed_late")) - before, "the first part of the merge is there")
+    for pid in [
+        worker,
+        *descendants(worker),
+    ]:  # the step has a process of its own, which would do the work all the same
+        os.kill(pid, signal.SIGKILL)
+    retried = wait_retried(world.dev, run)
+    assert world.dev.wait_finished(retried.id).is_finished
+    time.sleep(LEASE_MS / 1000)
+    again = compact(world, "killed_late", engine="local")
+    assert world.dev.wait_finished(again).status == "SUCCESS", world.dev.why(again)
+    assert world.client.census("killed_late").batches == 1
+    check(world.client, "killed_late", model)
+
+
+def test_two_runs_over_one_shard_exclude_each_other_whatever_launched_them(world: World) -> None:
+    model = write(world.client, "wanted_twice", batches=4, rows=30_000)
+    world.dev.add_partitions("persist_shards", ["wanted_twice"])
+    before = set(parts_of(world.folder, "wanted_twice"))
+    config = {"ops": {"shard_duties": {"config": {"engine": "local"}}}}
+    launched = [
+        compact(world, "wanted_twice", engine="local"),
+        world.dev.launch_partition(["compaction"], "wanted_twice", config),
+    ]
+    runs = [world.dev.wait_finished(run) for run in launched]
+    assert [run.status for run in runs] == ["SUCCESS", "SUCCESS"], [world.dev.why(run.id) for run in runs]
+    state = world.client.inspect("wanted_twice").state
+    written = {part.name for part in set(parts_of(world.folder, "wanted_twice")) - before}
+    assert written == {key.rpartition("/")[2] for batch in state.trace for key in batch.keys}, "nothing is left behind"
+    assert world.client.census("wanted_twice").batches == 1
+    check(world.client, "wanted_twice", model)
+
+
+def test_an_op_that_fails_is_not_started_again(world: World) -> None:
+    run = world.dev.wait_finished(compact(world, "no_such_shard"))
+    assert run.status == "FAILURE"
+    wait_until(lambda: "dagster/will_retry" in world.dev.run(run.id).tags, 60, "it is decided whether to retry")
+    assert world.dev.run(run.id).tags["dagster/will_retry"] == "false"
+
+
+def test_a_run_over_a_shard_that_does_not_exist_fails_by_its_name_and_does_nothing(world: World) -> None:
+    write(world.client, "there", batches=6, rows=50)
+    run = world.dev.wait_finished(compact(world, "there", "no_such_shard"))
+    assert run.status == "FAILURE", "zero work is no success"
+    assert "no_such_shard" in world.dev.failure_of(run.id)
+    assert world.client.census("there").batches == 6
+
+
+def test_damage_is_red_in_every_scrub_until_it_is_mended(world: World) -> None:
+    write(world.client, "rotten", batches=3, rows=2000)
+    victim = damage_a_part(world.folder, "rotten")
+    first = world.dev.wait_finished(scrub(world))
+    assert first.status == "FAILURE"
+    batch = damaged_batch(world.dev, first)
+    second = world.dev.wait_finished(scrub(world))
+    assert second.status == "FAILURE", "the damage is still there"
+    assert damaged_batch(world.dev, second) == batch
+    assert verdict(world.dev, "scrub", "parts_undamaged", "rotten") == "FAILED ERROR"
+    assert "rotten" in world.dev.partitions("scrub")["failed"]
+    flip_back(victim)
+    third = world.dev.wait_finished(scrub(world))
+    assert third.status == "SUCCESS", world.dev.why(third.id)
+    assert verdict(world.dev, "scrub", "parts_undamaged", "rotten") == "SUCCEEDED ERROR"
+    assert "rotten" in world.dev.partitions("scrub")["materialized"]
+
+
+def test_a_job_that_fails_on_a_shard_turns_its_partition_red_and_no_other(world: World) -> None:
+    for name in ("fine", "bad"):
+        write(world.client, name, batches=6, rows=2000)
+    victim = damage_a_part(world.folder, "bad")
+    run = world.dev.wait_finished(compact(world, "bad", "fine"))
+    assert run.status == "FAILURE"
+    assert re.search(r"1 of 2 shards: bad", world.dev.failure_of(run.id)), "what failed comes first"
+    colours = world.dev.partitions("compaction")
+    assert "fine" in colours["materialized"]
+    assert "bad" in colours["failed"]
+    executions = world.dev.check_executions("compaction", "reads_identical", "bad")
+    assert executions, "a check without a verdict says so"
+    evaluation = executions[0]["evaluation"]
+    assert evaluation["severity"] == "WARN", "only what is certain is red"
+    assert re.search(r"not evaluated: .*damaged|not evaluated: .*Damage", evaluation["description"])
+    flip_back(victim)
+    assert world.dev.wait_finished(compact(world, "bad")).status == "SUCCESS"
+    colours = world.dev.partitions("compaction")
+    assert "bad" in colours["materialized"]
+    assert "bad" not in colours["failed"]
+
+
+def test_an_asset_run_over_a_damaged_shard_says_which_checks_have_no_verdict(world: World) -> None:
+    write(world.client, "bad_asset", batches=6, rows=2000)
+    world.dev.add_partitions("persist_shards", ["bad_asset"])
+    victim = damage_a_part(world.folder, "bad_asset")
+    run = world.dev.wait_finished(world.dev.launch_partition(["compaction"], "bad_asset"))
+    flip_back(victim)
+    assert run.status == "FAILURE"
+    for name in ("reads_identical", "fingerprint_conserved"):
+        assert verdict(world.dev, "compaction", name, "bad_asset") == "FAILED WARN", "not: execution failed"
+
+
+def test_a_dry_run_materializes_nothing_and_judges_nothing(world: World) -> None:
+    write(world.client, "dry", batches=6, rows=50)
+    config = {"ops": {"maintenance_of_shards": {"config": {"shards": ["dry"], "dry_run": True}}}}
+    run = world.dev.wait_finished(world.dev.launch("maintenance", config))
+    assert run.status == "SUCCESS", world.dev.why(run.id)
+    assert not world.dev.materializations("compaction", "dry")
+    assert not world.dev.check_executions("census", "batch_count_within_bound", "dry")
+    assert world.client.census("dry").batches == 6
+
+
+def compact(world: World, *shards: str, engine: str = "auto") -> str:
+    """Launch the compaction job over some shards."""
+    config = {"shards": list(shards), "engine": engine}
+    return world.dev.launch("compaction", {"ops": {"compaction_of_shards": {"config": config}}})
+
+
+def scrub(world: World) -> str:
+    """Launch the scrub job over all shards, as its schedule does."""
+    return world.dev.launch("scrub")
+
+
+def damaged_batch(dev: DagsterDev, run: Run) -> str:
+    """The batch of `rotten` that a failed scrub names."""
+    found = re.search(r"rotten.*?batch (.+?): ", dev.failure_of(run.id), re.DOTALL)
+    assert found, dev.failure_of(run.id)
+    return found[1]
+
+
+def verdict(dev: DagsterDev, asset: str, name: str, partition: str) -> str:
+    """The newest execution of a check on a partition: its status and severity."""
+    executions = dev.check_executions(asset, name, partition)
+    assert executions, f"{name} was never executed on {partition}"
+    newest = executions[0]
+    return f"{newest['status']} {(newest['evaluation'] or {}).get('severity', '')}".rstrip()
+
+
+def flip_back(victim: Path) -> None:
+    """Mend what `damage_a_part` did."""
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+
+
+def wait_retried(dev: DagsterDev, run: str) -> Run:
+    """Wait for the run that was started in place of a killed one."""
+    assert dev.wait_finished(run, 60).status == "FAILURE"
+    return wait_until(lambda: [one for one in dev.runs() if one.parent == run], 240, "the killed run is retried")[0]
+
+
+def wait_stage(is_reached: Callable[[], object], what: str) -> None:
+    """Look often, as a stage may be short."""
+    deadline = time.monotonic() + 120
+    while not is_reached():
+        assert time.monotonic() < deadline, f"waited until {what}"
+        time.sleep(0.01)
+
+
+def assert_cancelled(world: World, run: str, worker: int, shard: str) -> None:
+    """Cancel a run where it is now. It is over in time, its processes are gone, and nothing happens afterwards."""
+    family = [worker, *descendants(worker)]
+    with ThreadPoolExecutor(1) as pool:
+        with frozen(worker):
+            accepted = pool.submit(world.dev.terminate, run)  # SUBTLE: it is answered once the process has noticed
+            wait_until(lambda: world.dev.run(run).status != "STARTED", 60, "the run is to be cancelled")
+        began = time.monotonic()
+        accepted.result()
+    wait_until(lambda: world.dev.run(run).is_finished, 120, "the cancelled run is over")
+    took = time.monotonic() - began
+    assert world.dev.run(run).status == "CANCELED", world.dev.why(run)
+    wait_until(lambda: not any(is_alive(pid) for pid in family), 60, "the processes of the cancelled run are gone")
+    gone = time.monotonic() - began
+    assert took < CANCELED_WITHIN, world.dev.why(run)
+    assert gone < CANCELED_WITHIN, f"the processes of the cancelled run lived on for {gone:.1f} s"
+    assert [one for one in world.dev.runs() if one.parent == run] == []
+    seqno, parts = world.client.machine(shard).fetch().seqno, set(parts_of(world.folder, shard))
+    time.sleep(QUIET)
+    assert world.client.machine(shard).fetch().seqno == seqno
+    assert set(parts_of(world.folder, shard)) == parts
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Stop a process where it is, so that what is sent to it meets it there."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def command_of(pid: int) -> str:
+    """The program of a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
