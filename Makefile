@@ -15,10 +15,11 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Evaluated where used: a JVM is only looked for by what runs Spark.
 WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 
-# What cannot share two cores with other tests: JVMs, daemons, and killing processes under load.
+# What cannot share two cores with other tests: JVMs, and killing processes under load. Dagster's tests mostly wait for
+# its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev bench lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +49,8 @@ format: $(PROJECT) ## rewrite the code as `check` wants it
 test sim: export PERSIST_SEED ?= fresh
 test: $(PROJECT) ## all tests; random histories by a fresh seed, printed at the top (PERSIST_SEED=number: that one again)
 	$(PYTEST) -n 2 -m "not ($(ALONE))"
-	$(WITH_JAVA) $(PYTEST) -m "$(ALONE)"
+	$(WITH_JAVA) $(PYTEST) -n 2 --dist loadfile -m "dagster and not torture"
+	$(WITH_JAVA) $(PYTEST) -m "($(ALONE)) and not (dagster and not torture)"
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
@@ -78,10 +80,17 @@ demo-s3: $(PROJECT) ## the same on PostgreSQL and an S3 server, started and stop
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo --servers $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))
 
 dev: export DAGSTER_HOME := $(CURDIR)/.dagster
-dev: export PERSIST_LOCATION ?= file:$(CURDIR)/data
+dev: DEFAULT_LOCATION := $(if $(PERSIST_LOCATION),,file:$(CURDIR)/data)
+dev: export PERSIST_LOCATION ?= $(DEFAULT_LOCATION)
 dev: $(PROJECT) ## the Dagster UI on PERSIST_LOCATION (default: ./data), PORT=3000
-	@mkdir -p "$$DAGSTER_HOME" && ln -sf ../dagster.yaml "$$DAGSTER_HOME/dagster.yaml"
-	$(WITH_JAVA) exec .venv/bin/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(or $(PORT),3000)
+	@$(PYTHON_IN_VENV) scripts/dagster_home.py "$$DAGSTER_HOME" $(DEFAULT_LOCATION)
+	@# From its home, as Dagster warns of any other dagster.yaml in the folder where it starts. So paths are made absolute.
+	@$(WITH_JAVA) export PERSIST_LOCATION="$$(scripts/absolute "$$PERSIST_LOCATION")" && cd "$$DAGSTER_HOME" && \
+		exec $(CURDIR)/.venv/bin/dg dev -w $(CURDIR)/workspace.yaml -h 127.0.0.1 -p $(or $(PORT),3000)
+
+ui: $(PROJECT) ## look at the Dagster UI in a headless Chromium, and keep its pictures in docs/pictures
+	scripts/chromium --install
+	$(WITH_JAVA) PERSIST_PICTURES=docs/pictures $(PYTEST) --timeout=0 tests/orchestration/test_dev_pages.py
 
 bench: $(PROJECT) ## figures beside their peers: NAME=one QUICK=1
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m bench $(NAME) $(if $(QUICK),--quick)

@@ -23,9 +23,12 @@ BENCHMARKS = {
     "postgres-append": "bench.postgres:postgres_append",
     "contention": "bench.postgres:contention",
     "cost": "bench.cost:cost",
+    "idle-passes": "bench.passes:idle_passes",
+    "debt-to-rest": "bench.passes:debt_to_rest",
     "read-uncompacted": "bench.reading:read_uncompacted",
     "read-history": "bench.reading:read_history",
     "maintain-small": "bench.reading:maintain_small",
+    "survey": "bench.survey:survey",
 }
 ON_REQUEST = {"kernel-100m"}
 """Benchmarks that take many minutes and run only if they are named."""

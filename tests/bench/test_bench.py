@@ -26,11 +26,13 @@ from bench.postgres import contention, postgres_append
 from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
 from bench.spark import spark
+from bench.survey import survey
 from persist_lib.kernel.consolidate import consolidate
 
 ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
+    "a census of each shard",
 }  # fmt: skip
 """What is beside a bound, or beside another figure of ours."""
 
@@ -82,7 +84,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     "measure",
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
-        maintain_small,
+        maintain_small, survey,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
