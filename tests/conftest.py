@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import threading
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +36,8 @@ _settings("fresh", derandomize=False)
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how random histories are drawn; workers of pytest-xdist inherit the number."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells have it ignored
     seed = os.environ.get(VARIABLE)
     if seed == "fresh":
         seed = os.environ[VARIABLE] = str(secrets.randbits(32))

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 EVERYWHERE = os.environ.get("PERSIST_INTERRUPTS", "") == "all"
 """Every place, which takes minutes. Otherwise some, always the same."""
-PLACES, SIGNALS = 8, 2
+PLACES, SIGNALS = 5, 1
 
 
 @pytest.fixture(params=["memory", "file"])
