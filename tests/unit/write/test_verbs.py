@@ -92,7 +92,7 @@ def test_the_same_key_twice_is_refused_with_the_keys(world: World) -> None:
         (one(1), InvalidUsage, "Put a single row into a list"), ([{"id": 1}], SchemaMismatch, "missing"),
         ([{**one(1), "no": 1}], SchemaMismatch, "not in the schema"), ([one(None)], InvalidUsage, "not null"),  # type: ignore[arg-type]
         ([one("x")], SchemaMismatch, "takes no str"), ([{**one(1), "_time": 5}], InvalidUsage, "next time itself"),  # type: ignore[arg-type]
-        ([{**one(1), "_diff": -1}], InvalidUsage, "no _diff other than 1"), 
+        ([{**one(1), "_diff": -1}], InvalidUsage, "no _diff other than 1"),
         (pl.LazyFrame({"id": [1]}), InvalidUsage, "lazy"),
     ],
     ids=str,
@@ -179,7 +179,8 @@ def test_history_that_was_given_up_does_not_matter(world: World) -> None:
     write = client.open_writer("s", SCHEMA)
     for n in range(6):
         write.upsert([one(1, str(n)), one(n + 10)])
-    client.set_retention("s", 0)
+    with client.open_reader("s") as read:
+        read.downgrade_since(6)
     client.maintain("s")
     assert client.inspect("s").state.since == persist.at(6)
     assert counts(write.upsert([one(1, "last"), one(10)])) == (0, 1, 1, 0)
@@ -212,12 +213,12 @@ def test_after_a_lost_race_only_what_is_new_is_read(world: World) -> None:
         ours.compare_and_append([row(i, str(n), n) for i in range(100)], n, n + 1)
     plain = ours.upsert([one(5, "x")])
     assert plain.cost.gets == 5  # an upsert that is not raced reads a part of each append
-    world.rival.before_next(lambda: theirs.upsert([one(7, "theirs")]))
+    world.rival.before_next(lambda: theirs.compare_and_append([row(7, "theirs", 6)], 6, 7))
     raced = ours.upsert([one(5, "y")])
-    assert world.rival.waiting == 0
-    assert raced.cost.gets == 6 + 0  # the part of their upsert has only key 7
-    world.rival.before_next(lambda: theirs.upsert([one(5, "theirs")]))
-    assert ours.upsert([one(5, "z")]).cost.gets == 7 + 2
+    assert (world.rival.waiting, raced.upper) == (0, persist.at(8))
+    assert raced.cost.gets == 6  # with that of the upsert before; what was appended in between has only key 7
+    world.rival.before_next(lambda: theirs.compare_and_append([row(5, "theirs", 8)], 8, 9))
+    assert ours.upsert([one(5, "z")]).cost.gets == 7 + 1
     assert contents(world)[5, "z"] == 1
 
 
@@ -229,16 +230,16 @@ def test_what_a_compaction_moved_forward_is_not_taken_for_new(world: World) -> N
     ours.upsert([one(1, "old"), one(2, "old")])
 
     def act() -> None:
-        theirs.upsert([one(3, "theirs")])
+        theirs.upsert([one(n, "theirs" * 99) for n in range(3, 999)])
         other.set_retention("s", 0)
         other.maintain("s")
         state = other.inspect("s").state
-        assert state.since == persist.at(2)
+        assert state.since == persist.at(1)
         assert [batch.lower for batch in state.trace if batch.count] == [persist.at(0)]
 
     world.rival.before_next(act)
     assert counts(ours.upsert([one(1, "new"), one(2, "old")])) == (0, 1, 1, 0)
-    assert contents(world) == {(1, "new"): 1, (2, "old"): 1, (3, "theirs"): 1}
+    assert [row for row in contents(world) if row[0] < 3] == [(1, "new"), (2, "old")]
 
 
 def test_objects_that_are_collected_meanwhile_are_looked_for_in_a_newer_state(world: World) -> None:
@@ -249,9 +250,9 @@ def test_objects_that_are_collected_meanwhile_are_looked_for_in_a_newer_state(wo
         ours.upsert([one(1, str(n)), one(n + 10)])
 
     def act() -> None:
+        before = {entry.key for entry in world.inner.blob.list("s/")}
         other.maintain("s")
-        other.roll_up("s", force=True)
-        assert other.collect("s").keys
+        assert len(before - {entry.key for entry in world.inner.blob.list("s/")}) > 1
 
     plan.act = act
     assert counts(ours.upsert([one(1, "new"), one(10)])) == (0, 1, 1, 0)
