@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -119,14 +119,19 @@ def delta(folder: str, rows: str) -> Iterator[Ready]:
         merging.when_matched_update_all().when_not_matched_insert_all().execute()
         sizes.append(_size(place) - before)
 
-    calls = {f"merge {keys}": lambda keys=keys: merge(table_of(ids_of(count, keys, next(TURNS)), next(TURNS)))
-             for keys in (*KEYS, *QUICK_KEYS)}  # fmt: skip
-    few = (KEYS if count == ROWS else QUICK_KEYS)[0]
-    calls["merge together"] = lambda: merge(table_of(np.arange(count, count + few), next(TURNS)))
+    def spread(keys: int) -> Callable[[], None]:
+        return lambda: merge(table_of(ids_of(count, keys, next(TURNS)), next(TURNS)))
+
+    def together() -> None:
+        few = (KEYS if count == ROWS else QUICK_KEYS)[0]
+        merge(table_of(np.arange(count, count + few), next(TURNS)))
+
+    calls: dict[str, Callable[[], object]] = {f"merge {keys}": spread(keys) for keys in (*KEYS, *QUICK_KEYS)}
+    calls |= {"merge together": together, "written": lambda: sizes[-1]}
     yield Ready(
         f"deltalake {deltalake.__version__}, its defaults, all cores, opened anew each time, files compacted before; "
         "merge on t.id = s.id, update all, insert all",
-        {**calls, "written": lambda: sizes[-1]},
+        calls,
     )
     shutil.rmtree(place, ignore_errors=True)
 

@@ -2,7 +2,7 @@
 
 Keys are the key columns alone: an Arrow table or batch, a pandas or polars frame, dicts, or instances of the key's
 model; or values, as a list, an Arrow or numpy array or a series, where the key is one column, and tuples of values
-where it is several. Types are checked and converted as those of updates are (`convert.updates`).
+where it is several; or an iterable of these. Types are checked and converted as those of updates are (`convert.updates`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ def _has_columns(keys: object) -> bool:
 
 
 def _key_rows(schema: Schema, keys: Any) -> Any:
-    """Values, tuples, dicts and instances as dicts of key columns, in lists of bounded length; arrays as tables."""
+    """Values, tuples, dicts and instances as dicts of key columns, in lists of bounded length; arrays as tables.
+
+    Tables among them stay tables, so that a reader of a file may pass one after the other.
+    """
     if isinstance(keys, (str, bytes, Mapping)) or is_instance(keys) or not isinstance(keys, Iterable):
         raise _no_keys(schema, keys)
     if (column := _as_column(keys)) is not None and len(schema.key) == 1 and schema.codec != "json":
@@ -101,15 +104,17 @@ def _key_rows(schema: Schema, keys: Any) -> Any:
     return _lists(schema, items)
 
 
-def _lists(schema: Schema, items: Iterator[Any]) -> Iterator[list[dict[str, object]]]:
+def _lists(schema: Schema, items: Iterator[Any]) -> Iterator[Any]:
     rows: list[dict[str, object]] = []
     for index, item in enumerate(items):
-        if isinstance(item, (pa.Table, pa.RecordBatch)):
-            raise _no_keys(schema, item)
-        rows.append(_as_key(schema, item, index))
-        if len(rows) == ROWS:
+        is_table = _has_columns(item)
+        if not is_table:
+            rows.append(_as_key(schema, item, index))
+        if rows and (is_table or len(rows) == ROWS):
             yield rows
             rows = []
+        if is_table:
+            yield item
     if rows:
         yield rows
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from persist_lib.arguments import parse_flag
 from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -76,7 +77,9 @@ class Verbs(ABC):
     _lock: RLock
     _registration: Registration
 
-    def upsert(self, rows: object, *, timeout: float | None = None, token: bytes | None = None) -> Changed:
+    def upsert(
+        self, rows: object, *, timeout: float | None = None, token: bytes | None = None, dry_run: bool = False
+    ) -> Changed:
         """Make each of `rows` the one row of its key, at the next time. Rows of other keys stay as they are.
 
         `rows` is what `append_now` takes, without `_time` and `_diff`; all of it is held in memory. What the shard has
@@ -88,15 +91,19 @@ class Verbs(ABC):
         `timeout` is in seconds, for everything. Raises TimedOut when other writers were first all that time, and
         UpperMismatch when the shard is closed for writing; then nothing was written. After Indeterminate, call again
         with the `token` that the error carries, and the same rows: if the first call was committed, that one answers.
+        With `dry_run` nothing is written: the counts say what would be done now.
         """
-        return self._change(self._upserting, parse_rows, rows, timeout, token)
+        return self._change(self._upserting, parse_rows, rows, timeout, token, dry_run)
 
-    def delete(self, keys: object, *, timeout: float | None = None, token: bytes | None = None) -> Changed:
+    def delete(
+        self, keys: object, *, timeout: float | None = None, token: bytes | None = None, dry_run: bool = False
+    ) -> Changed:
         """Retract all rows of these keys, at the next time. Keys that have none are left alone.
 
-        `keys` is what `read.snapshot(keys=...)` takes. `timeout`, `token` and errors are those of `upsert`.
+        `keys` is what `read.snapshot(keys=...)` takes. `timeout`, `token`, `dry_run` and errors are those of
+        `upsert`.
         """
-        return self._change(self._deleting, parse_keys, keys, timeout, token)
+        return self._change(self._deleting, parse_keys, keys, timeout, token, dry_run)
 
     def append_now(self, updates: object, *, timeout: float | None = None, token: bytes | None = None) -> Appended:
         """Append updates at the next time: the shard's upper, which moves by one.
@@ -128,13 +135,15 @@ class Verbs(ABC):
         given: object,
         timeout: float | None,
         token: bytes | None,
+        dry_run: bool,
     ) -> Changed:
         held: list[Lock] = []
         try:
+            is_dry = parse_flag(dry_run, "dry_run")
             known = None if token is None else bounds_of(token)
             find = finding(parse(self.schema, given))
             deadline = self._begin(timeout, held)
-            answer, counts = self._at_next_time(find, deadline, known, is_checked=True)
+            answer, counts = self._at_next_time(find, deadline, known, is_checked=True, is_dry=is_dry)
             return msgspec.structs.replace(answer, **counts._asdict())
         finally:
             if held:
@@ -175,7 +184,13 @@ class Verbs(ABC):
         return version, old
 
     def _at_next_time(
-        self, find: Finding, deadline: Deadline, known: tuple[bytes, Antichain, Antichain] | None, *, is_checked: bool
+        self,
+        find: Finding,
+        deadline: Deadline,
+        known: tuple[bytes, Antichain, Antichain] | None,
+        *,
+        is_checked: bool,
+        is_dry: bool = False,
     ) -> tuple[Changed, Counts]:
         """Append what `find` makes of the newest version, at its upper; again if another writer was first."""
         races = 0
@@ -193,8 +208,8 @@ class Verbs(ABC):
                 lower = version.state.upper
                 if known is not None and known[1] != lower:
                     continue  # upper has moved since: ask again what became of it
-                if not changes.num_rows:
-                    return Changed(version.seqno, lower, 0, b"", 0, spent.cost), counts
+                if is_dry or not changes.num_rows:
+                    return Changed(version.seqno, lower, changes.num_rows, b"", 0, spent.cost), counts
                 time = next_time(self.schema, self.machine.shard, lower)
                 upper = at(time + 1)
                 if known is not None:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, Indeterminate, LeaseExpired
+from persist_lib.ids import SeqNo
 from persist_lib.testing import Chances, Outcome, Rival, check_world, contents_of
 from tests.worlds import World
 
@@ -39,6 +41,15 @@ ACTS = st.one_of(
 Row = tuple[Any, Any]
 Change = tuple[Any, Any, int, int]
 """Id, word, how far after lower, diff."""
+
+
+def broken_by(call: Callable[[], object]) -> persist.ConstraintViolated | None:
+    """The constraint that a call was refused for; None if it was not."""
+    try:
+        call()
+    except persist.ConstraintViolated as error:
+        return error
+    return None
 
 
 class VerbsMachine(RuleBasedStateMachine):
@@ -82,8 +93,8 @@ class VerbsMachine(RuleBasedStateMachine):
             self.now[key, word] = 1
         self.upper += bool(inserted + updated)
         return persist.Changed(
-            0, persist.at(self.upper), 0, b"", 0, inserted=inserted, updated=updated, unchanged=unchanged
-        )  # type: ignore[arg-type]
+            SeqNo(0), persist.at(self.upper), 0, b"", 0, inserted=inserted, updated=updated, unchanged=unchanged
+        )
 
     def deleted(self, keys: Sequence[Any]) -> persist.Changed:
         gone = [row for row, n in self.now.items() if row[0] in keys and n]
@@ -92,8 +103,8 @@ class VerbsMachine(RuleBasedStateMachine):
             del self.now[row]
         self.upper += bool(deleted)
         return persist.Changed(
-            0, persist.at(self.upper), 0, b"", 0, deleted=deleted, unchanged=len(set(keys)) - deleted
-        )  # type: ignore[arg-type]
+            SeqNo(0), persist.at(self.upper), 0, b"", 0, deleted=deleted, unchanged=len(set(keys)) - deleted
+        )
 
     def appended(self, changes: Sequence[Change], step: int) -> str | None:
         """Add the changes, if that breaks no constraint at any of their times; otherwise the first that breaks."""
@@ -131,12 +142,8 @@ class VerbsMachine(RuleBasedStateMachine):
         def call(token: bytes | None) -> Any:
             return self.writers[who].append_now(rows, token=token)
 
-        try:
-            self.call(who, act, call)
-        except persist.ConstraintViolated as error:
-            assert self.appended(changes, 1) == error.constraint
-        else:
-            assert self.appended(changes, 1 if self.changes_something(changes) else 0) is None
+        broken = broken_by(lambda: self.call(who, act, call))
+        assert self.appended(changes, 1 if changes else 0) == (broken and broken.constraint)
 
     @rule(
         who=st.sampled_from([0, 2]), changes=CHANGES, step=st.integers(1, 4), back=st.integers(0, 2), data=st.booleans()
@@ -150,26 +157,22 @@ class VerbsMachine(RuleBasedStateMachine):
         ]
         try:
             if data:
-                write.append(rows, max(0, lower - back), lower + step)
+                broken = broken_by(lambda: write.append(rows, max(0, lower - back), lower + step))
             else:
-                write.compare_and_append(rows, lower, lower + step)
-        except persist.ConstraintViolated as error:
-            assert self.appended(changes, step) is not None
-            assert lower <= error.time < lower + step  # type: ignore[operator]
-            assert error.rows
+                broken = broken_by(lambda: write.compare_and_append(rows, lower, lower + step))
         except LeaseExpired:
             return
-        else:
-            assert self.appended(changes, step) is None
+        assert (self.appended(changes, step) is None) == (broken is None)
+        if broken is not None:
+            assert broken.rows
+            assert lower <= broken.time < lower + step  # type: ignore[operator]
 
     @rule(twice=st.sampled_from([1, 5]), words=st.permutations(["a", "b", None]))
     def upsert_two_rows_of_one_key(self, twice: int, words: list[Any]) -> None:
-        try:
-            self.writers[0].upsert([{"id": twice, "word": word} for word in words[:2]] + [{"id": 3, "word": "a"}])
-        except persist.InvalidUsage as error:
-            assert error.keys == [{"id": twice}]
-        else:
-            raise AssertionError("two rows for one key were taken")
+        rows = [{"id": twice, "word": word} for word in words[:2]]
+        with pytest.raises(persist.InvalidUsage) as told:
+            self.writers[0].upsert([*rows, {"id": 3, "word": "a"}])
+        assert told.value.keys == [{"id": twice}]
 
     def call(self, who: int, act: Any, verb: Callable[[bytes | None], Any]) -> Any:
         """Make a call as a user does; a rival acts before its first commit, or before it if it commits nothing."""
@@ -216,16 +219,12 @@ class VerbsMachine(RuleBasedStateMachine):
                 else:
                     rows = [{"id": key, "word": word, "_diff": diff} for key, word, _, diff in given]
                     write.append_now(rows)
-                    assert self.appended(given, 1 if self.changes_something(given) else 0) is None
+                    assert self.appended(given, 1 if given else 0) is None
             except LeaseExpired:
                 continue
             except persist.ConstraintViolated:
                 assert self.appended(given, 1) is not None
             return
-
-    def changes_something(self, changes: Sequence[Change]) -> bool:
-        """No rows are no append. Rows that add up to nothing are one, of no updates."""
-        return bool(changes)
 
     def compare(self, done: Any, expected: persist.Changed) -> None:
         counts = ("inserted", "updated", "unchanged", "deleted")

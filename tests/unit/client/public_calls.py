@@ -308,12 +308,12 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"updates": append["updates"], "timeout": timeout, "token": or_none(never)},
     ),
     "WriteHandle.delete": (
-        lambda _: {"keys": [5], "timeout": 0.05, "token": None},
-        {"keys": are_keys, "timeout": timeout, "token": or_none(never)},
+        lambda _: {"keys": [5], "timeout": 0.05, "token": None, "dry_run": False},
+        {"keys": are_keys, "timeout": timeout, "token": or_none(never), "dry_run": flag},
     ),
     "WriteHandle.upsert": (
-        lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None},
-        {"rows": append["updates"], "timeout": timeout, "token": or_none(never)},
+        lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
+        {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},
     ),
     "WriteHandle.append_async": (lambda p: {**appends(p), "block": True}, {**append, "block": flag}),
     "WriteHandle.compare_and_append": (appends, append),

@@ -254,21 +254,21 @@ def test_objects_that_are_collected_meanwhile_are_looked_for_in_a_newer_state(wo
         other.maintain("s")
         assert len(before - {entry.key for entry in world.inner.blob.list("s/")}) > 1
 
-    plan.act = act
+    plan.acts = [act]
     assert counts(ours.upsert([one(1, "new"), one(10)])) == (0, 1, 1, 0)
-    assert plan.act is None
+    assert not plan.acts
     assert contents(world)[1, "new"] == 1
 
 
 class Vanishing:
     """A plan that acts before the next read of an object."""
 
-    act: Callable[[], None] | None = None
+    def __init__(self) -> None:
+        self.acts: list[Callable[[], None]] = []
 
     def decide(self, operation: Operation) -> Fate:
-        if operation.kind == "get" and self.act is not None:
-            act, self.act = self.act, None
-            act()
+        if operation.kind == "get" and self.acts:
+            self.acts.pop()()
         return Fate()
 
 
