@@ -2,7 +2,7 @@
 
 Keys are the key columns alone: an Arrow table or batch, a pandas or polars frame, dicts, or instances of the key's
 model; or values, as a list, an Arrow or numpy array or a series, where the key is one column, and tuples of values
-where it is several; or an iterable of these. Types are checked and converted as those of updates are (`convert.updates`).
+where it is several; or an iterable of these. Types are checked and converted as those of updates are.
 """
 
 from __future__ import annotations
