@@ -36,9 +36,9 @@ CONSTRAINTS = 3
 """The format from which on a schema can have constraints."""
 
 
-def least_for(schema: Schema) -> int:
-    """The oldest format that can store this schema."""
-    return CONSTRAINTS if schema.constraints else FIRST
+def least_for(schema: object) -> int:
+    """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
+    return CONSTRAINTS if isinstance(schema, Schema) and schema.constraints else FIRST
 
 
 def needed(command: str, diff: StateDiff) -> int:

@@ -15,7 +15,7 @@ import msgspec
 
 from persist_lib.core.commands import Command
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, STATE_FIELDS, needed
+from persist_lib.core.formats import FIRST, NEWEST, STATE_FIELDS, least_for, needed
 from persist_lib.core.state import Rollup, State
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
 from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
@@ -104,6 +104,8 @@ def decode_state(data: bytes, key: str) -> StoredState:
     stored: StoredState = _decode(data, key, ROLLUP_MAGIC, _states)
     if stored.state.format != row_format(data):
         raise Corrupt(f"{key} holds a state of format {stored.state.format}, in format {row_format(data)}", key=key)
+    if (least := max(map(least_for, stored.state.schemas), default=FIRST)) > row_format(data):
+        raise Corrupt(f"{key} holds a schema that only format {least} has, in format {row_format(data)}", key=key)
     return stored
 
 
