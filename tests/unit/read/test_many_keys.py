@@ -175,6 +175,28 @@ def test_only_the_chunks_of_the_row_groups_that_can_hold_a_key_are_read(tmp_path
         assert (len(beyond.to_arrow()), beyond.cost.gets) == (0, 0)
 
 
+@pytest.mark.parametrize("config", [persist.Config(), persist.Config(inline_bytes=0), PARTS], ids=["inline", "1", "n"])
+@pytest.mark.parametrize("weight", [0.5, 1e9], ids=["levels", "one batch"])
+def test_as_of_every_time_they_are_those_of_the_whole(config: persist.Config, weight: float) -> None:
+    """Also where a compaction keeps history, so that a part has updates from before and after the time."""
+    random = np.random.default_rng(7)
+    with persist.open("memory:", config=config, runtime=QUIET) as client:
+        write, read = client.open_shard("s", SCHEMA)
+        for time in range(12):
+            ids = random.integers(0, 40, 30 if time else 3_000)
+            words, diffs = random.choice(["a", "b"], len(ids)), random.choice([-1, 1, 2], len(ids))
+            write.compare_and_append(pa.table({"id": ids, "word": words.tolist(), "_diff": diffs}), time, time + 1)
+            if time % 5 == 4:
+                client.compact("s", policy=persist.Policy(weight=weight))
+        for as_of in range(12):
+            keys = random.integers(-3, 43, 9).tolist()
+            expected = {row: n for row, n in contents_of(read.snapshot(as_of).to_arrow()).items() if row[0] in keys}
+            assert contents_of(read.snapshot(as_of, keys=keys).to_arrow()) == expected
+            words = read.snapshot(as_of, keys=keys, columns=["word"]).to_arrow()
+            assert words.schema.names == ["word", "_diff"]
+            assert sum(words.column("_diff").to_pylist()) == sum(expected.values())
+
+
 def test_history_and_older_schemas_are_read_as_ever(client: persist.Client) -> None:
     wider = persist.Schema(SCHEMA.key, {"word": "string", "more": "int64"})
     read = filled(client)
