@@ -8,6 +8,7 @@
     │   ├── UpperMismatch          upper is elsewhere, or the shard is closed (expected, actual)
     │   ├── SinceViolation         as_of is before since (as_of, since)
     │   ├── LeaseExpired           this id is retired for ever (id)
+    │   ├── ConstraintViolated     a constraint of the schema would not hold (constraint, time, rows, count)
     │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
@@ -103,6 +104,15 @@ class LeaseExpired(Refused):
 
     A write handle that is not closed registers anew by itself at its next call. A reader has to be opened anew, as
     history that it held may be gone.
+    """
+
+
+class ConstraintViolated(Refused):
+    """A constraint of the shard's schema would not hold at some time of the append, so nothing of it was written.
+
+    Fields: shard, constraint (`unique` or `non_negative`), time (the first at which it would not hold), count (of the
+    keys or rows that break it then), rows (the first few of them, as dicts of columns with `_diff`, their multiplicity
+    at that time).
     """
 
 

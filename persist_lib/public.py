@@ -12,6 +12,7 @@ from persist_lib.errors import (
     BufferFull,
     Busy,
     CompactionRefused,
+    ConstraintViolated,
     Corrupt,
     Damage,
     Determinate,
@@ -47,7 +48,7 @@ from persist_lib.read.snapshot import Snapshot, Split
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
-from persist_lib.write.handle import Appended, Batching, WriteHandle
+from persist_lib.write.handle import Appended, Batching, Changed, WriteHandle
 from persist_lib.write.many import Append
 
 __all__ = [
@@ -59,9 +60,11 @@ __all__ = [
     "BufferFull",
     "Busy",
     "CacheConfig",
+    "Changed",
     "Client",
     "CompactionRefused",
     "Config",
+    "ConstraintViolated",
     "Corrupt",
     "Cost",
     "Damage",

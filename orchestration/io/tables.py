@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
+import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import shown
@@ -234,7 +235,7 @@ def _extended(stored: Schema, columns: Sequence[Column], key: list[str] | None) 
             problem="not additive", actual=stored,
         )  # fmt: skip
     new = [Column(name, column.type) for name, column in found.items() if name not in known]
-    return Schema(stored.key, (*stored.value, *new), stored.codec) if new else stored
+    return msgspec.structs.replace(stored, value=(*stored.value, *new)) if new else stored
 
 
 _WAYS = (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from persist_lib.cli import duties, history, log, looking, reading, recovery, show, writing
+from persist_lib.cli import by_key, duties, history, log, looking, reading, recovery, show, writing
 from persist_lib.cli.command import AsJson, Consensus, Location, Prices, Shared, Verbose, command, prose
 from persist_lib.core.duties import DUTIES
 
@@ -73,6 +73,8 @@ for duty in DUTIES:
 command(app, "snapshot", reading.snapshot, DATA)
 command(app, "listen", reading.listen, DATA)
 command(app, "append", writing.append, DATA)
+command(app, "upsert", by_key.upsert, DATA)
+command(app, "delete", by_key.delete, DATA)
 
 command(app, "maintain", duties.maintain, UPKEEP)
 for duty in DUTIES:

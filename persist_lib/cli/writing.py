@@ -75,7 +75,7 @@ def append(
     if create != (key is not None):
         raise InvalidUsage("--create needs --key with the key columns, and --key is only for --create")
     with session.open(read_only=False, create=create) as client:
-        schema = _schema(client, shard, file, key)
+        schema = schema_for(client, shard, file, key)
         with client.open_writer(shard, schema) as writer:
             updates = iter(()) if file is None else _read(file, schema)
             write = writer.append if skip_covered else writer.compare_and_append
@@ -87,7 +87,7 @@ def append(
     session.note(units.spent(cost))
 
 
-def _schema(client: Client, shard: str, file: Path | None, key: str | None) -> Schema:
+def schema_for(client: Client, shard: str, file: Path | None, key: str | None) -> Schema:
     """The shard's newest schema, or the schema of the file if the shard is to be created."""
     from persist_lib.cli.inputs import infer_schema
 

@@ -6,8 +6,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
 
     1   the first
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
-    3   the state counts the bytes that appends and compactions wrote. Rows say no more than in format 2: `apply_diff`
-        counts by what they say
+    3   the state counts the bytes that appends and compactions wrote (rows say no more for that: `apply_diff` counts
+        by what they say); a schema may have constraints
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
@@ -16,6 +16,7 @@ new programs create during the upgrade must be readable for its old ones. Before
 from __future__ import annotations
 
 from persist_lib.core.diff import StateDiff
+from persist_lib.schema.schema import Schema
 
 FIRST = 1
 NEWEST = 3
@@ -31,9 +32,16 @@ DIFF_FIELDS = {"format": 2, "outcomes": 2}
 """The fields of a diff that came after format 1."""
 COMMANDS = {"Upgrade": 2}
 """The commands that came after format 1."""
+CONSTRAINTS = 3
+"""The format from which on a schema can have constraints."""
+
+
+def least_for(schema: object) -> int:
+    """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
+    return CONSTRAINTS if isinstance(schema, Schema) and schema.constraints else FIRST
 
 
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) is not None]
-    return max([FIRST, COMMANDS.get(command, FIRST), *fields])
+    return max([FIRST, COMMANDS.get(command, FIRST), *fields, *map(least_for, diff.schemas)])

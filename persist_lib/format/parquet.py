@@ -228,6 +228,35 @@ class PartFile:
             if table.num_rows:
                 yield table
 
+    @property
+    def bounds(self) -> list[Bounds]:
+        """The least and the greatest key of each row group, both inclusive, perhaps cut short."""
+        return self._bounds
+
+    def key_columns(self) -> tuple[list[str], list[str]]:
+        """The names of the stored key columns, and of the other columns that are wanted."""
+        wanted, keys = self._wanted(b"", None) or self._stored.names, set(self._schema.key_names)
+        return [name for name in wanted if name in keys], [name for name in wanted if name not in keys]
+
+    def column_ranges(self, groups: Sequence[int], names: Sequence[str]) -> list[tuple[int, int]]:
+        """Where in the object these columns of these row groups lie."""
+        metadata, wanted = self._file.metadata, set(names)
+        columns = [group.column(i) for group in map(metadata.row_group, groups) for i in range(group.num_columns)]
+        return [_span(column) for column in columns if column.path_in_schema.partition(".")[0] in wanted]
+
+    def read_group(self, group: int, names: Sequence[str], *, use_threads: bool = True) -> pa.Table:
+        """Some columns of a row group, as they are stored."""
+        with undamaged(self._key):
+            return self._file.read_row_group(group, columns=list(names), use_threads=use_threads)
+
+    def conformed(self, tables: Sequence[pa.Table]) -> pa.Table:
+        """Rows with the wanted columns as they are stored, as the reader's schema has them."""
+        wanted = set(self._wanted(b"", None) or self._stored.names)
+        empty = pa.schema([field for field in self._stored if field.name in wanted]).empty_table()
+        return self._finish(
+            pa.concat_tables([table.select(empty.schema.names) for table in (empty, *tables)]), None, None
+        )
+
     def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
         if self._columns is None and self._times:
             return None

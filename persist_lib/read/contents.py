@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.kernel.columns import Rows, integers
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, add_up, consolidate
+from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import Run, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.shard.gathering import SHARE, Gathered, gather_contents
+from persist_lib.shard.lookup import look_up
 from persist_lib.shard.runs import Parallel, Stored, read_whole
 
 SLICE_ROWS = 1 << 17
@@ -63,6 +65,17 @@ def at_once(
             return pa.concat_tables([empty, *_merged(stored, gathered, merge_bytes)])
         table = gathered.table.drop_columns([TIME])
     return None if may_be_split(table) else table
+
+
+def of_keys(
+    stored: Stored, inputs: Sequence[TaskInput], keys: Keys, columns: Sequence[str] | None, pool: Executor
+) -> pa.Table:
+    """The contents that have one of the keys, as one table with at least the wanted columns."""
+    if columns is not None and is_one_time(inputs):
+        table = look_up(stored, inputs, keys, columns, pool)
+        if not may_be_split(table):
+            return table
+    return consolidate(stored.schema, look_up(stored, inputs, keys, None, pool))
 
 
 def is_one_time(inputs: Sequence[TaskInput]) -> bool:

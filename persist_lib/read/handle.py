@@ -18,7 +18,9 @@ from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
+from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.keyed import keys_of
 from persist_lib.read.listen import Listen
 from persist_lib.read.snapshot import KeyRange, Snapshot
 from persist_lib.read.waiting import Patience
@@ -100,16 +102,22 @@ class ReadHandle(Leased):
         key: Sequence[object] | None = None,
         key_from: Sequence[object] | None = None,
         key_to: Sequence[object] | None = None,
+        keys: object = None,
         timeout: float | None = None,
     ) -> Snapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
         `columns` are the columns to read (default: all). `key` reads one key, or all keys that start with these values
-        of the leading key columns; `key_from` and `key_to` read the keys in `[from, to)`. Only parts and row groups
-        that can hold such keys are fetched. Raises SinceViolation for a time before since, TimedOut when upper has not
-        passed the time after `timeout` seconds, and LeaseExpired when this handle was retired.
+        of the leading key columns; `key_from` and `key_to` read the keys in `[from, to)`. `keys` reads many keys: a
+        table or frame of the key columns, or a list of dicts, of values (of a key of one column) or of tuples. A key
+        that is given twice is read once, and what is read is held in memory. Only parts and row groups that can hold
+        such keys are fetched.
+
+        Raises SinceViolation for a time before since, TimedOut when upper has not passed the time after `timeout`
+        seconds, and LeaseExpired when this handle was retired.
         """
         range_ = KeyRange.of(self.schema, key, key_from, key_to)
+        wanted = None if keys is None else self._parse_keys(keys, range_)
         names = self._parse_columns(columns)
         as_of = None if as_of is None else parse_time(as_of, "as_of")
         deadline = self._deadline(timeout)
@@ -121,7 +129,7 @@ class ReadHandle(Leased):
                 f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
-        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent)
+        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent, wanted)
 
     def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
@@ -295,6 +303,11 @@ class ReadHandle(Leased):
     def _check_open(self) -> None:
         if self._closed:
             raise self._lost()
+
+    def _parse_keys(self, keys: object, range_: KeyRange) -> Keys:
+        if range_ != KeyRange():
+            raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=keys)
+        return keys_of(self.schema, keys)
 
     def _parse_columns(self, columns: object) -> tuple[str, ...] | None:
         if columns is None:

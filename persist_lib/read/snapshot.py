@@ -25,14 +25,18 @@ from persist_lib.errors import InvalidUsage, Missing, redacted
 from persist_lib.ids import ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_key
+from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import Run, hold_back
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read import contents
 from persist_lib.read.contents import may_be_split
+from persist_lib.read.keyed import packed, unpacked
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.shard.gathering import pieces
+from persist_lib.shard.lookup import holding
 from persist_lib.shard.runs import Stored, boundaries, inputs_of, overlapping
 
 if TYPE_CHECKING:
@@ -96,6 +100,8 @@ class Split(msgspec.Struct, frozen=True):
     key_upper: bytes | None
     columns: tuple[str, ...] | None
     merge_bytes: int
+    keys: bytes | None = None
+    """The only keys that it has, as `read.keyed` packs them; None: all keys of its range."""
 
     def __repr__(self) -> str:
         where = redacted(self.urls[0])
@@ -122,7 +128,11 @@ class Split(msgspec.Struct, frozen=True):
     def streamed(self, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
         """The same as `batches`. Small runs are read whole, in the pool, before this returns."""
         stored = self._stored(blob)
-        tables = contents.stream(stored, self.inputs, self.merge_bytes, pool)
+        if self.keys is None:
+            tables = contents.stream(stored, self.inputs, self.merge_bytes, pool)
+        else:
+            keys = unpacked(stored.schema, self.keys)
+            tables = pieces(contents.of_keys(stored, self.inputs, keys, self.columns, pool))
         names = _narrowed(self.schema.contents, self.columns).names
         return (t.select(names) for t in (tables if stored.schema == self.schema else _older(tables, self.schema)))
 
@@ -131,7 +141,10 @@ class Split(msgspec.Struct, frozen=True):
         stored = self._stored(blob)
         if stored.schema != self.schema:
             return None
-        table = contents.at_once(stored, self.inputs, self.columns, self.merge_bytes, pool)
+        if self.keys is None:
+            table = contents.at_once(stored, self.inputs, self.columns, self.merge_bytes, pool)
+        else:
+            table = contents.of_keys(stored, self.inputs, unpacked(stored.schema, self.keys), self.columns, pool)
         return None if table is None else table.select(_narrowed(self.schema.contents, self.columns).names)
 
     def _stored(self, blob: Blob) -> Stored:
@@ -149,7 +162,7 @@ class Split(msgspec.Struct, frozen=True):
 
     def is_contents(self) -> bool:
         """Whether the parts as stored are the contents. It does not look whether a sum in them was split."""
-        return contents.is_one_time(self.inputs) and self._stored_schema == self.schema
+        return self.keys is None and contents.is_one_time(self.inputs) and self._stored_schema == self.schema
 
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
@@ -171,6 +184,7 @@ class Snapshot:
         keys: KeyRange,
         columns: Sequence[str] | None,
         spent: Spending,
+        wanted: Keys | None = None,
     ) -> None:
         self.as_of = as_of
         self._handle = handle
@@ -178,6 +192,7 @@ class Snapshot:
         self._keys = keys
         self._columns = None if columns is None else tuple(columns)
         self._spent = spent
+        self._wanted = wanted
 
     @property
     def cost(self) -> Cost:
@@ -283,10 +298,12 @@ class Snapshot:
         handle, state = self._handle, self._reading.version.state
         batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(self.as_of))
         upper = None if self.as_of == 2**64 - 1 else self.as_of + 1
-        inputs = overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper)
+        inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
+        wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)
         return Split(
-            handle.urls, handle.shard, self.as_of, handle.schema, state.schemas, tuple(inputs), keys.lower, keys.upper,
-            self._columns, handle.machine.config.merge_bytes,
+            handle.urls, handle.shard, self.as_of, handle.schema, state.schemas,
+            inputs if wanted is None else holding(inputs, wanted), keys.lower, keys.upper,
+            self._columns, handle.machine.config.merge_bytes, None if wanted is None else packed(wanted),
         )  # fmt: skip
 
     def _resuming(self, keys: KeyRange) -> Iterator[pa.Table]:

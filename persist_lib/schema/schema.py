@@ -31,6 +31,9 @@ TIME_FIELD = pa.field(TIME, pa.uint64(), nullable=False)
 DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 Codec = Literal["columns", "json", "bytes"]
+CONSTRAINTS = ("unique", "non_negative")
+PLAIN_FIELDS = 3
+"""How many fields of a schema are stored whatever they hold."""
 _NOT_NULL = " not null"
 
 
@@ -61,19 +64,34 @@ Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Sche
 
 
 class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unknown_fields=True):
-    """Key and value columns: at least one key column, all names different. Only these and the codec are durable.
+    """Key and value columns: at least one key column, all names different. Only these, the codec and the
+    constraints are durable.
 
     Each side is a mapping of names to types, an Arrow schema, columns, or a pydantic model. Models decide how Python
     rows are read and written, not what the schema is: a shard opened with plain columns like theirs is the same shard.
+
+    Two constraints may be part of it; they hold at every time, and an append that would break one is refused with
+    ConstraintViolated. `unique`: each key has at most one row, and that once. `non_negative`: no row's multiplicity is
+    below 0. They are set when the shard is created, and stay as the schema evolves.
     """
 
     key: tuple[Column, ...]
     value: tuple[Column, ...] = ()
     codec: Codec = "columns"
+    unique: bool = False
+    non_negative: bool = False
 
     if TYPE_CHECKING:
 
-        def __init__(self, key: Side, value: Side = (), codec: Codec = "columns") -> None: ...
+        def __init__(
+            self,
+            key: Side,
+            value: Side = (),
+            codec: Codec = "columns",
+            *,
+            unique: bool = False,
+            non_negative: bool = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         # Also runs when a stored schema is decoded: tuples of columns pass as they are.
@@ -81,27 +99,34 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         models = {what: side for what, side in sides.items() if is_model(side)}
         for what, side in sides.items():
             force_setattr(self, what, _columns(side, what))
+        for name in CONSTRAINTS:
+            force_setattr(self, name, parse_flag(getattr(self, name), name))
         if models:
             self.__dict__["models"] = (models.get("key"), models.get("value"))
         _check(self)
 
     @classmethod
-    def json(cls) -> Schema:
+    def json(cls, *, unique: bool = False, non_negative: bool = False) -> Schema:
         """Any JSON values, one key and one value column of canonical JSON text: sorted names, no spaces, no NaN.
 
         Numbers are integers of any size or 64-bit floats; 1 and 1.0 are different values.
         """
-        return cls(*_FIXED_COLUMNS["json"], codec="json")
+        return cls(*_FIXED_COLUMNS["json"], codec="json", unique=unique, non_negative=non_negative)
 
     @classmethod
-    def bytes(cls) -> Schema:
+    def bytes(cls, *, unique: bool = False, non_negative: bool = False) -> Schema:
         """Opaque bytes, encoded by the caller. The value may be missing (null), which is not b""."""
-        return cls(*_FIXED_COLUMNS["bytes"], codec="bytes")
+        return cls(*_FIXED_COLUMNS["bytes"], codec="bytes", unique=unique, non_negative=non_negative)
 
     @cached_property
     def models(self) -> tuple[Model | None, Model | None]:
         """The pydantic models of key and value, where the schema was made from some."""
         return None, None
+
+    @cached_property
+    def constraints(self) -> tuple[str, ...]:
+        """The names of its constraints: none, `unique`, `non_negative`, or both."""
+        return tuple(name for name in CONSTRAINTS if getattr(self, name))
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -138,6 +163,9 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         check_schema(newer)
         if newer.codec != self.codec:
             raise _not_additive(self, newer, f"the codec is {self.codec}, and cannot become {newer.codec}")
+        if newer.constraints != self.constraints:
+            reason = f"the constraints are {_flags(self)}, and cannot become {_flags(newer)}"
+            raise _not_additive(self, newer, reason)
         if newer.key != self.key:
             raise _not_additive(self, newer, f"the key changes: {_difference(self.key, newer.key)}")
         if newer.value[: len(self.value)] != self.value:
@@ -148,7 +176,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
                 raise _not_additive(self, newer, reason)
 
     def __str__(self) -> str:
-        text = f"({_join(self.key)}) -> ({_join(self.value)})"
+        text = ", ".join([f"({_join(self.key)}) -> ({_join(self.value)})", *self.constraints])
         return text if self.codec == "columns" else f"{self.codec}: {text}"
 
     def __copy__(self) -> Schema:
@@ -157,7 +185,26 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
     def __reduce__(self) -> tuple[Any, ...]:
         # SUBTLE: the models are no field, and still have to come along, as splits are read in other processes.
         key, value = self.models
-        return Schema, (key or self.key, value or self.value, self.codec)
+        return _rebuilt, (
+            key or self.key,
+            value or self.value,
+            self.codec,
+            *[getattr(self, each) for each in CONSTRAINTS],
+        )
+
+
+def _rebuilt(key: Side, value: Side, codec: Codec, *flags: bool) -> Schema:
+    return Schema(key, value, codec, **dict(zip(CONSTRAINTS, flags, strict=True)))
+
+
+def stored_form(schema: object) -> object:
+    """Its fields as they are stored: constraints only up to the last one that is set, as older formats have none."""
+    if not isinstance(schema, Schema):  # the encoder, or the decoder that proves its work, refuses it
+        return schema
+    fields = msgspec.structs.astuple(schema)
+    while len(fields) > PLAIN_FIELDS and not fields[-1]:
+        fields = fields[:-1]
+    return fields
 
 
 def check_schema(schema: object) -> Schema:
@@ -262,6 +309,10 @@ def _no_type(type_: object) -> InvalidUsage:
 
 def _join(columns: tuple[Column, ...]) -> str:
     return ", ".join(map(str, columns))
+
+
+def _flags(schema: Schema) -> str:
+    return " and ".join(schema.constraints) or "none"
 
 
 def _difference(older: tuple[Column, ...], newer: tuple[Column, ...]) -> str:

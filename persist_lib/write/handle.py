@@ -21,9 +21,10 @@ from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
-from persist_lib.errors import Indeterminate
+from persist_lib.errors import ConstraintViolated, Indeterminate, PersistError
 from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
 from persist_lib.ids import WriterId, parse_token
+from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
@@ -35,17 +36,19 @@ from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
 from persist_lib.shard.refusals import refused
 from persist_lib.write.appending import parse_bounds, timed_out, undoubted, whole
+from persist_lib.write.constraints import check_constraints
 from persist_lib.write.doubts import Doubt, Doubts
 from persist_lib.write.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
-from persist_lib.write.queue import Answer, Outbox
+from persist_lib.write.queue import Answer, Outbox, not_sent
 from persist_lib.write.registration import Registration
 from persist_lib.write.share import Kind, Place, Share, commit_shares
+from persist_lib.write.verbs import Changed, Verbs
 
-__all__ = ["Appended", "Batching", "WriteHandle"]
+__all__ = ["Appended", "Batching", "Changed", "WriteHandle"]
 
 
-class WriteHandle(Leased):
-    """Appends to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
+class WriteHandle(Leased, Verbs):
+    """Writes to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
 
     def __init__(
         self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, batching: Batching | None = None
@@ -199,8 +202,11 @@ class WriteHandle(Leased):
         try:
             deadline = self._begin(timeout, held)
             with Spending() as spent:
+                tables = self._checked(updates, low, upper)
+                if self.schema.constraints:
+                    return self._append_rest(tables, low, upper, deadline, token, spent)
                 builder = self._builder(deadline)
-                built = self._build(builder, self._checked(updates, low, upper), low, upper, by_time=True)
+                built = self._build(builder, tables, low, upper, deadline, by_time=True)
                 return self._commit(builder, built, rest, c.Append, deadline, token, spent)
         finally:
             if held:
@@ -277,7 +283,7 @@ class WriteHandle(Leased):
         """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else."""
         self._begin(deadline.remaining_s(), held)
         builder = self._builder(deadline)
-        built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
+        built = self._build(builder, self._checked(updates, lower, upper), lower, upper, deadline)
         return self._share(builder, built, whole, c.CompareAndAppend, deadline, token)
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
@@ -316,7 +322,7 @@ class WriteHandle(Leased):
                 if found is not None:
                     built, count = found[0].built, found[1]
                 else:
-                    built = self._build(builder, tables, lower, upper)
+                    built = self._build(builder, tables, lower, upper, deadline)
                     count = built.batch.count
                 done = self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
             except REFUSED as refusal:
@@ -337,13 +343,27 @@ class WriteHandle(Leased):
                 return [self._append(tables, first.lower, first.upper, first.deadline, first.token)]
             table, counts = coalesced(self.schema, batch)
             builder, token = self._builder(first.deadline), self.machine.runtime.token()
-            built = self._build(builder, iter(() if table is None else (table,)), first.lower, last.upper)
+            tables = iter(() if table is None else (table,))
             try:
+                built = self._build(builder, tables, first.lower, last.upper, first.deadline)
                 done = self._commit(builder, built, whole, c.CompareAndAppend, first.deadline, token, spent)
+            except ConstraintViolated:
+                return self._one_by_one(batch)
             except Indeterminate as error:
                 times = [(pending.lower, pending.upper) for pending in batch]
                 return self._doubts.add(Doubt(built, token, dict(zip(times, counts, strict=True))), error)
             return [msgspec.structs.replace(done, count=count) for count in counts]
+
+    def _one_by_one(self, batch: Sequence[Pending]) -> list[Answer]:
+        """Carry out accepted appends of which one breaks a constraint: those before it, and none after it."""
+        answers: list[Answer] = []
+        for pending in batch:
+            try:
+                answers += self._send([pending])
+            except PersistError as error:
+                break_ = not_sent(self.shard, error)
+                return [*answers, error, *(copied(break_) for _ in batch[len(answers) + 1 :])]
+        return answers
 
     def _builder(self, deadline: Deadline) -> Builder:
         machine = self.machine
@@ -359,9 +379,13 @@ class WriteHandle(Leased):
             yield table
 
     def _build(
-        self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, *, by_time: bool = False
-    ) -> Built:
+        self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline,
+        *, by_time: bool = False, is_checked: bool = False,
+    ) -> Built:  # fmt: skip
+        """The batch of these updates. Its constraints are checked, unless `is_checked` says that they hold."""
         try:
+            if self.schema.constraints and not is_checked:
+                tables = iter(self._constrained(tables, lower, deadline))
             room = INLINE_TOTAL_BYTES - self.machine.version.state.inline_size
             inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
             if self._registration.is_closed:
@@ -369,6 +393,14 @@ class WriteHandle(Leased):
             return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
         except Indeterminate as error:
             raise undoubted(self.machine.shard, error) from error
+
+    def _constrained(self, tables: Iterator[pa.Table], lower: Antichain, deadline: Deadline) -> list[pa.Table]:
+        """The same updates in one table. Raises ConstraintViolated if a constraint would not hold after them."""
+        if not (held := list(tables)):
+            return []
+        table = consolidate(self.schema, pa.concat_tables(held))
+        check_constraints(self.machine, table, lower, deadline)
+        return [table]
 
     def _commit(
         self,

@@ -393,8 +393,13 @@ class Outbox:
         return error
 
     def _not_sent(self, why: object) -> NotSent:
-        return NotSent(
-            f"shard {self._shard}: nothing of this was written, as an append that this handle accepted earlier failed: "
-            f"{why}. Decide what to do about that one first",
-            shard=self._shard, earlier=copied(why) if isinstance(why, BaseException) else None,
-        )  # fmt: skip
+        return not_sent(self._shard, why)
+
+
+def not_sent(shard: str, why: object) -> NotSent:
+    """The error for an append behind one that failed."""
+    return NotSent(
+        f"shard {shard}: nothing of this was written, as an append that this handle accepted earlier failed: "
+        f"{why}. Decide what to do about that one first",
+        shard=shard, earlier=copied(why) if isinstance(why, BaseException) else None,
+    )  # fmt: skip

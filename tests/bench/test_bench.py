@@ -27,6 +27,7 @@ from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
 from bench.spark import spark
 from bench.survey import survey
+from bench.upsert import upsert
 from persist_lib.kernel.consolidate import consolidate
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     "measure",
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
-        maintain_small, survey,
+        maintain_small, survey, upsert,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:

@@ -225,6 +225,52 @@ def test_what_is_appended_from_a_file_reads_back_the_same_and_can_be_appended_ag
     assert sh.json("snapshot", "things")["rows"] == [{**row, "_diff": 3} for row in ROWS]
 
 
+def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
+    sh = Shell(tmp_path / "data")
+    file, keys = tmp_path / "rows.csv", tmp_path / "keys.jsonl"
+    file.write_text("order_id,state\n1,placed\n2,placed\n")
+    done = sh.json("upsert", "orders", file, "--create", "--key", "order_id")
+    assert (done["inserted"], done["updates"], done["time"], done["upper"]) == (2, 2, 0, [1])
+    file.write_text("order_id,state\n1,paid\n2,placed\n3,placed\n")
+    would = sh.json("upsert", "orders", file, "--dry-run")
+    assert (would["inserted"], would["updated"], would["unchanged"], would["updates"]) == (1, 1, 1, 3)
+    assert (would["dry_run"], would["time"], would["upper"], would["token"]) == (True, None, [1], "")
+    assert "would be 1 inserted, 1 updated, 1 unchanged (3 updates); nothing was changed" in sh(
+        "upsert", "orders", file, "--dry-run"
+    )
+    assert "1 inserted, 1 updated, 1 unchanged; 3 updates at time 1, upper is [2]" in sh("upsert", "orders", file)
+    assert "3 unchanged; nothing was written, upper is [2]" in sh("upsert", "orders", file)
+    keys.write_text('{"order_id": 1}\n{"order_id": 9}\n')
+    assert sh.json("delete", "orders", keys, "--dry-run")["deleted"] == 1
+    assert "1 unchanged, 1 deleted; 1 update at time 2" in sh("delete", "orders", keys)
+    found = [(row["order_id"], row["state"]) for row in sh.json("snapshot", "orders")["rows"]]
+    assert found == [(2, "placed"), (3, "placed")]
+    for kind in ("csv", "parquet", "jsonl"):  # what a snapshot writes can be upserted again
+        again = tmp_path / f"again.{kind}"
+        sh("snapshot", "orders", "-f", kind, "-o", again)
+        assert sh.json("upsert", "orders", again)["unchanged"] == 2
+
+
+def test_an_upsert_or_delete_that_cannot_be_done_says_why_and_changes_nothing(tmp_path: Path):
+    sh = Shell(tmp_path / "data")
+    file = tmp_path / "rows.csv"
+    file.write_text("order_id,state\n1,placed\n1,paid\n")
+    assert "there is no" in sh.fails(1, "upsert", "orders", file)
+    schema = persist.Schema(SCHEMA.key, SCHEMA.value, unique=True)
+    with persist.open(f"file:{sh.root}") as client:
+        client.open_writer("orders", schema).upsert([{"order_id": 1, "state": "new"}])
+    assert "different rows for [{'order_id': 1}]" in sh.fails(2, "upsert", "orders", file)
+    assert "not in the schema" in sh.fails(2, "delete", "orders", file)
+    assert "--create needs --key" in sh.fails(2, "upsert", "orders", file, "--create")
+    assert "without --create" in sh.fails(2, "upsert", "orders", file, "--create", "--key", "order_id", "--dry-run")
+    file.write_text("order_id,state\n1,placed\n")
+    refused = sh.fails(1, "append", "orders", file, "--lower", 1, "--upper", 2)
+    assert "the schema says unique" in refused
+    told = json.loads(sh.run("append", "orders", file, "--lower", 1, "--upper", 2, "--json").stderr)
+    assert "ConstraintViolated" in json.dumps(told)
+    assert [row["state"] for row in sh.json("snapshot", "orders")["rows"]] == ["new"]
+
+
 def test_csv_tells_null_from_empty_text_and_comes_back(tmp_path: Path):
     sh = Shell(tmp_path / "data")
     file, back = tmp_path / "a.csv", tmp_path / "b.csv"

@@ -307,6 +307,33 @@ def _check_rows(scene: Scene) -> None:
         check_database(scene.location.consensus)
 
 
+def _upsert(scene: Scene) -> None:
+    scene.write.upsert([{"id": 0, "word": "new"}, {"id": 1, "word": "new"}])
+
+
+def _check_upsert(scene: Scene) -> None:
+    """It was done wholly or not at all, and can be done again."""
+    _upsert(scene)
+    with scene.other.open_reader(scene.shard) as read:
+        assert contents_of(read.snapshot(keys=[0, 1]).to_arrow()) == {(0, "new"): 1, (1, "new"): 1}
+
+
+UNIQUE = persist.Schema(SCHEMA.key, SCHEMA.value, unique=True)
+
+
+def _with_constraints(scene: Scene) -> None:
+    scene.begin()
+    scene.second = scene.client.open_writer(f"{scene.shard}-u", UNIQUE)
+
+
+def _constrained(scene: Scene) -> None:
+    try:
+        scene.second.append_now([{"id": 1, "word": "w"}])
+    except persist.ConstraintViolated:  # it was done already
+        with scene.other.open_reader(f"{scene.shard}-u") as read:
+            assert contents_of(read.snapshot(keys=[1]).to_arrow()) == {(1, "w"): 1}
+
+
 CALLS = {
     "blobs": Call(_set_and_get, check=_set_and_get),
     "rows": Call(_change_rows, check=_check_rows),
@@ -323,6 +350,10 @@ CALLS = {
     ),
     "flush": Call(lambda s: s.write.flush(), prepare=_accepted),
     "close a writer": Call(lambda s: s.write.close(), prepare=_accepted),
+    "upsert": Call(_upsert, check=_check_upsert, config=PARTS),
+    "append_now": Call(lambda s: s.write.append_now([{"id": 1, "word": "w"}])),
+    "append to a shard with constraints": Call(_constrained, prepare=_with_constraints, check=_constrained),
+    "snapshot of keys": Call(lambda s: s.client.open_reader(s.shard).snapshot(keys=[0, 1]).to_arrow(), config=PARTS),
     "advance_upper": Call(lambda s: s.write.advance_upper(2)),
     "finish": Call(lambda s: s.write.finish()),
     "open_shard": Call(lambda s: s.client.open_shard(f"{s.shard}-new", SCHEMA)),

@@ -181,8 +181,14 @@ def appends(p: Place) -> dict[str, Any]:
 
 
 def keyed(key: str, **more: Any) -> dict[str, Any]:
-    return {"columns": ["id"], "as_of": 5, "timeout": 0.05, "key": None, "key_from": None, "key_to": None, key: (5,),
-            **more}  # fmt: skip
+    return {"columns": ["id"], "as_of": 5, "timeout": 0.05, "key": None, "key_from": None, "key_to": None, "keys": None,
+            key: (5,), **more}  # fmt: skip
+
+
+def are_keys(value: Any) -> bool:
+    """Lists of integers of 64 bits, an array of them among others; null is a key, as the column allows it."""
+    is_list = isinstance(value, (list, tuple, np.ndarray)) and not isinstance(value, str)
+    return is_list and all(integer(-(2**63), 2**63 - 1)(each) or each is None for each in value)
 
 
 Arguments = Callable[[Place], dict[str, Any]]
@@ -236,12 +242,14 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"monotonic": callable, "sleep": callable, "random": never, "background": flag},
     ),
     "Schema": (
-        lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns"},
-        {"key": lambda value: isinstance(value, Mapping) and bool(value), "value": is_side, "codec": never},
+        lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns", "unique": True,
+                   "non_negative": True},
+        {"key": lambda value: isinstance(value, Mapping) and bool(value), "value": is_side, "codec": never,
+         "unique": flag, "non_negative": flag},
     ),
     "Schema.check_additive": (lambda _: {"newer": WIDER}, {"newer": schema}),
-    "Schema.bytes": (lambda _: {}, {}),
-    "Schema.json": (lambda _: {}, {}),
+    "Schema.bytes": (lambda _: {"unique": True, "non_negative": True}, {"unique": flag, "non_negative": flag}),
+    "Schema.json": (lambda _: {"unique": True, "non_negative": True}, {"unique": flag, "non_negative": flag}),
     "Spending": (lambda _: {"tally": None}, {"tally": or_none(never)}),
     "Spending.again": (lambda _: {}, {}),
     "Spending.over": (lambda _: {"items": [1]}, {"items": lambda value: hasattr(type(value), "__iter__")}),
@@ -271,12 +279,17 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "ReadHandle.snapshot": (
         lambda _: keyed("key"),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(is_key),
-         "key_from": or_none(never), "key_to": or_none(never), "timeout": timeout},
+         "key_from": or_none(never), "key_to": or_none(never), "keys": or_none(never), "timeout": timeout},
+    ),
+    "ReadHandle.snapshot of keys": (
+        lambda _: keyed("keys", keys=[5, 7]),
+        {"columns": or_none(is_empty), "as_of": or_none(time), "keys": or_none(are_keys), "timeout": timeout,
+         **dict.fromkeys(("key", "key_from", "key_to"), or_none(never))},
     ),
     "ReadHandle.snapshot of a range": (
         lambda _: keyed("key_from", key_to=(7,)),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(never),
-         "key_from": or_none(is_key), "key_to": or_none(is_key), "timeout": timeout},
+         "key_from": or_none(is_key), "key_to": or_none(is_key), "keys": or_none(never), "timeout": timeout},
     ),
     "ReadHandle.wait_for_upper": (
         lambda _: {"frontier": 5, "timeout": 0.05}, {"frontier": frontier, "timeout": timeout}
@@ -289,6 +302,18 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "WriteHandle.append": (
         lambda p: {("lower" if key == "expected_upper" else key): value for key, value in appends(p).items()},
         {("lower" if key == "expected_upper" else key): kind for key, kind in append.items()},
+    ),
+    "WriteHandle.append_now": (
+        lambda _: {"updates": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None},
+        {"updates": append["updates"], "timeout": timeout, "token": or_none(never)},
+    ),
+    "WriteHandle.delete": (
+        lambda _: {"keys": [5], "timeout": 0.05, "token": None, "dry_run": False},
+        {"keys": are_keys, "timeout": timeout, "token": or_none(never), "dry_run": flag},
+    ),
+    "WriteHandle.upsert": (
+        lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
+        {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},
     ),
     "WriteHandle.append_async": (lambda p: {**appends(p), "block": True}, {**append, "block": flag}),
     "WriteHandle.compare_and_append": (appends, append),
@@ -375,8 +400,8 @@ RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Survey": lambda p: p.client.survey(), "WriteHandle": lambda p: p.write,
 }  # fmt: skip
 ANSWERED = {
-    "Appended", "Client", "Cost", "Listen", "Look", "Metrics", "Progress", "ReadHandle", "Snapshot", "Split", "Survey",
-    "Updates", "Verdict", "WriteHandle",
+    "Appended", "Changed", "Client", "Cost", "Listen", "Look", "Metrics", "Progress", "ReadHandle", "Snapshot", "Split",
+    "Survey", "Updates", "Verdict", "WriteHandle",
 }  # fmt: skip
 """What calls answer: it is not made by who calls."""
 ROWS = {"Update"}

@@ -22,6 +22,7 @@ from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Reader, 
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import (
+    GENESIS,
     ROLLUP_MAGIC,
     ROW_MAGIC,
     LogRow,
@@ -121,6 +122,31 @@ def test_the_rollup_of_each_format_still_decodes_to_what_was_written(format_):
     assert encode_state(decode_state(data, "golden")) == data
 
 
+CONSTRAINED = Schema(key={"id": "int64 not null"}, value={"word": "string"}, unique=True, non_negative=True)
+CONSTRAINED_ROW = LogRow(
+    SeqNo(1), b"token", "Create", 1_700_000_000_123, GENESIS, None,
+    StateDiff(schemas=(CONSTRAINED,), format=(1, 3), outcomes=OutcomesEdit(0, (Outcome(b"", SeqNo(1), MINIMUM),))),
+)  # fmt: skip
+CONSTRAINED_STATE = StoredState(SeqNo(1), bytes(range(16)), State(schemas=(CONSTRAINED,), format=3))
+
+
+def test_a_schema_with_constraints_still_decodes_to_what_was_written():
+    row, state = ((GOLDEN / f"{name}_v3_constraints.bin").read_bytes() for name in ("row", "rollup"))
+    assert decode_row(row, "golden") == CONSTRAINED_ROW
+    assert encode_row(CONSTRAINED_ROW) == row
+    assert decode_state(state, "golden") == CONSTRAINED_STATE
+    assert encode_state(CONSTRAINED_STATE) == state
+
+
+def test_constraints_need_the_format_that_has_them():
+    assert needed("Create", CONSTRAINED_ROW.diff) == 3
+    assert needed("EvolveSchema", StateDiff(schemas=(CONSTRAINED,))) == 3
+    with pytest.raises(InvariantViolated, match="only format 3"):
+        encode_row(CONSTRAINED_ROW, 2)
+    with pytest.raises(InvariantViolated, match="only format 3 has"):
+        encode_state(msgspec.structs.replace(CONSTRAINED_STATE, state=State(schemas=(CONSTRAINED,), format=2)))
+
+
 def test_what_an_old_format_can_say_is_written_in_a_newer_one_where_the_shard_was_told_to():
     data = encode_row(ROW, 2)
     assert row_format(data) == 2
@@ -207,7 +233,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
-        ([6, "schemas", 0], "Schema with 4 fields"),
+        ([6, "schemas", 0], "Schema with 6 fields"),
         ([6, "schemas", 0, 0, 0], "Column with 4 fields"),
         ([6, "since", 0], "Antichain with 2 fields"),
         ([5, 1], "Rollup with 4 fields"),
@@ -217,6 +243,7 @@ def with_more(value: object, path: list[int | str]) -> object:
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
     stored = msgspec.msgpack.decode(encode_row(ROW)[HEADER_BYTES:])
+    stored[6]["schemas"][0] += [True, True]  # its constraints, which are left out where there are none
     with pytest.raises(NewerFormat, match=named):
         decode_row(framed(ROW_MAGIC, 1, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
@@ -338,6 +365,8 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     files = {f"row_v{format_}.bin": encode_row(row, format_) for format_, row in ROWS.items()}
     files |= {f"rollup_v{format_}.bin": encode_state(stored) for format_, stored in STATES.items()}
+    files["row_v3_constraints.bin"] = encode_row(CONSTRAINED_ROW)
+    files["rollup_v3_constraints.bin"] = encode_state(CONSTRAINED_STATE)
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever
             (GOLDEN / name).write_bytes(data)

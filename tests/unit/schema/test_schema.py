@@ -16,7 +16,7 @@ import pytest
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NaiveDatetime
 
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
-from persist_lib.schema.schema import Column, Schema
+from persist_lib.schema.schema import Column, Schema, stored_form
 from persist_lib.schema.types import format_type, parse_type
 
 CANONICAL = [
@@ -123,8 +123,36 @@ def test_the_stored_bytes_of_a_schema_never_change():
     golden = bytes.fromhex(
         "939193a86f726465725f6964a5696e743634c29293a57374617465a6737472696e67c393a563656e7473a5696e743634c3a7636f6c756d6e73"
     )
-    assert msgspec.msgpack.encode(ORDERS) == golden
+    assert msgspec.msgpack.encode(stored_form(ORDERS)) == golden
     assert msgspec.msgpack.decode(golden, type=Schema) == ORDERS
+
+
+@pytest.mark.parametrize(
+    ("flags", "more"),
+    [({"unique": True}, "c3"), ({"non_negative": True}, "c2c3"), ({"unique": True, "non_negative": True}, "c3c3")],
+)
+def test_constraints_are_stored_after_the_other_fields_and_only_if_they_are_set(flags: dict[str, bool], more: str):
+    schema = Schema(ORDERS.key, ORDERS.value, **flags)  # type: ignore[arg-type]
+    plain = msgspec.msgpack.encode(stored_form(ORDERS))
+    stored = msgspec.msgpack.encode(stored_form(schema))
+    assert stored == bytes([plain[0] + len(bytes.fromhex(more))]) + plain[1:] + bytes.fromhex(more)
+    assert msgspec.msgpack.decode(stored, type=Schema) == schema
+    assert pickle.loads(pickle.dumps(schema)) == schema
+    assert str(schema) == f"{ORDERS}, {', '.join(flags)}"
+
+
+def test_constraints_stay_as_a_schema_evolves():
+    schema = Schema(ORDERS.key, ORDERS.value, unique=True)
+    wider = (*ORDERS.value, Column("more", "int64"))
+    schema.check_additive(Schema(ORDERS.key, wider, unique=True))
+    for other in (Schema(ORDERS.key, wider), Schema(ORDERS.key, wider, unique=True, non_negative=True)):
+        with pytest.raises(SchemaMismatch, match="the constraints are unique, and cannot become"):
+            schema.check_additive(other)
+    for wrong in (1, "yes", None):
+        with pytest.raises(InvalidUsage, match="unique must be True or False"):
+            Schema(ORDERS.key, ORDERS.value, unique=wrong)  # type: ignore[arg-type]
+    assert Schema.json(unique=True).constraints == ("unique",)
+    assert Schema.bytes(non_negative=True).constraints == ("non_negative",)
 
 
 def test_decoding_checks_a_stored_schema_too():

@@ -1,0 +1,184 @@
+"""The border of calls by key: what a user passes as keys, or as rows without times, becomes Arrow tables.
+
+Keys are the key columns alone: an Arrow table or batch, a pandas or polars frame, dicts, or instances of the key's
+model; or values, as a list, an Arrow or numpy array or a series, where the key is one column, and tuples of values
+where it is several; or an iterable of these. Types are checked and converted as those of updates are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_lib.arguments import native, shown
+from persist_lib.convert.codecs import canonical_column, canonical_json
+from persist_lib.convert.updates import iter_updates
+from persist_lib.errors import InvalidUsage
+from persist_lib.schema.models import is_instance, values_of
+from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
+
+ROWS = 65_536
+
+
+def parse_keys(schema: Schema, keys: object) -> pa.Table:
+    """The key columns of all these keys, in their order, with the schema's types. Raises InvalidUsage."""
+    only = Schema(schema.key)
+    arranged = keys if _has_columns(keys) else _key_rows(schema, keys)
+    tables = list(iter_updates(only, arranged, time=0))
+    for table in tables:
+        _check_ones(table, "keys")
+    found = _joined(only.data, tables)
+    if schema.codec != "json":
+        return found
+    name = schema.key_names[0]
+    return pa.table([canonical_column(found.column(name), name, 0)], schema=found.schema)
+
+
+def parse_rows(schema: Schema, rows: object) -> pa.Table:
+    """Rows of the schema's columns, in their order, each there once. Raises InvalidUsage."""
+    tables = list(without_times(schema, rows))
+    for table in tables:
+        _check_ones(table, "rows")
+    return _joined(schema.data, tables)
+
+
+def without_times(schema: Schema, updates: object) -> Iterator[pa.Table]:
+    """Updates whose time the caller does not choose, with time 0. Raises InvalidUsage for any other time."""
+    for table in iter_updates(schema, updates, time=0):
+        if _first_other(table, TIME, 0) is not None:
+            raise InvalidUsage(
+                f"column {TIME!r}: this call takes the next time itself. Leave the column out, or use "
+                "compare_and_append, where the caller says the times",
+                problem="time", column=TIME,
+            )  # fmt: skip
+        yield table
+
+
+def _joined(columns: pa.Schema, tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables([columns.empty_table(), *(table.select(columns.names) for table in tables)])
+
+
+def _check_ones(table: pa.Table, what: str) -> None:
+    for name, only in ((DIFF, 1), (TIME, 0)):
+        if (row := _first_other(table, name, only)) is not None:
+            raise InvalidUsage(
+                f"{what} have no {TIME}, and no {DIFF} other than 1, as each is meant once and now; found {name} "
+                f"{table.column(name)[row]} in row {row}. Leave out the columns {' and '.join(RESERVED)}",
+                problem="diff", column=name, row=row,
+            )  # fmt: skip
+
+
+def _first_other(table: pa.Table, name: str, only: int) -> int | None:
+    """The first row whose column has another value; None if there is none."""
+    column = table.column(name)
+    row = pc.index(pc.not_equal(column, pa.scalar(only, column.type)), True).as_py()
+    return None if row < 0 else int(row)
+
+
+def _has_columns(keys: object) -> bool:
+    """Whether these keys come with names of columns, and are no array of values."""
+    pandas = sys.modules.get("pandas")
+    if isinstance(keys, (pa.Table, pa.RecordBatch)) or (pandas is not None and isinstance(keys, pandas.DataFrame)):
+        return True
+    return hasattr(keys, "__arrow_c_stream__") and hasattr(keys, "columns")
+
+
+def _key_rows(schema: Schema, keys: Any) -> Any:
+    """Values, tuples, dicts and instances as dicts of key columns, in lists of bounded length; arrays as tables.
+
+    Tables among them stay tables, so that a reader of a file may pass one after the other.
+    """
+    if isinstance(keys, (str, bytes, Mapping)) or is_instance(keys) or not isinstance(keys, Iterable):
+        raise _no_keys(schema, keys)
+    if (column := _as_column(keys)) is not None and len(schema.key) == 1 and schema.codec != "json":
+        return pa.table([column], names=schema.key_names)
+    try:
+        items = iter(keys)
+    except TypeError as error:  # an array of numpy's without dimensions says that it can
+        raise _no_keys(schema, keys) from error
+    return _lists(schema, items)
+
+
+def _lists(schema: Schema, items: Iterator[Any]) -> Iterator[Any]:
+    rows: list[dict[str, object]] = []
+    for index, item in enumerate(items):
+        is_table = _has_columns(item)
+        if not is_table:
+            rows.append(_as_key(schema, item, index))
+        if rows and (is_table or len(rows) == ROWS):
+            yield rows
+            rows = []
+        if is_table:
+            yield item
+    if rows:
+        yield rows
+
+
+def _as_column(keys: Any) -> pa.Array | pa.ChunkedArray | None:
+    """An array of values as Arrow has it; None for anything else, and for structs."""
+    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
+        return None if pa.types.is_struct(keys.type) else keys
+    pandas = sys.modules.get("pandas")
+    is_series = pandas is not None and isinstance(keys, (pandas.Series, pandas.Index)) and keys.dtype != object
+    try:
+        if is_series or (isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "biufMmSU"):
+            return pa.array(keys, from_pandas=is_series)
+        if hasattr(keys, "__arrow_c_stream__"):
+            column = pa.chunked_array(keys)
+            return None if pa.types.is_struct(column.type) else column
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidUsage(f"these keys are no column of values: {error}", problem="keys", value=keys) from error
+    return None
+
+
+def _as_key(schema: Schema, item: Any, index: int) -> dict[str, object]:
+    names = schema.key_names
+    if is_instance(item):
+        found: dict[str, object] = values_of(item)
+    elif isinstance(item, Mapping) and (schema.codec != "json" or list(item) == names):
+        found = dict(item)
+    elif isinstance(item, pa.Scalar):
+        found = item.as_py() if isinstance(item, pa.StructScalar) else {names[0]: item.as_py()}
+    elif isinstance(item, tuple) and (len(names) > 1 or len(item) == 1):
+        if len(item) != len(names):
+            raise _wrong_length(schema, item, index)
+        found = dict(zip(names, item, strict=True))
+    elif len(names) > 1:
+        raise _wrong_length(schema, item, index)
+    else:
+        found = {names[0]: native(item)}
+    if schema.codec == "json":
+        return {name: _json(value, name, index) for name, value in found.items()}
+    return found
+
+
+def _json(value: object, name: str, index: int) -> str:
+    try:
+        return canonical_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidUsage(
+            f"column {name!r} holds JSON, and {shown(value)} of key {index} has no exact JSON text: {error}",
+            problem="json", column=name, row=index, value=value,
+        ) from error  # fmt: skip
+
+
+def _wrong_length(schema: Schema, item: object, index: int) -> InvalidUsage:
+    return InvalidUsage(
+        f"key {index} must be a tuple of {len(schema.key)} values or a dict, for the columns {schema.key_names}: got "
+        f"{shown(item)}",
+        problem="key", row=index, value=item,
+    )  # fmt: skip
+
+
+def _no_keys(schema: Schema, keys: object) -> InvalidUsage:
+    example = "[1, 2]" if len(schema.key) == 1 else f"[({', '.join(['...'] * len(schema.key))})]"
+    return InvalidUsage(
+        f"keys are a table or frame of the key columns {schema.key_names}, or a list of dicts, values or tuples, as in "
+        f"{example}: got {shown(keys)}. Put a single key into a list",
+        problem="keys", value=keys,
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""A set of keys: which ranges of encoded keys hold one of them, and which rows of a sorted table have one.
+
+Keys are compared as everything is ordered (`kernel.order`), so that they are equal exactly if their encoded bytes are:
+NaN is found, -0.0 is not 0.0, and null is a key like any other where the column allows it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.kernel.columns import Flags, Rows, joined, plain
+from persist_lib.kernel.keys import encode_row, slice_sorted
+from persist_lib.kernel.order import Digit, adjacent_ties, digits_of, sort_order, take
+from persist_lib.schema.schema import Schema
+
+
+class Keys:
+    """Distinct keys in canonical order. `table` has the key columns and nothing else."""
+
+    __slots__ = ("_encoded", "_schema", "table")
+
+    def __init__(self, schema: Schema, table: pa.Table) -> None:
+        self.table = table
+        self._schema = schema
+        self._encoded = _Encoded(schema, table)
+
+    @classmethod
+    def of(cls, schema: Schema, table: pa.Table) -> Keys:
+        """The keys of any rows, in any order, each of them once."""
+        table = table.select(schema.key_names)
+        table = pa.table([plain(column) for column in table.columns], schema=table.schema)
+        return cls(schema, table if table.num_rows < 2 else take(table, distinct(table.columns)))
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def in_range(self, lower: bytes | None, upper: bytes | None) -> Keys:
+        """Those of them whose encoding is in `[lower, upper)`; None is no bound."""
+        return Keys(self._schema, slice_sorted(self._schema, self.table, lower, upper))
+
+    def between(self, least: bytes, most: bytes) -> Keys:
+        """Those of them that rows with these bounds (both inclusive, perhaps cut short) can have."""
+        start, end = bisect_left(self._encoded, least), bisect_right(self._encoded, most)
+        return Keys(self._schema, self.table.slice(start, max(0, end - start)))
+
+    def any_between(self, least: bytes, most: bytes) -> bool:
+        """Whether rows with these bounds can have one of them."""
+        start = bisect_left(self._encoded, least)
+        return start < len(self) and self._encoded[start] <= most
+
+    def find(self, table: pa.Table) -> Rows:
+        """The rows of a table in canonical order that have one of these keys, in order."""
+        starts, ends = self._places(table)
+        counts = ends - starts
+        before = np.cumsum(counts) - counts
+        return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+
+    def found_in(self, table: pa.Table) -> Flags:
+        """For each of these keys whether a table in canonical order has it."""
+        starts, ends = self._places(table)
+        return starts < ends
+
+    def _places(self, table: pa.Table) -> tuple[Rows, Rows]:
+        """For each key, where its rows in the table start and end."""
+        wanted, rows = len(self), table.num_rows
+        if not wanted or not rows:
+            return np.zeros(wanted, np.int64), np.zeros(wanted, np.int64)
+        # SUBTLE: words are comparable only within one array, so the keys are laid before the table's rows.
+        names = self._schema.key_names
+        both = [pa.concat_arrays([joined(self.table.column(name)), plain(table.column(name))]) for name in names]
+        digits = list(digits_of(both))
+        if len(digits) == 1:
+            words = digits[0](None)
+            return tuple(np.searchsorted(words[wanted:], words[:wanted], side) for side in ("left", "right"))  # type: ignore[return-value]
+        starts = _search(digits, wanted, rows, np.zeros(wanted, np.int64), counts_equal=False)
+        return starts, _search(digits, wanted, rows, starts, counts_equal=True)
+
+
+def distinct(columns: Sequence[pa.Array | pa.ChunkedArray]) -> Rows:
+    """The first row of each distinct combination of values, in canonical order."""
+    arrays = [joined(column) for column in columns]
+    ties, order = adjacent_ties(arrays), None
+    if ties is None:
+        order, ties = sort_order(arrays)
+    firsts = np.flatnonzero(np.concatenate([[True], ~ties]))
+    return firsts if order is None else order[firsts]
+
+
+class _Encoded(Sequence[bytes]):
+    """The encoded keys of a table, each made when it is first looked at: a search looks at few, the same ones first."""
+
+    def __init__(self, schema: Schema, table: pa.Table) -> None:
+        self._schema, self._table = schema, table
+        self._known: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
+        found = self._known.get(index)
+        if found is None:
+            found = self._known[index] = encode_row(self._schema, self._table, index)
+        return found
+
+
+def _search(digits: Sequence[Digit], wanted: int, rows: int, low: Rows, *, counts_equal: bool) -> Rows:
+    """For each of the first `wanted` rows, how many of the `rows` sorted rows after them are below it (or equal)."""
+    low, high = low.copy(), np.full(wanted, rows, np.int64)
+    while (still := np.flatnonzero(low < high)).size:
+        middle = (low[still] + high[still]) // 2
+        is_below = _below(digits, wanted + middle, still, counts_equal=counts_equal)
+        low[still[is_below]] = middle[is_below] + 1
+        high[still[~is_below]] = middle[~is_below]
+    return low
+
+
+def _below(digits: Sequence[Digit], left: Rows, right: Rows, *, counts_equal: bool) -> Flags:
+    """For each pair of rows whether the left one is below the right one; `counts_equal` is what equal ones answer."""
+    found = np.full(len(left), counts_equal, np.bool_)
+    tied = np.arange(len(left))
+    for digit in digits:
+        if not tied.size:
+            break
+        both = digit(np.concatenate([left[tied], right[tied]]))
+        before, after = both[: tied.size], both[tied.size :]
+        differs = before != after
+        found[tied[differs]] = (before < after)[differs]
+        tied = tied[~differs]
+    return found

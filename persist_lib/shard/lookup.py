@@ -1,0 +1,77 @@
+"""Looking up keys: the updates that have one of them, out of the parts and row groups that can hold one.
+
+A part is left out by its bounds in the state, a row group by its bounds in the part's own metadata. Of the other row
+groups the key columns are read first, and the rest only where a key was found. What is in memory is a row group for
+each thread, and the updates that were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import pyarrow as pa
+
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.state import Part
+from persist_lib.format.digest import CHUNK, verify
+from persist_lib.format.finding import find_rows
+from persist_lib.format.parquet import PartFile
+from persist_lib.format.parts import decode_inline, within
+from persist_lib.format.ranged import ChunkedReader, Map
+from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.order import take
+from persist_lib.schema.schema import TIME
+from persist_lib.shard.runs import Stored, source_of
+
+
+def holding(inputs: Sequence[TaskInput], keys: Keys) -> tuple[TaskInput, ...]:
+    """The same runs without the parts that can hold none of the keys."""
+    kept = []
+    for run in inputs:
+        parts = tuple(part for part in run.parts if keys.any_between(part.key_lower, part.key_upper))
+        if parts:
+            kept.append(TaskInput(parts, run.lower, run.upper))
+    return tuple(kept)
+
+
+def look_up(
+    stored: Stored, inputs: Sequence[TaskInput], keys: Keys, columns: Sequence[str] | None, pool: Executor
+) -> pa.Table:
+    """All updates that have one of the keys, without their times, run after run; each run's in canonical order.
+
+    `columns` are the wanted ones (None: all). Key columns and `_diff` always come along.
+    """
+    wanted = None if columns is None else [*stored.schema.key_names, *columns]
+    target = stored.schema.contents
+    if wanted is not None:
+        target = pa.schema([field for field in target if field.name in {*wanted, target.names[-1]}])
+    pairs = [(run, part) for run in holding(inputs, keys) for part in run.parts]
+    if len(pairs) == 1:
+        found = [_of_part(stored, *pairs[0], keys, wanted, pool.map)]
+    else:
+        # SUBTLE: not `pool.map` inside: this runs in the pool's threads, which would wait for each other.
+        found = list(pool.map(lambda pair: _of_part(stored, pair[0], pair[1], keys, wanted, None), pairs))
+    return pa.concat_tables([target.empty_table(), *(table.select(target.names) for table in found)])
+
+
+def _of_part(
+    stored: Stored, run: TaskInput, part: Part, keys: Keys, columns: Sequence[str] | None, parallel: Map | None
+) -> pa.Table:
+    source = source_of(stored.blob, stored.shard, part, run, stored.schemas)
+    times = source.time_lower is not None or source.time_upper is not None
+    keys = keys.between(part.key_lower, part.key_upper)
+    if part.inline is not None:
+        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns)
+        found = take(table, keys.find(table))
+    elif part.size <= CHUNK:
+        data = source.fetch(0, part.size)
+        verify(source.key, memoryview(data), part.digests)
+        file = PartFile(source.key, pa.BufferReader(data), stored.schema, columns, times=times)
+        found = find_rows(file, keys, use_threads=parallel is not None)
+    else:
+        reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)
+        file = PartFile(source.key, reader, stored.schema, columns, times=times)
+        found = find_rows(file, keys, reader.prefetch, use_threads=parallel is not None)
+    found = within(found, source.time_lower, source.time_upper)
+    return found.drop_columns([TIME]) if TIME in found.schema.names else found

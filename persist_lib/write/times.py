@@ -1,0 +1,41 @@
+"""The time that a call takes for its caller, and the token that such a call's append has."""
+
+from __future__ import annotations
+
+import struct
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import MAX_TIME, Antichain, at
+from persist_lib.ids import ShardId, parse_token
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+
+_TOKEN = struct.Struct(">4sQQ16s")
+_MARK = b"next"
+
+
+def next_time(schema: Schema, shard: ShardId, upper: Antichain) -> int:
+    """The time at which a call writes that leaves the choice to the library: the shard's upper."""
+    del schema  # what its times are decides, where they are those of a clock
+    if upper.time is None or upper.time >= MAX_TIME:
+        raise InvalidUsage(f"shard {shard}: upper is {upper}, so there is no next time to write at", shard=shard)
+    return upper.time
+
+
+def format_token(runtime: Runtime, lower: Antichain, upper: Antichain) -> bytes:
+    """A fresh token that carries the bounds of its append, as the caller does not know them."""
+    return _TOKEN.pack(_MARK, lower.time or 0, upper.time or 0, runtime.token())
+
+
+def bounds_of(token: object) -> tuple[bytes, Antichain, Antichain]:
+    """The token of an earlier call, and the bounds of its append. Raises InvalidUsage for any other token."""
+    known = parse_token(token)
+    if len(known) == _TOKEN.size and known.startswith(_MARK):
+        _, lower, upper, _ = _TOKEN.unpack(known)
+        if lower < upper:
+            return known, at(lower), at(upper)
+    raise InvalidUsage(
+        "this call takes only a token that the Indeterminate of such a call carries, as it also tells the times. "
+        "Leave it out in the first call; to choose a token yourself, use compare_and_append",
+        token=token,
+    )
