@@ -164,7 +164,7 @@ class PartFile:
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
             self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS.encode()]), type=list[Bounds])
-            self._kept = None if where is None else where.groups(self._file.metadata, schema.data)
+            self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
     def rows(self) -> int:
@@ -263,6 +263,8 @@ def conform(
             arrays.append(pa.nulls(table.num_rows, field.type))
         elif field.name in present and field.type == _value_type(table.schema.field(field.name).type):
             arrays.append(table.column(field.name))
+        elif field.name in present and _is_in_milliseconds(table.schema.field(field.name).type, field.type):
+            arrays.append(table.column(field.name).cast(field.type))
         else:
             raise Corrupt(f"{key}: column {field.name!r} is not the {field.type} of the shard's schema", key=key)
     fields = [pa.field(field.name, array.type, field.nullable) for field, array in zip(target, arrays, strict=True)]
@@ -271,6 +273,13 @@ def conform(
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_in_milliseconds(stored: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether these are timestamps in seconds, which Parquet has no unit for, so that they are stored in ms."""
+    if not (pa.types.is_timestamp(stored) and pa.types.is_timestamp(kind)):
+        return False
+    return bool(kind.unit == "s" and stored == pa.timestamp("ms", tz=kind.tz))
 
 
 def _short_dictionaries(file: pq.ParquetFile) -> list[str]:

@@ -86,17 +86,23 @@ class Where:
         except InvalidUsage:
             return table
 
-    def groups(self, metadata: pq.FileMetaData, columns: pa.Schema) -> frozenset[int]:
-        """The row groups that can hold such rows by their statistics; all of them if there are no statistics."""
+    def groups(self, metadata: pq.FileMetaData, columns: pa.Schema, stored: pa.Schema) -> frozenset[int]:
+        """The row groups that can hold such rows by their statistics; all of them if there are no statistics.
+
+        `columns` are the reader's, `stored` those of the file. Where a type is not stored as it is, nothing is told.
+        """
         import pyarrow.dataset as ds  # noqa: PLC0415 - it takes a while, and few reads have a filter
 
+        everything = frozenset(range(metadata.num_row_groups))
+        if any(name in stored.names and stored.field(name).type != columns.field(name).type for name in self.names):
+            return everything
         footer = io.BytesIO()
         metadata.write_metadata_file(footer)
         fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(footer.getvalue()))
         try:
             return frozenset(group.id for group in fragment.subset(filter=self.expression, schema=columns).row_groups)
         except (pa.ArrowException, TypeError, ValueError):  # what cannot be told from statistics rules nothing out
-            return frozenset(range(metadata.num_row_groups))
+            return everything
 
     def _mask(self, table: pa.Table) -> pa.ChunkedArray | None:
         """Which rows to keep; None for no row."""
