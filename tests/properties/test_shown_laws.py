@@ -35,7 +35,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "time64[us]": st.sampled_from([dt.time(), dt.time(12, 30, 0, 1), dt.time(23, 59, 59, 999_999)]),
     "timestamp[s]": st.sampled_from([dt.datetime(1, 1, 1), dt.datetime(1969, 12, 31), dt.datetime(2020, 1, 1)]),  # noqa: DTZ001
     "timestamp[ns]": st.sampled_from([dt.datetime(1700, 1, 1), dt.datetime(2020, 1, 1, 0, 0, 1)]),  # noqa: DTZ001
-    "timestamp[us, UTC]": st.sampled_from([dt.datetime(1960, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 1, 1, tzinfo=dt.UTC)]),
+    "timestamp[us, UTC]": st.sampled_from([dt.datetime(year, 1, 1, tzinfo=dt.UTC) for year in (1, 1960, 9999)]),
     "duration[ms]": st.sampled_from([dt.timedelta(days=-1), dt.timedelta(), dt.timedelta(days=1, milliseconds=1)]),
     "decimal128(5, 2)": st.sampled_from([Decimal("-999.99"), Decimal("-0.01"), Decimal(0), Decimal("999.99")]),
     "decimal128(38, 0)": st.sampled_from([Decimal(-(10**37)), Decimal(-1), Decimal(2**64), Decimal(10**37)]),

@@ -59,13 +59,19 @@ def everything(ids: Iterator[int] | range = range(8)) -> list[dict[str, Any]]:
     return [{"id": each, **(full if each % 2 else empty)} for each in ids]
 
 
+def in_duckdb(query: str, snap: Any) -> duckdb.DuckDBPyRelation:
+    relation = duckdb.sql(query)
+    assert relation is not None
+    return relation
+
+
 WAYS: dict[str, Callable[[Any], pa.Table]] = {
     "pa.table": pa.table,
     "pa.RecordBatchReader": lambda found: pa.RecordBatchReader.from_stream(found).read_all(),
     "to_reader": lambda found: found.to_reader().read_all(),
     "pl.DataFrame": lambda found: pl.DataFrame(found).to_arrow(),
     "pl.from_arrow": lambda found: pl.select(pl.from_arrow(found).struct.unnest()).to_arrow(),  # type: ignore[union-attr,unused-ignore]
-    "duckdb.sql": lambda snap: duckdb.sql("select * from snap").to_arrow_table(),
+    "duckdb.sql": lambda snap: in_duckdb("select * from snap", snap).to_arrow_table(),
     "to_duckdb": lambda found: found.to_duckdb().to_arrow_table(),
     "to_duckdb of a connection": lambda found: found.to_duckdb(duckdb.connect()).to_arrow_table(),
     "scan_polars": lambda found: found.scan_polars().collect().to_arrow(),
@@ -134,7 +140,9 @@ def test_a_requested_schema_is_cast_to_or_refused(read: persist.ReadHandle) -> N
 
 def test_duckdb_joins_two_snapshots_and_counts_each_row(read: persist.ReadHandle) -> None:
     now, before = read.snapshot(39), read.snapshot(20)
-    joined = duckdb.sql("select count(*) from now join before using (id, word)").fetchall()
+    relation = duckdb.sql("select count(*) from now join before using (id, word)")
+    assert relation is not None
+    joined = relation.fetchall()
     keys = [{(r["id"], r["word"]) for r in s.to_pylist() if r["word"] is not None} for s in (now, before)]
     assert joined == [(len(keys[0] & keys[1]),)]
     relation = now.to_duckdb()
@@ -257,7 +265,7 @@ def test_damage_keeps_its_type_where_it_can_and_its_message_everywhere(world: Wo
     filled(client)
     (key, *_) = [entry.key for entry in world.inner.blob.list("s/") if "rollup" not in entry.key]
     snapshot = client.open_reader("s").snapshot(39)
-    data = bytearray(world.inner.blob.get(key))
+    data = bytearray(world.inner.blob.get(key) or b"")
     data[len(data) // 2] ^= 1
     world.inner.blob.delete(key)
     world.inner.blob.set(key, bytes(data))

@@ -221,3 +221,15 @@ def test_seconds_that_parquet_stores_in_milliseconds_come_back(world: World, kin
     assert read.snapshot(0).to_arrow().column("at").combine_chunks() == times
     late = pc.field("at") > pa.scalar(0, pa.int64()).cast(times.type)
     assert read.snapshot(0, filter=late).to_arrow().column("id").to_pylist() == [3]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_nan_and_negative_zero_are_not_pruned_by_statistics_that_leave_them_out(world: World, kind: str) -> None:
+    schema = persist.Schema(key={"id": "int64"}, value={"x": kind})
+    write, read = world.client(TINY).open_shard("s", schema)
+    values = [0.0, -0.0, float("nan"), 0.0]
+    write.compare_and_append([{"id": n, "x": x} for n, x in enumerate(values)], 0, 1)
+    cases = [(pc.field("x") != 0.0, [2]), (~(pc.field("x") <= 0.0), [2]), (pc.field("x").is_nan(), [2]),
+             (pc.field("x") == -0.0, [0, 1, 3]), (pc.field("x").is_null(nan_is_null=True), [2])]  # fmt: skip
+    for expression, ids in cases:
+        assert read.snapshot(0, filter=expression).to_arrow().column("id").to_pylist() == ids
