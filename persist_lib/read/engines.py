@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from persist_lib.read.doors import Doors
 
 
-def dataset_of(source: Doors, failed: Callable[[Exception], None] | None = None) -> ds.Dataset:
+def dataset_of(source: Doors, failed: Callable[[BaseException], None] | None = None) -> ds.Dataset:
     """What DuckDB reads `source` from. `failed` is called with each error of reading, whose type DuckDB would lose."""
     return _Dataset(source, failed)
 
@@ -32,7 +32,7 @@ def dataset_of(source: Doors, failed: Callable[[Exception], None] | None = None)
 class _Dataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
     """A dataset of which only the schema and the scanner are asked for, with columns and a filter."""
 
-    def __init__(self, source: Doors, failed: Callable[[Exception], None] | None) -> None:
+    def __init__(self, source: Doors, failed: Callable[[BaseException], None] | None) -> None:
         # SUBTLE: not super's, which refuses. What super would answer by its own state must not be asked for.
         self._source, self._failed = source, failed
 
@@ -60,7 +60,7 @@ class _Scanner:
         source: Doors,
         names: list[str],
         filter_: pc.Expression | None,
-        failed: Callable[[Exception], None] | None,
+        failed: Callable[[BaseException], None] | None,
     ) -> None:
         self._source, self._names, self._filter, self._failed = source, names, filter_, failed
 
@@ -76,7 +76,9 @@ class _Scanner:
     def _tables(self) -> Iterator[pa.Table]:
         try:
             yield from filtered(self._source, self._names, self._filter)
-        except Exception as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             if self._failed is not None:
                 self._failed(error)
             raise
