@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from persist_lib.arguments import not_pickled, parse_seconds, shown
 from persist_lib.core import commands as c
@@ -29,6 +30,9 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 
 class Reading:
@@ -102,7 +106,7 @@ class ReadHandle(Leased):
         key: Sequence[object] | None = None,
         key_from: Sequence[object] | None = None,
         key_to: Sequence[object] | None = None,
-        filter: object = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
         timeout: float | None = None,
     ) -> Snapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.

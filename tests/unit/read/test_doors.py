@@ -18,6 +18,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Corrupt, InvalidUsage, LeaseExpired, SinceViolation, TimedOut
+from persist_lib.read.engines import dataset_of
 from persist_lib.testing import contents_of
 from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, World, row
@@ -136,6 +137,44 @@ def test_a_requested_schema_is_cast_to_or_refused(read: persist.ReadHandle) -> N
         pa.table(snapshot, schema=pa.schema([("other", pa.int64())]))
     with pytest.raises((pa.ArrowException, TypeError, ValueError)):
         pa.table(snapshot, schema=snapshot.schema.set(1, pa.field("word", pa.date32())))
+
+
+@pytest.mark.parametrize("name", EVERYTHING.names)
+def test_duckdb_filters_of_every_type_are_exact(world: World, name: str) -> None:
+    write, read = world.client(TINY).open_shard("all", EVERYTHING)
+    rows = everything()
+    rows += [
+        {**rows[1], "id": 100, "real": 0.0, "single": float("nan")},
+        {**rows[1], "id": 101, "text": "", "raw": b""},
+    ]
+    write.compare_and_append(rows, 0, 1)
+    connection = duckdb.connect()
+    connection.register("lazy", dataset_of(read.snapshot(0)))
+    connection.execute("create table whole as select * from lazy")
+    values = connection.execute(f"select distinct {name} from whole where {name} is not null").fetchall()
+    texts = [row[0] for row in connection.execute(f"select distinct {name}::varchar from whole").fetchall()]
+    assert values
+    for column in ("id", "*"):
+        for operator in ("=", "<>", "<", ">=", "is distinct from"):
+            for text in texts:
+                literal = "null" if text is None else "'" + text.replace("'", "''") + "'"
+                where = f"{name} {operator} {literal}::{_kind(connection, name)}"
+                counts = [
+                    connection.execute(f"select {column} from {table} where {where} order by id").fetchall()
+                    for table in ("lazy", "whole")
+                ]
+                assert repr(counts[0]) == repr(counts[1]), where
+    for where in (f"{name} is null", f"{name} is not null", f"{name} in (select {name} from whole where id < 3)"):
+        counts = [
+            connection.execute(f"select id from {t} where {where} order by id").fetchall() for t in ("lazy", "whole")
+        ]
+        assert counts[0] == counts[1], where
+    joined = f"select l.id, r.id from whole r join {{}} l using ({name}) where r.id = 1 order by all"
+    assert connection.execute(joined.format("lazy")).fetchall() == connection.execute(joined.format("whole")).fetchall()
+
+
+def _kind(connection: duckdb.DuckDBPyConnection, name: str) -> str:
+    return str(connection.execute(f"select typeof({name}) from whole limit 1").fetchall()[0][0])
 
 
 def test_duckdb_joins_two_snapshots_and_counts_each_row(read: persist.ReadHandle) -> None:
