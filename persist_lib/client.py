@@ -23,11 +23,13 @@ from persist_lib.config import CacheConfig, Config
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import parse_time
 from persist_lib.ids import ShardId, parse_shard_id, parse_token
 from persist_lib.location import Location
-from persist_lib.location.open import scheme_of
+from persist_lib.location.open import Place, scheme_of
 from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
+from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Survey, Surveyor, Worker
 from persist_lib.maintain.upkeep import Progress, Upkeep
 from persist_lib.read.handle import ReadHandle
@@ -41,13 +43,14 @@ from persist_lib.shard.terms import Terms
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
 from persist_lib.write.many import Append, append_together
+from persist_lib.write.restore import Restored, restore
 
 PURPOSE_LETTERS = 200
 
 
 def open(  # noqa: A001 - `persist.open` is what users write
-    url: str | Location,
-    consensus: str | None = None,
+    url: Place | Location,
+    consensus: Place | None = None,
     *,
     config: Config | None = None,
     prices: Prices | None = None,
@@ -58,10 +61,11 @@ def open(  # noqa: A001 - `persist.open` is what users write
 ) -> Client:
     """Open a location and return a client of it.
 
-    `url` is where the blobs are, such as `file:./data` or `memory:`, or a location that is open already. `consensus` is
-    the URL of Consensus, if that is elsewhere. A location that does not exist is created, unless `create` is false:
-    then this raises NotFound. A read-only client never writes anything, not even a lease. Other clients may therefore
-    delete data that it still reads; it then reads the newest state again and goes on from there.
+    `url` is where the blobs are: a URL such as `file:./data` or `memory:`, a path (`./data`, or a `pathlib.Path`), or a
+    location that is open already. `consensus` is the URL of Consensus, if that is elsewhere. A location that does not
+    exist is created, unless `create` is false: then this raises NotFound. A read-only client never writes anything, not
+    even a lease. Other clients may therefore delete data that it still reads; it then reads the newest state again and
+    goes on from there.
 
     `prices` turn the counted requests and bytes into dollars. Without them an S3 location has S3's list prices, and any
     other location is free; pass `persist.Prices()` to see what it would cost on S3. `cache` is short for the setting of
@@ -86,8 +90,8 @@ class Client(Upkeep, Terms):
 
     def __init__(
         self,
-        url: str | Location,
-        consensus: str | None,
+        url: Place | Location,
+        consensus: Place | None,
         config: Config,
         runtime: Runtime,
         *,
@@ -256,6 +260,25 @@ class Client(Upkeep, Terms):
         if not isinstance(appends, Iterable) or isinstance(appends, (str, bytes, Mapping)):
             raise InvalidUsage(f"appends must be a list of persist.Append: got {shown(appends)}")
         return append_together(list(appends), self.consensus, self.machine, deadline, token)
+
+    @charged
+    def restore(self, name: str, to: int, *, dry_run: bool = False, timeout: float | None = None) -> Restored:
+        """Make a shard's contents what they were as of the time `to`, by one append of the difference at upper.
+
+        History stays: what was written since is still read as of its times. If other writers append in the meantime,
+        the difference is found again, until `timeout` seconds have passed. Appends nothing where the contents are the
+        same already, so that the call may be repeated. With `dry_run` nothing is appended, and the answer says what
+        would be: counts, and a sample of the rows.
+
+        Raises SinceViolation for a time before since, InvalidUsage for one that is not complete, UpperMismatch for a
+        shard that is closed for writing, TimedOut (nothing was appended), and NotFound.
+        """
+        to, dry_run = parse_time(to, "to"), parse_flag(dry_run, "dry_run")
+        deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else parse_seconds(timeout))
+        if not dry_run:
+            self._writable("restore")
+        reader = partial(self.open_reader, name, purpose="restore")
+        return restore(reader, None if dry_run else partial(self.open_writer, name), to, deadline)
 
     def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
         """Find out what became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.

@@ -42,6 +42,7 @@ from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.survey import Survey
+from persist_lib.read.changes import Changes
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import Listen, Progress, Updates
 from persist_lib.read.snapshot import Snapshot, Split
@@ -50,6 +51,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
 from persist_lib.write.handle import Appended, Batching, Changed, WriteHandle
 from persist_lib.write.many import Append
+from persist_lib.write.restore import Restored
 
 __all__ = [
     "TOP",
@@ -61,6 +63,7 @@ __all__ = [
     "Busy",
     "CacheConfig",
     "Changed",
+    "Changes",
     "Client",
     "CompactionRefused",
     "Config",
@@ -91,6 +94,7 @@ __all__ = [
     "Progress",
     "ReadHandle",
     "Refused",
+    "Restored",
     "Runtime",
     "Schema",
     "SchemaMismatch",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from persist_lib.cli import by_key, duties, history, log, looking, reading, recovery, show, writing
+from persist_lib.cli import by_key, changing, duties, history, log, looking, reading, recovery, show, sql, writing
 from persist_lib.cli.command import AsJson, Consensus, Location, Prices, Shared, Verbose, command, prose
 from persist_lib.core.duties import DUTIES
 
@@ -72,6 +72,8 @@ for duty in DUTIES:
 
 command(app, "snapshot", reading.snapshot, DATA)
 command(app, "listen", reading.listen, DATA)
+command(app, "changes", changing.changes, DATA)
+command(app, "sql", sql.sql, DATA)
 command(app, "append", writing.append, DATA)
 command(app, "upsert", by_key.upsert, DATA)
 command(app, "delete", by_key.delete, DATA)
@@ -82,6 +84,7 @@ for duty in DUTIES:
         command(app, duty.name, duties.command_of(duty), UPKEEP)
 command(app, "upgrade", duties.upgrade, UPKEEP)
 
+command(app, "restore", changing.restore, RECOVERY)
 command(app, "outcome", recovery.outcome, RECOVERY)
 command(app, "repair", recovery.repair, RECOVERY)
 

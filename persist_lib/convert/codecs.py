@@ -47,7 +47,7 @@ def decode_rows(schema: Schema, table: pa.Table) -> list[Any]:
         check_type(table, pa.Table, "table", "read.snapshot().to_arrow()")
     if schema.codec == "columns" and schema.models == (None, None):
         return table.to_pylist()
-    keys, values = _decode_side(schema, 0, table), _decode_side(schema, 1, table)
+    keys, values = decode_side(schema, 0, table), decode_side(schema, 1, table)
     times = _optional(table, TIME)
     diffs = _optional(table, DIFF)
     return list(map(Update, keys, values, times, diffs))
@@ -180,7 +180,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
+def decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
+    """The keys (side 0) or values (side 1) of a table's rows, as the schema's codec and models have them."""
     columns: tuple[Column, ...] = (schema.key, schema.value)[side]
     missing = [column.name for column in columns if column.name not in table.column_names]
     if missing:

@@ -6,7 +6,8 @@ not decode nevertheless is `Corrupt`, by name.
 
 What is written how was chosen by measurement: row groups small enough that sixteen runs read side by side stay within
 memory and that key ranges read parts of a file; dictionaries only where a sample repeats itself, packed integers, LZ4
-for the rest; no statistics, as key bounds in our own encoding serve every type.
+for the rest. Key bounds in our own encoding serve every type. Statistics of data columns serve filters; floats have
+none, as NaN and -0.0 are left out of them. Parts of earlier releases have none at all, and are filtered without them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import Description, EncodedPart, describe, join
+from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.kernel.columns import POOL, array_of, plain_table
 from persist_lib.kernel.keys import slice_sorted
@@ -92,7 +94,7 @@ class PartEncoder:
         return pq.ParquetWriter(
             self._sink,
             self._schema.updates.with_metadata(metadata),
-            write_statistics=False,
+            write_statistics=statistics_columns(table.schema) or False,
             **_encodings(table),
         )
 
@@ -149,6 +151,7 @@ class PartFile:
         *,
         dictionaries: bool = False,
         times: bool = True,
+        where: Where | None = None,
     ) -> None:
         self._key, self._schema, self._columns, self._times = key, schema, columns, times
         with undamaged(key):
@@ -161,6 +164,7 @@ class PartFile:
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
             self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS.encode()]), type=list[Bounds])
+            self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
     def rows(self) -> int:
@@ -168,11 +172,13 @@ class PartFile:
         return int(self._file.metadata.num_rows)
 
     def groups(self, lo: bytes | None = None, hi: bytes | None = None) -> list[int]:
-        """The row groups that may hold keys in `[lo, hi)`."""
+        """The row groups that may hold keys in `[lo, hi)` and rows that the filter keeps."""
         return [
             index
             for index, (lower, upper) in enumerate(self._bounds)
-            if (lo is None or upper >= lo) and (hi is None or lower < hi)
+            if (lo is None or upper >= lo)
+            and (hi is None or lower < hi)
+            and (self._kept is None or index in self._kept)
         ]
 
     def byte_ranges(self, groups: Sequence[int]) -> list[tuple[int, int]]:
@@ -185,7 +191,7 @@ class PartFile:
         return found
 
     def wanted_ranges(self, lo: bytes | None = None, hi: bytes | None = None) -> list[tuple[int, int]]:
-        """Where in the object the wanted columns of the row groups that may hold keys in `[lo, hi)` lie."""
+        """Where in the object the wanted columns of the row groups that may hold what is wanted lie."""
         names, metadata = self._wanted(lo, hi), self._file.metadata
         groups = map(metadata.row_group, self.groups(lo, hi))
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -286,6 +292,8 @@ def conform(
             arrays.append(pa.nulls(table.num_rows, field.type))
         elif field.name in present and field.type == _value_type(table.schema.field(field.name).type):
             arrays.append(table.column(field.name))
+        elif field.name in present and _is_in_milliseconds(table.schema.field(field.name).type, field.type):
+            arrays.append(table.column(field.name).cast(field.type))
         else:
             raise Corrupt(f"{key}: column {field.name!r} is not the {field.type} of the shard's schema", key=key)
     fields = [pa.field(field.name, array.type, field.nullable) for field, array in zip(target, arrays, strict=True)]
@@ -294,6 +302,13 @@ def conform(
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_in_milliseconds(stored: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether these are timestamps in seconds, which Parquet has no unit for, so that they are stored in ms."""
+    if not (pa.types.is_timestamp(stored) and pa.types.is_timestamp(kind)):
+        return False
+    return bool(kind.unit == "s" and stored == pa.timestamp("ms", tz=kind.tz))
 
 
 def _short_dictionaries(file: pq.ParquetFile) -> list[str]:

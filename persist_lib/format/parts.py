@@ -17,6 +17,7 @@ from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.encoded import EncodedPart, describe
 from persist_lib.format.inline import decode_inline, pack_inline
 from persist_lib.format.parquet import Describing, PartEncoder, PartFile
+from persist_lib.format.predicate import Where
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.kernel.columns import integers, mask_of, one_batch
 from persist_lib.kernel.order import is_sorted, sort_updates
@@ -74,14 +75,17 @@ def decode_part(
     hi: bytes | None = None,
     use_threads: bool = True,
     times: bool = True,
+    where: Where | None = None,
 ) -> pa.Table:
     """The updates of a part with `lo <= key < hi`, as the reader's schema has them.
 
     `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
-    Columns that are newer than the part are null.
+    Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
+    others come whole.
     """
     verify(key, memoryview(data), digests)
-    return PartFile(key, _source(data), schema, columns, times=times).read(lo, hi, use_threads=use_threads)
+    file = PartFile(key, _source(data), schema, columns, times=times, where=where)
+    return file.read(lo, hi, use_threads=use_threads)
 
 
 def open_run(
@@ -91,18 +95,31 @@ def open_run(
     key_lower: bytes | None = None,
     key_upper: bytes | None = None,
     batch_rows: int = BATCH_ROWS,
+    columns: Sequence[str] | None = None,
+    where: Where | None = None,
 ) -> PartRun:
-    """The updates of a run in order, as `schema` has them; a part is opened when the one before has been read."""
-    return PartRun(parts, schema, key_lower, key_upper, batch_rows)
+    """The updates of a run in order, as `schema` has them; a part is opened when the one before has been read.
+
+    Of some `columns` only these are read, `_time` and `_diff` besides. `where` leaves out rows that it does not keep,
+    as far as they are easily told.
+    """
+    return PartRun(parts, schema, (key_lower, key_upper), batch_rows, columns, where)
 
 
 class PartRun:
     """A stream of tables from the parts of one run. Nothing is fetched before the first is asked for."""
 
     def __init__(
-        self, parts: Sequence[StoredPart], schema: Schema, lo: bytes | None, hi: bytes | None, batch_rows: int
+        self,
+        parts: Sequence[StoredPart],
+        schema: Schema,
+        keys: tuple[bytes | None, bytes | None],
+        batch_rows: int,
+        columns: Sequence[str] | None,
+        where: Where | None,
     ) -> None:
-        self._parts, self._schema, self._lo, self._hi, self._batch_rows = parts, schema, lo, hi, batch_rows
+        self._parts, self._schema, (self._lo, self._hi), self._batch_rows = parts, schema, keys, batch_rows
+        self._columns, self._where = columns, where
         self._dictionaries = False
         self._tables = self._read()
 
@@ -120,15 +137,21 @@ class PartRun:
         for part in self._parts:
             for table in self._batches(part):
                 kept = within(table, part.time_lower, part.time_upper)
+                if self._where is not None:
+                    kept = self._where.roughly(kept)
                 if kept.num_rows:
                     yield kept
 
     def _batches(self, part: StoredPart) -> Iterator[pa.Table]:
         if part.inline:
-            yield decode_inline(part.key, _whole(part), part.schema, self._schema, lo=self._lo, hi=self._hi)
+            yield decode_inline(
+                part.key, _whole(part), part.schema, self._schema, columns=self._columns, lo=self._lo, hi=self._hi
+            )
             return
         source = _source(_whole(part)) if part.size <= CHUNK else _ranged(part)
-        file = PartFile(part.key, source, self._schema, dictionaries=self._dictionaries)
+        file = PartFile(
+            part.key, source, self._schema, self._columns, dictionaries=self._dictionaries, where=self._where
+        )
         yield from file.batches(max(1, min(self._batch_rows, BATCH_BYTES // file.row_bytes)), self._lo, self._hi)
 
 

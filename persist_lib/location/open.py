@@ -3,6 +3,7 @@
     memory:          a new one each time                     memory:name      shared by name within the process
     file:./data      blobs below ./data/blob, consensus in ./data/consensus.sqlite
     file:/x, file:///x                                       absolute paths
+    ./data  data  /x  pathlib.Path("data")                   the same without the scheme
     postgresql://user@host/db?persist_schema=persist         consensus only; any URL of libpq
     postgresql://user@host/db?persist_notify=1               the same, and waiting readers are woken
     s3://bucket/prefix?endpoint=http://host:9000             blobs only; see `s3.client` for the options
@@ -14,11 +15,13 @@ Other packages add schemes as entry points of the group `persist.locations`: its
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST
@@ -33,6 +36,8 @@ from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus,
 from persist_lib.runtime.ambient import Runtime
 
 ENTRY_POINTS = "persist.locations"
+Place: TypeAlias = "str | os.PathLike[str]"
+"""Where a location is: a URL, or a path of this machine."""
 _POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
 _S3 = lazy_scheme(
     "persist_lib.location.s3.blob", "s3", has_blob=True, has_consensus=False, prices=S3_LIST, tells_requests=True
@@ -82,8 +87,8 @@ class Location:
 
 
 def open_location(
-    url: str,
-    consensus: str | None = None,
+    url: Place,
+    consensus: Place | None = None,
     *,
     create: bool = False,
     read_only: bool = False,
@@ -100,6 +105,7 @@ def open_location(
     release. A call with `create` can be repeated: it opens what exists.
     """
     opening = Opening(create and not read_only, read_only, clock, runtime or Runtime())
+    url, consensus = url_of(url), None if consensus is None else url_of(consensus, "consensus")
     scheme = scheme_of(url)
     url = scheme.named(scheme.canonical(url), opening)
     consensus_scheme, consensus_url = scheme, url
@@ -152,6 +158,45 @@ def _open_consensus(consensus_of: Callable[[str, Opening], Consensus], url: str,
     consensus = consensus_of(url, opening)
     is_writable = opening.read_only and not isinstance(consensus, RefusesWrites)
     return ReadOnlyConsensus(consensus) if is_writable else consensus
+
+
+def url_of(place: object, what: str = "location") -> str:
+    """Return the URL of a place that is given as a URL or as a path: `file:` and the path.
+
+    A path is a `pathlib.Path`, or text without a scheme, such as ./data, /data or data. Raises InvalidUsage for text
+    that is rather something else: a scheme alone, a user at a host, a path of Windows, or one that a shell expands.
+    """
+    if isinstance(place, os.PathLike):
+        path = os.fspath(place)
+        if not isinstance(path, str):
+            raise InvalidUsage(f"the {what} must be a path as text: got {shown(place)}", url=place)
+        return f"file:{_one_slash(path)}"
+    if not isinstance(place, str) or not place.strip() or _SCHEME.match(place):
+        _check_url(place, what)
+        return str(place)
+    hint = None
+    if place in BUILT_IN:
+        hint = f"{place} is a scheme: did you mean '{place}:', or the directory './{place}'?"
+    elif "\\" in place:
+        hint = "write its path with slashes, as in 'file:./data'"
+    elif place.startswith("~"):
+        hint = "write out the home directory, or pass pathlib.Path(…).expanduser()"
+    elif "@" in place.partition("/")[0]:
+        place, hint = (
+            HIDDEN + place[place.index("@") :],
+            "a server's URL starts with its scheme, as in 'postgresql://…'",
+        )
+    if hint is not None:
+        raise InvalidUsage(f"the {what} must be a URL or a path: got {shown(place)}; {hint}", url=place)
+    return f"file:{_one_slash(place)}"
+
+
+_SCHEME = re.compile(r"[^/]*:")
+
+
+def _one_slash(path: str) -> str:
+    """The path; after `file:`, two slashes would begin the name of a host."""
+    return f"/{path.lstrip('/')}" if path.startswith("//") else path
 
 
 def scheme_of(url: str, what: str = "location") -> Scheme:

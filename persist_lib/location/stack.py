@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from persist_lib.config import Config
 from persist_lib.core.cost import Prices
 from persist_lib.location.api import Blob
-from persist_lib.location.open import Location, open_location, scheme_of
+from persist_lib.location.open import Location, Place, open_location, scheme_of, url_of
 from persist_lib.location.wrap.around import Operation
 from persist_lib.location.wrap.caching import Cache, CachingBlob
 from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus
@@ -37,8 +37,8 @@ class Stack:
 
 
 def open_stack(
-    url: str,
-    consensus: str | None,
+    url: Place,
+    consensus: Place | None,
     config: Config,
     runtime: Runtime,
     *,
@@ -48,6 +48,7 @@ def open_stack(
 ) -> Stack:
     """Open a location and wrap it. The requests of opening are counted as `open`. A failed opening is not retried."""
     meter = Meter(runtime.monotonic)
+    url, consensus = url_of(url), None if consensus is None else url_of(consensus, "consensus")
     scheme = scheme_of(url)
     if not scheme.tells_requests and consensus is not None:
         scheme = scheme_of(consensus, "consensus")

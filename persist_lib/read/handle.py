@@ -11,15 +11,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from persist_lib.arguments import not_pickled, parse_seconds, shown
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
-from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
+from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, Refused, ShardFinished, SinceViolation, TimedOut
+from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
 from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.changes import Changes
 from persist_lib.read.keyed import keys_of
 from persist_lib.read.listen import Listen
 from persist_lib.read.snapshot import KeyRange, Snapshot
@@ -29,6 +32,9 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 
 class Reading:
@@ -103,22 +109,25 @@ class ReadHandle(Leased):
         key_from: Sequence[object] | None = None,
         key_to: Sequence[object] | None = None,
         keys: object = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
         timeout: float | None = None,
     ) -> Snapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
-        `columns` are the columns to read (default: all). `key` reads one key, or all keys that start with these values
-        of the leading key columns; `key_from` and `key_to` read the keys in `[from, to)`. `keys` reads many keys: a
-        table or frame of the key columns, or a list of dicts, of values (of a key of one column) or of tuples. A key
-        that is given twice is read once, and what is read is held in memory. Only parts and row groups that can hold
-        such keys are fetched.
+        `columns` are the columns to read (default: all). Rows that are equal in them are one row, with the sum of their
+        multiplicities, and none where that is 0. `filter` is a pyarrow expression on any columns of the data, such as
+        `pyarrow.compute.field("cents") > 100`: only rows for which it is true count. `key` reads one key, or all keys
+        that start with these values of the leading key columns; `key_from` and `key_to` read the keys in `[from, to)`.
+        `keys` reads many keys: a table or frame of the key columns, or a list of dicts, of values (of a key of one
+        column) or of tuples. A key that is given twice is read once, and what is read of keys is held in memory. Only
+        parts and row groups that can hold such keys and rows are fetched.
 
         Raises SinceViolation for a time before since, TimedOut when upper has not passed the time after `timeout`
         seconds, and LeaseExpired when this handle was retired.
         """
         range_ = KeyRange.of(self.schema, key, key_from, key_to)
         wanted = None if keys is None else self._parse_keys(keys, range_)
-        names = self._parse_columns(columns)
+        names, where = self._parse_columns(columns), Where.of(self.schema.data, filter)
         as_of = None if as_of is None else parse_time(as_of, "as_of")
         deadline = self._deadline(timeout)
         with Spending() as spent:
@@ -129,7 +138,32 @@ class ReadHandle(Leased):
                 f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
-        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent, wanted)
+        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent, where, wanted)
+
+    def changes(self, from_: int | None, to: int | None = None, *, timeout: float | None = None) -> Changes:
+        """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.
+
+        `to` is by default the newest complete time. Waits until upper has passed `to`. None for `from_` means from the
+        beginning on. The contents as of `from_` and the changes add up to the contents as of `to`; there are none where
+        both are one time. Raises InvalidUsage when `to` is before `from_`, SinceViolation when `from_` is before since
+        (None: when any history was given up), as exact times before it are gone, and TimedOut when upper has not passed
+        the time after `timeout` seconds.
+        """
+        from_ = None if from_ is None else parse_time(from_, "from_")
+        to = None if to is None else parse_time(to, "to")
+        deadline, target = self._deadline(timeout), from_ if to is None else to
+        if from_ is not None and to is not None and to < from_:
+            raise InvalidUsage(f"changes go forward: to must be {from_} or later, got {to}", from_=from_, to=to)
+        with Spending() as spent:
+            state = self._wait(deadline, target, lambda state: target is None or state.upper.has_passed(target))
+        least = 0 if from_ is None else from_
+        newest = _newest(state) if to is None else to
+        if newest is None:
+            raise SinceViolation(
+                f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass `to` to wait for it",
+                as_of=None, since=state.since,
+            )  # fmt: skip
+        return Changes(self, self.acquire(least), from_, max(least, newest), spent)
 
     def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
@@ -178,6 +212,18 @@ class ReadHandle(Leased):
             reading = Reading(self, version)
             self._readings.add(reading)
             return reading
+
+    def look_again(self, reading: Reading, as_of: int, missing: Missing) -> Reading:
+        """Hold the newest state instead, where a blob may vanish under a reader; else raise what a missing blob means.
+
+        Blobs may vanish only under a read-only handle, which holds nothing.
+        """
+        if error := self.expired():
+            raise error from missing
+        if not self.read_only or self.machine.fetch().seqno == reading.version.seqno:
+            raise missing
+        reading.release()
+        return self.acquire(as_of)
 
     def expired(self, state: State | None = None) -> LeaseExpired | None:
         """The error to raise if this handle is retired in `state` (None: the newest state); None while it is live."""
@@ -299,6 +345,11 @@ class ReadHandle(Leased):
             "so history that it held may be gone; open a new reader",
             id=self.id, shard=self.shard,
         )  # fmt: skip
+
+    def check_open(self) -> None:
+        """Raise LeaseExpired if this handle was closed, and InvalidUsage if its client was."""
+        self._check_open()
+        self.machine.check_open()
 
     def _check_open(self) -> None:
         if self._closed:

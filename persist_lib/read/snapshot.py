@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from functools import lru_cache
 from itertools import pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -22,27 +22,24 @@ from persist_lib.config import Config
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput, cut_evenly
 from persist_lib.errors import InvalidUsage, Missing, redacted
+from persist_lib.format.predicate import Where
 from persist_lib.ids import ShardId
-from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_key
 from persist_lib.kernel.keyset import Keys
-from persist_lib.kernel.merge import Run, hold_back
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read import contents
-from persist_lib.read.contents import may_be_split
+from persist_lib.read import contents, projection
+from persist_lib.read.doors import Doors
 from persist_lib.read.keyed import packed, unpacked
+from persist_lib.read.projection import Shown
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.schema.schema import Schema
 from persist_lib.shard.gathering import pieces
 from persist_lib.shard.lookup import holding
 from persist_lib.shard.runs import Stored, boundaries, inputs_of, overlapping
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import polars as pl
-
     from persist_lib.read.handle import ReadHandle, Reading
 
 
@@ -100,6 +97,8 @@ class Split(msgspec.Struct, frozen=True):
     key_upper: bytes | None
     columns: tuple[str, ...] | None
     merge_bytes: int
+    where: Where | None = None
+    only: tuple[str, ...] | None = None
     keys: bytes | None = None
     """The only keys that it has, as `read.keyed` packs them; None: all keys of its range."""
 
@@ -127,29 +126,31 @@ class Split(msgspec.Struct, frozen=True):
 
     def streamed(self, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
         """The same as `batches`. Small runs are read whole, in the pool, before this returns."""
-        stored = self._stored(blob)
-        if self.keys is None:
-            tables = contents.stream(stored, self.inputs, self.merge_bytes, pool)
-        else:
-            keys = unpacked(stored.schema, self.keys)
-            tables = pieces(contents.of_keys(stored, self.inputs, keys, self.columns, pool))
-        names = _narrowed(self.schema.contents, self.columns).names
-        return (t.select(names) for t in (tables if stored.schema == self.schema else _older(tables, self.schema)))
+        if self.keys is not None:
+            return pieces(self._of_keys(blob, self.keys, pool))
+        return projection.stream(self._stored(blob), self.inputs, self._shown, self.merge_bytes, pool)
 
     def at_once(self, blob: Blob, pool: Executor) -> pa.Table | None:
         """Its contents as one table, read in parallel; None when they have to be streamed."""
+        if self.keys is not None:
+            return self._of_keys(blob, self.keys, pool)
+        return projection.at_once(self._stored(blob), self.inputs, self._shown, self.merge_bytes, pool)
+
+    def _of_keys(self, blob: Blob, keys: bytes, pool: Executor) -> pa.Table:
         stored = self._stored(blob)
-        if stored.schema != self.schema:
-            return None
-        if self.keys is None:
-            table = contents.at_once(stored, self.inputs, self.columns, self.merge_bytes, pool)
-        else:
-            table = contents.of_keys(stored, self.inputs, unpacked(stored.schema, self.keys), self.columns, pool)
-        return None if table is None else table.select(_narrowed(self.schema.contents, self.columns).names)
+        return projection.of_keys(stored, self.inputs, unpacked(stored.schema, keys), self._shown, pool)
 
     def _stored(self, blob: Blob) -> Stored:
         shard = ShardId(self.shard)
-        return Stored(blob, shard, self.schemas, self._stored_schema, self.key_lower, self.key_upper)
+        return Stored(blob, shard, self.schemas, self._stored_schema, self.key_lower, self.key_upper, self.where)
+
+    @property
+    def _shown(self) -> Shown:
+        """What is shown of the stored contents. Columns that the reader does not have are projected away."""
+        columns = self.columns
+        if columns is None and self._stored_schema != self.schema:
+            columns = tuple(self.schema.names)
+        return Shown(columns, self.where, self.only)
 
     @property
     def _stored_schema(self) -> Schema:
@@ -162,18 +163,19 @@ class Split(msgspec.Struct, frozen=True):
 
     def is_contents(self) -> bool:
         """Whether the parts as stored are the contents. It does not look whether a sum in them was split."""
-        return self.keys is None and contents.is_one_time(self.inputs) and self._stored_schema == self.schema
+        return self.keys is None and contents.is_one_time(self.inputs) and self._shown.is_whole()
 
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
-        target = _narrowed(self.schema.contents, self.columns)
+        target = self._shown.schema(self.schema)
         return pa.concat_tables([target.empty_table(), *self.batches(blob)]).combine_chunks()
 
 
-class Snapshot:
+class Snapshot(Doors):
     """A shard's contents as of the time `as_of`, in key order. Each distinct data is there once.
 
-    Its tables have the schema's columns, then `_diff`, the multiplicity.
+    Its tables have the schema's columns, then `_diff`, the multiplicity. With a projection they have the columns of
+    that, each distinct row of them once and with the sum of the multiplicities, in the order of these columns.
     """
 
     def __init__(
@@ -184,15 +186,17 @@ class Snapshot:
         keys: KeyRange,
         columns: Sequence[str] | None,
         spent: Spending,
+        where: Where | None = None,
         wanted: Keys | None = None,
     ) -> None:
         self.as_of = as_of
         self._handle = handle
         self._reading = reading
         self._keys = keys
-        self._columns = None if columns is None else tuple(columns)
+        self._shown = Shown(None if columns is None else tuple(columns), where)
         self._spent = spent
         self._wanted = wanted
+        self._is_released = False
 
     @property
     def cost(self) -> Cost:
@@ -205,7 +209,7 @@ class Snapshot:
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of its tables."""
-        return _narrowed(self._handle.schema.contents, self._columns)
+        return self._shown.schema(self._handle.schema)
 
     @property
     def size(self) -> int:
@@ -214,7 +218,31 @@ class Snapshot:
 
     def batches(self) -> Iterator[pa.Table]:
         """The contents in key order, as tables of bounded size, however large the shard is."""
-        return self._spent.over(self._resuming(self._keys))
+        return self._spent.over(self._resuming(self._keys, self._shown))
+
+    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the rows that `where` keeps, in the order of `batches`; rows that look alike stay apart.
+
+        Query engines read through this. Of parts that are not stored whole in memory, only what is wanted is fetched.
+        """
+        shown = self._shown
+        if where is not None:
+            shown = shown._replace(where=where.both(shown.where))
+        return self._spent.over(self._resuming(self._keys, shown._replace(only=tuple(names))))
+
+    def shard_schema(self) -> Schema:
+        """The schema that it is read in."""
+        return self._handle.schema
+
+    def check_readable(self) -> None:
+        """Raise the error that says why this snapshot cannot be read any more, if it cannot."""
+        self._handle.check_open()
+        if self._is_released:
+            raise InvalidUsage(
+                f"this snapshot of {self._handle.shard} as of {self.as_of} was released, so what it reads from may be "
+                "gone; take a new one, and keep it until everything has been read",
+                shard=self._handle.shard, as_of=self.as_of,
+            )  # fmt: skip
 
     def to_arrow(self) -> pa.Table:
         """The contents as one table. Parts are fetched and decoded in parallel."""
@@ -225,25 +253,10 @@ class Snapshot:
             return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
         return table
 
-    def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """The contents as a pandas frame; options go to `pyarrow.Table.to_pandas`."""
-        return self.to_arrow().to_pandas(**options)
-
-    def to_polars(self) -> pl.DataFrame:
-        """The contents as a polars frame, where polars is installed."""
-        try:
-            import polars as pl  # noqa: PLC0415 - an optional dependency
-        except ImportError as error:
-            raise InvalidUsage("to_polars() needs polars: install persist-lib[polars], or use to_arrow()") from error
-        return pl.DataFrame(self.to_arrow())
-
-    def to_pylist(self) -> list[dict[str, Any]]:
-        """The contents as a list of dicts."""
-        return list(self.to_arrow().to_pylist())
-
     def splits(self, n: int) -> list[Split]:
         """Cut the snapshot into at most `n` disjoint key ranges of about equal size, whose union is the snapshot.
 
+        Each split adds up its own rows: where `columns=` leaves out a key column, equal rows may be in several splits.
         Keep this snapshot and its reader until the splits have been read.
         """
         n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
@@ -267,6 +280,7 @@ class Snapshot:
 
     def release(self) -> None:
         """Stop keeping the state that this snapshot reads from. Idempotent. Dropping the snapshot does the same."""
+        self._is_released = True
         self._reading.release()
 
     __reduce__ = not_pickled(
@@ -294,8 +308,8 @@ class Snapshot:
             self._look_again(missing)
             return None
 
-    def _split(self, keys: KeyRange) -> Split:
-        handle, state = self._handle, self._reading.version.state
+    def _split(self, keys: KeyRange, shown: Shown | None = None) -> Split:
+        handle, state, shown = self._handle, self._reading.version.state, shown or self._shown
         batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(self.as_of))
         upper = None if self.as_of == 2**64 - 1 else self.as_of + 1
         inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
@@ -303,10 +317,11 @@ class Snapshot:
         return Split(
             handle.urls, handle.shard, self.as_of, handle.schema, state.schemas,
             inputs if wanted is None else holding(inputs, wanted), keys.lower, keys.upper,
-            self._columns, handle.machine.config.merge_bytes, None if wanted is None else packed(wanted),
+            shown.columns, handle.machine.config.merge_bytes, shown.where, shown.only,
+            None if wanted is None else packed(wanted),
         )  # fmt: skip
 
-    def _resuming(self, keys: KeyRange) -> Iterator[pa.Table]:
+    def _resuming(self, keys: KeyRange, shown: Shown) -> Iterator[pa.Table]:
         """The contents. When a blob vanishes under a read-only client, go on from the newest state.
 
         SUBTLE: contents are the same in every state, and come in key order. So it is exact to go on after the last row.
@@ -315,7 +330,7 @@ class Snapshot:
         while True:
             try:
                 skip = done
-                for table in self._stream(keys):
+                for table in self._stream(keys, shown):
                     dropped = min(skip, table.num_rows)
                     skip -= dropped
                     fresh = table.slice(dropped)
@@ -327,42 +342,14 @@ class Snapshot:
             else:
                 return
 
-    def _stream(self, keys: KeyRange) -> Iterator[pa.Table]:
+    def _stream(self, keys: KeyRange, shown: Shown) -> Iterator[pa.Table]:
         machine = self._handle.machine
         with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-            return self._split(keys).streamed(machine.reads, pool)
+            return self._split(keys, shown).streamed(machine.reads, pool)
 
     def _look_again(self, missing: Missing) -> None:
         """For a read-only client, take the newest state; otherwise raise the error that a missing blob means."""
-        if error := self._handle.expired():
-            raise error from missing
-        before = self._reading.version.seqno
-        fresh = self._handle.machine.fetch()
-        if not self._handle.read_only or fresh.seqno == before:
-            raise missing
-        self._reading.release()
-        self._reading = self._handle.acquire(self.as_of)
-
-
-def _older(tables: Run, schema: Schema) -> Run:
-    """Convert contents of a newer schema to an older one. The dropped columns are the last ones, so the order stays.
-
-    SUBTLE: the sum that is held back for the next table is a partial one. Only a whole sum may raise DiffOverflow.
-    """
-    last = schema.contents.empty_table()
-    for table in tables:
-        summed = consolidate(schema, pa.concat_tables([last, table.select(schema.contents.names)]), "split")
-        if summed.num_rows:
-            whole, last = hold_back(summed)
-            if whole.num_rows:
-                yield consolidate(schema, whole) if may_be_split(whole) else whole
-        else:
-            last = summed
-    yield consolidate(schema, last) if may_be_split(last) else last
-
-
-def _narrowed(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    return schema if columns is None else pa.schema([f for f in schema if f.name in columns or f.name == DIFF])
+        self._reading = self._handle.look_again(self._reading, self.as_of, missing)
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:

@@ -20,6 +20,7 @@ from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import StoredPart, decode_inline, decode_part, open_run, within
 from persist_lib.format.paths import blob_key
+from persist_lib.format.predicate import Where
 from persist_lib.format.ranged import ChunkedReader, Map
 from persist_lib.format.sums import add_up
 from persist_lib.ids import ShardId
@@ -60,19 +61,25 @@ def open_runs(
     schema: Schema,
     key_lower: bytes | None = None,
     key_upper: bytes | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: Where | None = None,
 ) -> list[Iterator[pa.Table]]:
     """One stream of sorted updates for each run. Nothing is fetched before it is asked for."""
     return [
         open_run(
             [source_of(blob, shard, part, run, schemas) for part in run.parts],
-            schema, key_lower=key_lower, key_upper=key_upper,
+            schema, key_lower=key_lower, key_upper=key_upper, columns=columns, where=where,
         )
         for run in overlapping(inputs, key_lower, key_upper)
     ]  # fmt: skip
 
 
 class Stored(NamedTuple):
-    """Where runs are stored, the schemas of their parts, the schema to read them in, and the keys that are wanted."""
+    """Where runs are stored, the schemas of their parts, the schema to read them in, and which rows are wanted.
+
+    `where` leaves out rows that are not wanted as far as they are easily told; it is not exact.
+    """
 
     blob: Blob
     shard: ShardId
@@ -80,13 +87,18 @@ class Stored(NamedTuple):
     schema: Schema
     key_lower: bytes | None = None
     key_upper: bytes | None = None
+    where: Where | None = None
 
     def is_unbounded(self) -> bool:
-        """Whether all keys are wanted."""
-        return self.key_lower is None and self.key_upper is None
+        """Whether all rows are wanted."""
+        return self.key_lower is None and self.key_upper is None and self.where is None
 
-    def streams(self, inputs: Sequence[TaskInput]) -> list[Iterator[pa.Table]]:
-        return open_runs(self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper)
+    def streams(self, inputs: Sequence[TaskInput], columns: Sequence[str] | None = None) -> list[Iterator[pa.Table]]:
+        """One stream for each run, of these columns (None: all) with `_time` and `_diff`."""
+        return open_runs(
+            self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper,
+            columns=columns, where=self.where,
+        )  # fmt: skip
 
     def sums(self, inputs: Sequence[TaskInput]) -> Sums:
         """The sums over the updates, read in bounded memory. Raises Damage if a part is not what was written."""
@@ -136,34 +148,29 @@ def read_part(
     if part.inline is not None:
         table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, lo=lo, hi=hi)
     elif part.size > CHUNK and not (stored.is_unbounded() and columns is None):
-        table = _some_of(source, stored.schema, columns, lo, hi, parallel, times=needed)
+        table = _some_of(source, stored, columns, parallel, times=needed)
     else:
         table = decode_part(
             source.key, source.fetch(0, part.size), part.digests, stored.schema,
-            columns=columns, lo=lo, hi=hi, times=needed, use_threads=use_threads,
+            columns=columns, lo=lo, hi=hi, times=needed, use_threads=use_threads, where=stored.where,
         )  # fmt: skip
     table = within(table, source.time_lower, source.time_upper)
+    if stored.where is not None:
+        table = stored.where.roughly(table)
     return table if times or TIME not in table.schema.names else table.drop_columns([TIME])
 
 
 def _some_of(
-    source: StoredPart,
-    schema: Schema,
-    columns: Sequence[str] | None,
-    lo: bytes | None,
-    hi: bytes | None,
-    parallel: Map,
-    *,
-    times: bool,
+    source: StoredPart, stored: Stored, columns: Sequence[str] | None, parallel: Map, *, times: bool
 ) -> pa.Table:
-    """Some columns or keys of a large part.
+    """Some columns or rows of a large part.
 
     SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other.
     """
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
-    file = PartFile(source.key, reader, schema, columns, times=times)
-    reader.prefetch(file.wanted_ranges(lo, hi))
-    return file.read(lo, hi)
+    file = PartFile(source.key, reader, stored.schema, columns, times=times, where=stored.where)
+    reader.prefetch(file.wanted_ranges(stored.key_lower, stored.key_upper))
+    return file.read(stored.key_lower, stored.key_upper)
 
 
 def boundaries(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pydantic
 
 import persist_lib as persist
 from persist_lib.location import open_location
@@ -23,6 +24,11 @@ QUIET = persist.Runtime(background=False)
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
 WIDER = persist.Schema(key={"id": "int64"}, value={"word": "string", "more": "int64"})
 UPPER = 10
+
+
+class Row(pydantic.BaseModel):
+    id: int
+    word: str | None
 
 
 class Unshowable:
@@ -106,6 +112,14 @@ def is_nothing_done(value: Any) -> bool:
     return isinstance(value, Mapping) and not value
 
 
+def is_path(value: Any) -> bool:
+    return isinstance(value, str) and value.isalnum()
+
+
+def is_start(value: Any) -> bool:
+    return value is None or integer(0, UPPER - 1)(value)
+
+
 def is_key(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(map(integer(-(2**63), 2**63 - 1), value))
 
@@ -154,6 +168,7 @@ class Place:
         self.write.compare_and_append(rows, 0, UPPER)
         self.client.set_hold(self.name, "kept", 3, opaque=b"x")
         self.snapshot = self.read.snapshot(5)
+        self.changes = self.read.changes(3, 5)
         self.split = self.snapshot.splits(2)[0]
         self.table = self.snapshot.to_arrow()
 
@@ -182,7 +197,7 @@ def appends(p: Place) -> dict[str, Any]:
 
 def keyed(key: str, **more: Any) -> dict[str, Any]:
     return {"columns": ["id"], "as_of": 5, "timeout": 0.05, "key": None, "key_from": None, "key_to": None, "keys": None,
-            key: (5,), **more}  # fmt: skip
+            key: (5,), "filter": None, **more}  # fmt: skip
 
 
 def are_keys(value: Any) -> bool:
@@ -196,7 +211,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "open": (
         lambda p: {"url": p.url, "consensus": None, "config": persist.Config(), "prices": persist.Prices(),
                    "cache": persist.CacheConfig(), "runtime": QUIET, "read_only": False, "create": True},
-        {"url": never, "consensus": or_none(never), "config": or_none(never), "runtime": or_none(never),
+        {"url": is_path, "consensus": or_none(is_path), "config": or_none(never), "runtime": or_none(never),
          "prices": or_none(instance(persist.Prices)), "cache": or_none(never), "read_only": flag, "create": flag},
     ),
     "at": (lambda _: {"time": 5}, {"time": time}),
@@ -254,22 +269,40 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Spending.again": (lambda _: {}, {}),
     "Spending.over": (lambda _: {"items": [1]}, {"items": lambda value: hasattr(type(value), "__iter__")}),
     "Survey.due": (lambda _: {"duty": "scrub"}, {"duty": never}),
-    "Snapshot.batches": (lambda _: {}, {}),
     "Snapshot.of_keys": (
         lambda _: {"lower": None, "upper": None},
         {"lower": or_none(instance(bytes)), "upper": or_none(instance(bytes))},
     ),
-    "Snapshot.release": (lambda _: {}, {}),
-    "Snapshot.splits": (lambda _: {"n": 2}, {"n": integer(1, 2**20)}),
     "Snapshot.to_arrow": (lambda _: {}, {}),
+    "Snapshot.to_duckdb": (lambda _: {"connection": None}, {"connection": or_none(never)}),
+    "Snapshot.to_models": (lambda _: {"model": Row}, {"model": or_none(never)}),
     "Snapshot.to_pandas": (lambda _: {}, {}),
     "Snapshot.to_polars": (lambda _: {}, {}),
     "Snapshot.to_pylist": (lambda _: {}, {}),
+    "Snapshot.to_reader": (lambda _: {}, {}),
+    "Snapshot.scan_polars": (lambda _: {}, {}),
+    "Snapshot.batches": (lambda _: {}, {}),
+    "Snapshot.release": (lambda _: {}, {}),
+    "Changes.to_arrow": (lambda _: {}, {}),
+    "Changes.to_duckdb": (lambda _: {"connection": None}, {"connection": or_none(never)}),
+    "Changes.to_models": (lambda _: {"model": Row}, {"model": or_none(never)}),
+    "Changes.to_pandas": (lambda _: {}, {}),
+    "Changes.to_polars": (lambda _: {}, {}),
+    "Changes.to_pylist": (lambda _: {}, {}),
+    "Changes.to_reader": (lambda _: {}, {}),
+    "Changes.scan_polars": (lambda _: {}, {}),
+    "Changes.batches": (lambda _: {}, {}),
+    "Changes.release": (lambda _: {}, {}),
+    "Snapshot.splits": (lambda _: {"n": 2}, {"n": integer(1, 2**20)}),
     "Split.batches": (lambda p: {"blob": p.client.blob}, {"blob": or_none(never)}),
     "Split.to_arrow": (lambda p: {"blob": p.client.blob}, {"blob": or_none(never)}),
     "Split.is_contents": (lambda _: {}, {}),
     "Listen.close": (lambda _: {}, {}),
     "Listen.poll": (lambda _: {}, {}),
+    "ReadHandle.changes": (
+        lambda _: {"from_": 4, "to": 9, "timeout": 0.05},
+        {"from_": is_start, "to": or_none(integer(4, 9)), "timeout": timeout},
+    ),
     "ReadHandle.close": (lambda _: {}, {}),
     "ReadHandle.fetch_upper": (lambda _: {}, {}),
     "ReadHandle.downgrade_since": (lambda _: {"since": 4}, {"since": frontier}),
@@ -279,17 +312,19 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "ReadHandle.snapshot": (
         lambda _: keyed("key"),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(is_key),
-         "key_from": or_none(never), "key_to": or_none(never), "keys": or_none(never), "timeout": timeout},
+         "key_from": or_none(never), "key_to": or_none(never), "keys": or_none(never), "filter": or_none(never),
+         "timeout": timeout},
     ),
     "ReadHandle.snapshot of keys": (
         lambda _: keyed("keys", keys=[5, 7]),
         {"columns": or_none(is_empty), "as_of": or_none(time), "keys": or_none(are_keys), "timeout": timeout,
-         **dict.fromkeys(("key", "key_from", "key_to"), or_none(never))},
+         **dict.fromkeys(("key", "key_from", "key_to", "filter"), or_none(never))},
     ),
     "ReadHandle.snapshot of a range": (
         lambda _: keyed("key_from", key_to=(7,)),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(never),
-         "key_from": or_none(is_key), "key_to": or_none(is_key), "keys": or_none(never), "timeout": timeout},
+         "key_from": or_none(is_key), "key_to": or_none(is_key), "keys": or_none(never), "filter": or_none(never),
+         "timeout": timeout},
     ),
     "ReadHandle.wait_for_upper": (
         lambda _: {"frontier": 5, "timeout": 0.05}, {"frontier": frontier, "timeout": timeout}
@@ -368,6 +403,10 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda p: {"name": p.name, "hold": "kept", "expected": b"x"}, {"name": name, "hold": name, "expected": expected}
     ),
     "Client.repair": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
+    "Client.restore": (
+        lambda p: {"name": p.name, "to": 5, "dry_run": False, "timeout": 1.0},
+        {"name": name, "to": integer(0, UPPER - 1), "dry_run": flag, "timeout": timeout},
+    ),
     "Client.retain": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
     "Client.roll_up": (
         lambda p: {"name": p.name, "force": True, "dry_run": False, "alone": False},
@@ -397,17 +436,20 @@ RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Antichain": lambda _: persist.at(5), "Client": lambda p: p.client, "Cost": lambda _: persist.Cost(),
     "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: SCHEMA,
     "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
-    "Survey": lambda p: p.client.survey(), "WriteHandle": lambda p: p.write,
+    "Survey": lambda p: p.client.survey(), "Changes": lambda p: p.changes, "WriteHandle": lambda p: p.write,
 }  # fmt: skip
 ANSWERED = {
-    "Appended", "Changed", "Client", "Cost", "Listen", "Look", "Metrics", "Progress", "ReadHandle", "Snapshot", "Split",
-    "Survey", "Updates", "Verdict", "WriteHandle",
+    "Appended", "Changed", "Changes", "Client", "Cost", "Listen", "Look", "Metrics", "Progress", "ReadHandle",
+    "Restored", "Snapshot", "Split", "Survey", "Updates", "Verdict", "WriteHandle",
 }  # fmt: skip
 """What calls answer: it is not made by who calls."""
 ROWS = {"Update"}
 """What is checked where it is appended, as any row."""
 INNER = {
     "Split.at_once", "Split.streamed",
+    "Changes.check_readable", "Changes.selected", "Changes.shard_schema",
+    "Snapshot.check_readable", "Snapshot.selected", "Snapshot.shard_schema",
+    "ReadHandle.check_open", "ReadHandle.look_again",
     "ReadHandle.acquire", "ReadHandle.after_fork_in_child", "ReadHandle.expired", "ReadHandle.let_go",
     "ReadHandle.move_hold", "ReadHandle.release",
     "Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token",
@@ -417,7 +459,7 @@ INNER = {
 
 USES_UP = (
     "WriteHandle", "Client.compare_and_append_many", "Client.finish", "Client.release_hold", "Client.set_hold",
-    "Client.evolve_schema",
+    "Client.evolve_schema", "Client.restore",
 )  # fmt: skip
 """What needs a new shard for each call."""
 

@@ -49,6 +49,7 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "finish": lambda client: client.finish("s"),
     "compare_and_append_many": lambda client: client.compare_and_append_many([]),
     "judge_append": lambda client: client.judge_append("s", b"t", 0, 1),
+    "restore": lambda client: client.restore("s", 0),
     "upgrade": lambda client: client.upgrade("s"),
     "repair": lambda client: client.repair("s"),
     "inspect": lambda client: client.inspect("s"),
@@ -87,6 +88,7 @@ WRITER: dict[str, Callable[[WriteHandle], Any]] = {
 }
 READER: dict[str, Callable[[ReadHandle], Any]] = {
     "snapshot": lambda read: read.snapshot(0),
+    "changes": lambda read: read.changes(0),
     "listen": lambda read: read.listen(0),
     "wait_for_upper": lambda read: read.wait_for_upper(1),
     "downgrade_since": lambda read: read.downgrade_since(0),

@@ -37,16 +37,58 @@ def test_a_file_location_has_its_blobs_and_its_consensus_where_it_is_told(tmp_pa
     assert json.loads((tmp_path / "data/persist.json").read_text()) == {"format": 1}
 
 
-@pytest.mark.parametrize("form", ["file:{0}/a", "file://{0}/a", "file:./a", "file:a", "file:b/../a", "file:{0}//a/"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "file:{0}/a",
+        "file://{0}/a",
+        "file:./a",
+        "file:a",
+        "file:b/../a",
+        "file:{0}//a/",
+        "{0}/a",
+        "/{0}/a",
+        "./a",
+        "a",
+        "b/../a",
+        "a/",
+        Path("a"),
+        Path("b/../a"),
+        Path("./a"),
+    ],
+)
 def test_every_form_of_a_path_means_one_absolute_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str | Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with open_location(form.format(tmp_path), create=True) as location:
+    place = form.format(tmp_path) if isinstance(form, str) else form
+    with pytest.raises(NotFound):
+        open_location(place)
+    assert not tree(tmp_path), "what is only looked for is not made"
+    with open_location(place, create=True) as location:
         assert location.url == location.consensus_url == f"file:{tmp_path}/a"
+    with open_location(tmp_path / "a", place) as again:
+        assert again.consensus_url == f"file:{tmp_path}/a"
 
 
-@pytest.mark.parametrize("url", ["file:", "file://", "file://host/x", "", "x", "./data", "nosuch:x", "memory", None, 7])
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [("memory", "did you mean 'memory:'"), ("s3", "scheme"), ("C:\\data", "scheme"), ("C:/data", "scheme"),
+     (".\\data", "slashes"), ("~/data", "home"), ("user@host/db", "postgresql"), (b"data", "URL"),
+     ("data:x", "scheme")],
+)  # fmt: skip
+def test_what_is_rather_no_path_is_refused_and_made_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidUsage, match=hint):
+        open_location(place, create=True)
+    with pytest.raises(InvalidUsage):
+        open_location("memory:", place, create=True)
+    assert not tree(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["file:", "file://", "file://host/x", "", " ", "nosuch:x", "memory", None, 7])
 def test_what_is_no_url_of_a_location_is_refused(url: Any) -> None:
     with pytest.raises(InvalidUsage):
         open_location(url, create=True)

@@ -239,7 +239,7 @@ def test_columns_are_left_out_and_keys_pruned_part_by_part(world: World, compact
     world.requests.clear()
     got = read.snapshot(0, columns=["word"], key_from=(30_000,), key_to=(30_010,)).to_arrow()
     assert got.schema.names == ["word", "_diff"]
-    assert got.column("word").to_pylist() == table.column("word").slice(30_000, 10).to_pylist()
+    assert got.column("word").to_pylist() == sorted(table.column("word").slice(30_000, 10).to_pylist())
     assert 1 <= world.count("get", "get_range") <= 2
     world.requests.clear()
     assert read.snapshot(0, key=(59_999,)).to_arrow().column("id").to_pylist() == [59_999]

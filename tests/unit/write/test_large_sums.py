@@ -9,7 +9,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import DiffOverflow
-from persist_lib.read.snapshot import _older
+from persist_lib.read.projection import by_key
 from persist_lib.testing import check_world, contents_of
 
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
@@ -89,9 +89,9 @@ def test_in_an_older_schema_too_only_totals_overflow() -> None:
     older = persist.Schema(key={"id": "int64"})
     tables = [pa.table({"id": [1, 2], "_diff": [1, MOST]}), pa.table({"id": [2], "_diff": [MOST]})]
     back = pa.table({"id": [2, 3], "_diff": [-MOST, 1]})
-    found = pa.concat_tables(_older(iter([table.cast(older.contents) for table in (*tables, back)]), older))
+    found = pa.concat_tables(by_key([table.cast(older.contents) for table in (*tables, back)], older, ["id"]))
     assert found.to_pydict() == {"id": [1, 2, 3], "_diff": [1, MOST, 1]}
     with pytest.raises(DiffOverflow, match="'id': 2"):
-        list(_older(iter([table.cast(older.contents) for table in tables]), older))
+        list(by_key([table.cast(older.contents) for table in tables], older, ["id"]))
     with pytest.raises(DiffOverflow, match="'id': 2"):
-        list(_older(iter([table.cast(older.contents) for table in (*tables, back.slice(1))]), older))
+        list(by_key([table.cast(older.contents) for table in (*tables, back.slice(1))], older, ["id"]))

@@ -1,0 +1,173 @@
+"""Filters: which rows of a shard a caller wants, as a pyarrow expression, and which row groups can hold them.
+
+A filter is first used early and roughly: row groups whose statistics say that they hold no such row are not read, and
+rows are dropped as they are decoded. The contents are filtered once more at the end, exactly. So statistics and early
+filtering only save work; they never decide.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from persist_lib.arguments import shown
+from persist_lib.errors import InvalidUsage
+from persist_lib.kernel.columns import plain_table
+from persist_lib.schema.schema import DIFF, TIME
+
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_EXAMPLE = 'pyarrow.compute.field("cents") > 100'
+_ANY = pa.table({"": pa.array([0], pa.int8())})
+
+
+class Where:
+    """A filter on columns of a shard: the rows for which `expression` is true, not false and not null.
+
+    `names` are the columns that it looks at. The expression evaluates to a boolean on these columns.
+    """
+
+    __slots__ = ("expression", "names")
+
+    def __init__(self, expression: pc.Expression, names: Sequence[str]) -> None:
+        self.expression = expression
+        self.names = tuple(names)
+
+    @classmethod
+    def of(cls, columns: pa.Schema, given: object) -> Where | None:
+        """The filter that a caller passed; None for none. Raises InvalidUsage unless it is one on these columns."""
+        if given is None:
+            return None
+        if not isinstance(given, pc.Expression):
+            raise InvalidUsage(
+                f"filter must be a pyarrow expression, as in {_EXAMPLE}: got {shown(given)}", argument="filter"
+            )
+        names = [name for name in columns.names if _refusal(given, _without(columns, name)) is not None]
+        error = _refusal(given, columns)
+        if error is not None:
+            raise _no_filter(given, columns, error)
+        if "FieldPath(" in _QUOTED.sub("", str(given)):
+            raise InvalidUsage(
+                f"the filter {_text(given)} refers to a column by its place; refer to it by its name, as in {_EXAMPLE}",
+                argument="filter", columns=columns.names,
+            )  # fmt: skip
+        return cls(given, names)
+
+    def both(self, other: Where | None) -> Where:
+        """The rows that both filters keep."""
+        if other is None:
+            return self
+        return Where(self.expression & other.expression, tuple(dict.fromkeys((*self.names, *other.names))))
+
+    def kept(self, table: pa.Table) -> pa.Table:
+        """The rows that it keeps, in the order they are in. Raises InvalidUsage if it cannot be evaluated on a row."""
+        if not table.num_rows:
+            return table
+        try:
+            mask = self._mask(table)
+        except pa.ArrowException as error:
+            raise InvalidUsage(
+                f"the filter {_text(self.expression)} cannot be evaluated on the rows of the shard: {error}",
+                argument="filter",
+            ) from error
+        if mask is None:
+            return table.slice(0, 0)
+        return table.filter(mask)
+
+    def roughly(self, table: pa.Table) -> pa.Table:
+        """The same for updates of which some may be gone from the contents: all of them if it fails on one of them."""
+        try:
+            return self.kept(table)
+        except InvalidUsage:
+            return table
+
+    def groups(self, metadata: pq.FileMetaData, columns: pa.Schema, stored: pa.Schema) -> frozenset[int]:
+        """The row groups that can hold such rows by their statistics; all of them if there are no statistics.
+
+        `columns` are the reader's, `stored` those of the file. Where a type is not stored as it is, nothing is told.
+        """
+        import pyarrow.dataset as ds  # noqa: PLC0415 - it takes a while, and few reads have a filter
+
+        everything = frozenset(range(metadata.num_row_groups))
+        if any(name in stored.names and stored.field(name).type != columns.field(name).type for name in self.names):
+            return everything
+        footer = io.BytesIO()
+        metadata.write_metadata_file(footer)
+        fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(footer.getvalue()))
+        try:
+            return frozenset(group.id for group in fragment.subset(filter=self.expression, schema=columns).row_groups)
+        except (pa.ArrowException, TypeError, ValueError):  # what cannot be told from statistics rules nothing out
+            return everything
+
+    def _mask(self, table: pa.Table) -> pa.ChunkedArray | None:
+        """Which rows to keep; None for no row."""
+        found = _evaluate(self.expression, plain_table(table.select(list(self.names))) if self.names else _ANY)
+        if self.names:
+            return found
+        return pa.chunked_array([pa.repeat(found[0], table.num_rows)]) if found[0].as_py() else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Where) and self.expression.equals(other.expression)
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+    def __repr__(self) -> str:
+        return f"Where({_text(self.expression)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Where, (self.expression, self.names)
+
+
+def statistics_columns(columns: pa.Schema) -> list[str]:
+    """The columns of which new parts keep statistics: all data but floats, whose NaN and -0.0 statistics leave out."""
+    return [f.name for f in columns if f.name not in (TIME, DIFF) and not pa.types.is_floating(f.type)]
+
+
+def _evaluate(expression: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
+    from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions  # noqa: PLC0415
+
+    steps = [
+        Declaration("table_source", TableSourceNodeOptions(table)),
+        Declaration("project", ProjectNodeOptions([expression], ["mask"])),
+    ]
+    # SUBTLE: on one thread, so that the answers are in the order of the rows.
+    return Declaration.from_sequence(steps).to_table(use_threads=False).column(0)
+
+
+def _refusal(expression: pc.Expression, columns: pa.Schema) -> str | None:
+    """Why the expression is no filter on these columns; None if it is one."""
+    empty = columns.empty_table() if columns.names else _ANY
+    try:
+        kind = _evaluate(expression, empty).type
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        return str(error)
+    return None if pa.types.is_boolean(kind) else f"it is a {kind}, not true or false"
+
+
+def _without(columns: pa.Schema, name: str) -> pa.Schema:
+    return pa.schema([field for field in columns if field.name != name])
+
+
+def _no_filter(expression: pc.Expression, columns: pa.Schema, error: str) -> InvalidUsage:
+    reason = error.splitlines()[0].partition(" in ")[0] if "FieldRef" in error else error
+    hint = ""
+    if f"Name({DIFF})" in error or f"Name({TIME})" in error:
+        hint = f". {DIFF} and {TIME} are no columns of the data: filter the table that comes out by them"
+    return InvalidUsage(
+        f"the filter {_text(expression)} is none on the columns {', '.join(map(_typed, columns))}: {reason}{hint}",
+        argument="filter", columns=columns.names,
+    )  # fmt: skip
+
+
+def _typed(field: pa.Field) -> str:
+    return f"{field.name} ({field.type})"
+
+
+def _text(expression: pc.Expression) -> str:
+    return shown(str(expression)).strip("'\"")

@@ -1,0 +1,128 @@
+"""Changes: all that happened to a shard after one time, up to and with another, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled
+from persist_lib.core.cost import Cost
+from persist_lib.errors import InvalidUsage, Missing
+from persist_lib.format.predicate import Where
+from persist_lib.frontier import MAX_TIME
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.merge import merge_runs
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.doors import Doors
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.runs import Stored, inputs_of, overlapping
+
+if TYPE_CHECKING:
+    from persist_lib.read.handle import ReadHandle, Reading
+
+
+class Changes(Doors):
+    """The updates with times in `(from_, to]`, consolidated: each data and time once, in the order of data and time.
+
+    Its tables have the schema's columns, `_time` and `_diff`. `from_` is None where it is all history. The contents as
+    of `from_` and these changes add up to the contents as of `to`. Like a snapshot, it holds what it reads from until
+    it is released.
+    """
+
+    def __init__(self, handle: ReadHandle, reading: Reading, from_: int | None, to: int, spent: Spending) -> None:
+        self.from_, self.to = from_, to
+        self._handle, self._reading, self._spent = handle, reading, spent
+        self._is_released = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of its tables."""
+        return self._handle.schema.updates
+
+    @property
+    def cost(self) -> Cost:
+        """The cost so far of finding and of reading these changes."""
+        return self._spent.cost
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The updates in order, as tables of bounded size."""
+        return self._spent.over(self._read())
+
+    def to_arrow(self) -> pa.Table:
+        """The updates as one table."""
+        return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
+
+    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the updates that `where` keeps. Query engines read through this."""
+        kept = self._spent.over(self._read(where))
+        return ((table if where is None else where.kept(table)).select(list(names)) for table in kept)
+
+    def shard_schema(self) -> Schema:
+        """The schema that it is read in."""
+        return self._handle.schema
+
+    def check_readable(self) -> None:
+        """Raise the error that says why these changes cannot be read any more, if they cannot."""
+        self._handle.check_open()
+        if self._is_released:
+            raise InvalidUsage(
+                f"these changes of {self._handle.shard} up to {self.to} were released, so what they read from may be "
+                "gone; ask for them again, and keep them until everything has been read",
+                shard=self._handle.shard,
+            )  # fmt: skip
+
+    def release(self) -> None:
+        """Stop keeping the state that is read from. Idempotent. Dropping the changes does the same."""
+        self._is_released = True
+        self._reading.release()
+
+    __reduce__ = not_pickled("A table of changes", "Pass its rows, as in changes.to_arrow()")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _read(self, where: Where | None = None) -> Iterator[pa.Table]:
+        """The updates. When a blob vanishes under a read-only client, go on from the newest state.
+
+        SUBTLE: history from `from_` on is exact in every state that a reader may use, and comes in order. So it is
+        exact to go on after the last row.
+        """
+        done = 0
+        while True:
+            try:
+                skip = done
+                for table in self._stream(where):
+                    dropped = min(skip, table.num_rows)
+                    skip -= dropped
+                    fresh = table.slice(dropped)
+                    done += fresh.num_rows
+                    if fresh.num_rows:
+                        yield fresh
+            except Missing as missing:
+                self._reading = self._handle.look_again(self._reading, self.from_ or 0, missing)
+            else:
+                return
+
+    def _stream(self, where: Where | None) -> Iterator[pa.Table]:
+        handle, state = self._handle, self._reading.version.state
+        machine, schema = handle.machine, handle.schema
+        lower = 0 if self.from_ is None else self.from_ + 1
+        batches = (b for b in state.trace if b.count and b.lower.is_before(self.to))
+        inputs = overlapping(inputs_of(batches, lower, None if self.to == MAX_TIME else self.to + 1), None, None)
+        newest = max((part.schema for run in inputs for part in run.parts), default=0)
+        written = max(schema, state.schemas[newest], key=state.schemas.index)
+        stored = Stored(machine.reads, machine.shard, state.schemas, written, where=where)
+        merged = merge_runs(stored.streams(inputs), written, merge_bytes=machine.config.merge_bytes)
+        if written == schema:
+            return merged
+        # Rows that differ in columns that this reader does not have become equal, in any order of their times.
+        narrow = [table.select(schema.updates.names) for table in merged]
+        return iter([consolidate(schema, pa.concat_tables([schema.updates.empty_table(), *narrow]))])
