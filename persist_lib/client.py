@@ -265,7 +265,10 @@ class Client(Upkeep, Terms):
         `unknown`; the first two are certain. To decide one that is open, repeat the append with its token. Raises
         NotFound when there is no such shard.
         """
-        return judge(self.machine(name), parse_token(token), *parse_bounds(expected_upper, new_upper))
+        token, machine = parse_token(token), self.machine(name)
+        return judge(
+            machine, token, *parse_bounds(expected_upper, new_upper, self._times(name, expected_upper, new_upper))
+        )
 
     def inspect(self, name: str) -> Version:
         """Return the newest version of a shard's state: its metadata, unchanged. Raises NotFound."""

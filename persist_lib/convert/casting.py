@@ -28,7 +28,7 @@ def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) ->
     """The column as `field.type`; SchemaMismatch for a type that never fits, InvalidUsage for a value that does not."""
     if column.type == field.type:
         return column
-    plain = _plain(column)
+    plain = plain_column(column)
     if plain.type == field.type:
         return plain
     if _is.is_null(plain.type):
@@ -65,22 +65,27 @@ def lossy(field: pa.Field, row: int, value: object, reason: str = "") -> Invalid
 
 def _advice(target: pa.DataType, found: str) -> str:
     if _is.is_timestamp(target) and ("timestamp" in found or "datetime" in found):
-        return "Say which zone the times are in" if target.tz else "Drop the zone after converting to the one you mean"
+        if target.tz:
+            return (
+                'Say which zone the times are in: .dt.tz_localize("UTC") in pandas, .dt.replace_time_zone("UTC") in '
+                'polars, pc.assume_timezone(column, "UTC") in Arrow'
+            )
+        return "Drop the zone after converting to the one you mean"
     if _is.is_string(target) and "bin" in found:
         return "Decode the bytes to text first"
     return "Convert it first, or use a schema with that type"
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column without dictionaries and run ends."""
     if _is.is_run_end_encoded(column.type):
         kind = _LARGE.get(column.type.value_type, column.type.value_type)
         chunks = [_expanded(chunk, kind) for chunk in column.chunks]
-        return _plain(pa.chunked_array(chunks, kind))
+        return plain_column(pa.chunked_array(chunks, kind))
     if _is.is_dictionary(column.type):
         kind = _LARGE.get(column.type.value_type, column.type.value_type)
         chunks = [_decoded(piece, kind) for chunk in column.chunks for piece in _short(chunk)]
-        return _plain(pa.chunked_array(chunks, kind))
+        return plain_column(pa.chunked_array(chunks, kind))
     return column
 
 

@@ -6,8 +6,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
 
     1   the first
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
-    3   the state counts the bytes that appends and compactions wrote. Rows say no more than in format 2: `apply_diff`
-        counts by what they say
+    3   the state counts the bytes that appends and compactions wrote: `apply_diff` counts by what rows say. A schema
+        may say that its times are a clock; only then is that field there
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
@@ -15,7 +15,10 @@ new programs create during the upgrade must be readable for its old ones. Before
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from persist_lib.core.diff import StateDiff
+from persist_lib.schema.schema import Schema
 
 FIRST = 1
 NEWEST = 3
@@ -24,6 +27,7 @@ CREATED = 3
 wrote a format older than 3."""
 
 REMEMBERS_OUTCOMES = 2
+CLOCKS = 3
 
 STATE_FIELDS = {1: 14, 2: 16, 3: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
@@ -33,7 +37,12 @@ COMMANDS = {"Upgrade": 2}
 """The commands that came after format 1."""
 
 
+def needed_by(schemas: Iterable[Schema]) -> int:
+    """The oldest format that can store these schemas."""
+    return max((FIRST if schema.times is None else CLOCKS for schema in schemas), default=FIRST)
+
+
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) is not None]
-    return max([FIRST, COMMANDS.get(command, FIRST), *fields])
+    return max([FIRST, COMMANDS.get(command, FIRST), needed_by(diff.schemas), *fields])

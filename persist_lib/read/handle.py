@@ -16,7 +16,7 @@ from persist_lib.arguments import not_pickled, parse_seconds, shown
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Refused, ShardFinished, SinceViolation, TimedOut
-from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read.listen import Listen
@@ -27,6 +27,7 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+from persist_lib.times import TimeLike, Times
 
 
 class Reading:
@@ -94,7 +95,7 @@ class ReadHandle(Leased):
 
     def snapshot(
         self,
-        as_of: int | None = None,
+        as_of: TimeLike | None = None,
         *,
         columns: Sequence[str] | None = None,
         key: Sequence[object] | None = None,
@@ -108,42 +109,48 @@ class ReadHandle(Leased):
         of the leading key columns; `key_from` and `key_to` read the keys in `[from, to)`. Only parts and row groups
         that can hold such keys are fetched. Raises SinceViolation for a time before since, TimedOut when upper has not
         passed the time after `timeout` seconds, and LeaseExpired when this handle was retired.
+
+        `as_of` is an integer. Where the shard's times are a clock, it may also be a datetime, a pandas or numpy
+        timestamp, or a text like "2026-11-22T12:00Z" or "1 hour ago"; the contents include updates at that very time.
         """
         range_ = KeyRange.of(self.schema, key, key_from, key_to)
         names = self._parse_columns(columns)
-        as_of = None if as_of is None else parse_time(as_of, "as_of")
+        at_time = None if as_of is None else self._times().as_of(as_of)
         deadline = self._deadline(timeout)
         with Spending() as spent:
-            state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
-        chosen = _newest(state) if as_of is None else as_of
+            state = self._wait(deadline, at_time, lambda state: at_time is None or state.upper.has_passed(at_time))
+        chosen = _newest(state) if at_time is None else at_time
         if chosen is None:
             raise SinceViolation(
-                f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
+                f"shard {self.shard} has no complete time yet: upper is {self.schema.show(state.upper)}; pass "
+                "as_of to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
         return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent)
 
-    def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
+    def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
 
         The iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
         raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). The listener has a lease of
-        its own, and gives up history as it goes.
+        its own, and gives up history as it goes. Where the shard's times are a clock, `as_of` and `until` may be given
+        as in `snapshot`, and `_time` is a timestamp in UTC.
         """
-        as_of, end = parse_time(as_of, "as_of"), parse_frontier(until, "until")
+        times = self._times()
+        start, end = times.as_of(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
         self._check_open()
-        self._check(self.machine.fetch().state, as_of)
+        self._check(self.machine.fetch().state, start)
         handle = self
         if not self.read_only:
             handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
             self._listeners[handle.id or ""] = handle
-            handle.downgrade_since(as_of)
-        return Listen(handle, as_of, end, timeout)
+            handle.downgrade_since(start)
+        return Listen(handle, start, end, timeout)
 
     def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
         """Wait until upper is at or beyond `frontier`, and return upper. Raises TimedOut after `timeout` seconds."""
-        target = parse_frontier(frontier, "frontier")
+        target = self._times().frontier(frontier, "frontier")
         return self._wait(self._deadline(timeout), target, lambda state: target <= state.upper).upper
 
     def downgrade_since(self, since: object) -> None:
@@ -152,7 +159,7 @@ class ReadHandle(Leased):
         Never moves back: a `since` before the handle's own changes nothing. Raises InvalidUsage for a read-only handle,
         and LeaseExpired when this handle was retired.
         """
-        given = parse_frontier(since, "since")
+        given = self._times().frontier(since, "since")
         if self.read_only:
             raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
         self._downgrade(self._since.join(given))
@@ -190,6 +197,9 @@ class ReadHandle(Leased):
             self.id = None  # last: after an interrupt, the next `close` does the rest
 
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+
+    def _times(self) -> Times:
+        return Times(self.schema.times, self.machine.runtime.clock_ms)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
@@ -247,7 +257,7 @@ class ReadHandle(Leased):
         with self._lock:
             self._readings.discard(reading)
 
-    def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
+    def _wait(self, deadline: Deadline, target: int | Antichain | None, is_there: Callable[[State], bool]) -> State:
         self._check_open()
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
@@ -262,8 +272,9 @@ class ReadHandle(Leased):
                 return state
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, "
-                    f"and it is {state.upper}. Nothing is lost; wait longer, or ask for an earlier time",
+                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass "
+                    f"{self._times().show(target)}, and it is {self.schema.show(state.upper)}. Nothing is lost; wait "
+                    "longer, or ask for an earlier time",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
             patience.pause(version.seqno)
@@ -276,9 +287,10 @@ class ReadHandle(Leased):
             raise self._lost()
         since = state.since if self.read_only else self._since
         if at(as_of) < since:
-            later = "Nothing can be read any more" if since.is_top() else f"Read at {since} or later"
+            show = self.schema.show
+            later = "Nothing can be read any more" if since.is_top() else f"Read at {show(since)} or later"
             raise SinceViolation(
-                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. "
+                f"shard {self.shard}: as_of {show(as_of)} is before since {show(since)}, from when on history is kept. "
                 f"{later}; a hold would have kept it",
                 as_of=as_of, since=since, shard=self.shard,
             )  # fmt: skip

@@ -99,7 +99,7 @@ class Split(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         where = redacted(self.urls[0])
-        return f"Split({where!r}, {self.shard!r}, as_of={self.as_of}, size={self.size})"
+        return f"Split({where!r}, {self.shard!r}, as_of={self.schema.show(self.as_of)}, size={self.size})"
 
     @property
     def size(self) -> int:
@@ -178,6 +178,9 @@ class Snapshot:
         self._keys = keys
         self._columns = None if columns is None else tuple(columns)
         self._spent = spent
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show(self.as_of)})"
 
     @property
     def cost(self) -> Cost:

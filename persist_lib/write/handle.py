@@ -22,7 +22,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.errors import Indeterminate
-from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
+from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import WriterId, parse_token
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
@@ -33,7 +33,7 @@ from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
-from persist_lib.shard.refusals import refused
+from persist_lib.times import Times
 from persist_lib.write.appending import parse_bounds, timed_out, undoubted, whole
 from persist_lib.write.doubts import Doubt, Doubts
 from persist_lib.write.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
@@ -81,7 +81,7 @@ class WriteHandle(Leased):
             raise self._registration.closed_already()
         version = self.machine.fetch()
         if version.state.is_finished():
-            raise refused(self.machine.shard, r.Finished())
+            raise self.machine.refused(r.Finished())
         return version
 
     def fetch_upper(self) -> Antichain:
@@ -114,12 +114,13 @@ class WriteHandle(Leased):
         Waits for the appends that `append_async` accepted before. Raises NotSent if one of them failed and the caller
         has not looked at that failure yet.
         """
-        lower, upper = parse_bounds(expected_upper, new_upper)
+        times = self._times()
+        lower, upper = parse_bounds(expected_upper, new_upper, times)
         token = None if token is None else parse_token(token)
         held: list[Lock] = []
         try:
             deadline = self._begin(timeout, held)
-            return self._append(self._checked(updates, lower, upper), lower, upper, deadline, token)
+            return self._append(self._checked(updates, lower, upper, times), lower, upper, deadline, token)
         finally:
             if held:
                 self._lock.release()
@@ -147,13 +148,14 @@ class WriteHandle(Leased):
         `flush` and `close` raise the failure itself; this happens once. A future can be cancelled before its append is
         sent, and `asyncio.wrap_future` makes it awaitable.
         """
-        lower, upper = parse_bounds(expected_upper, new_upper)
+        times = self._times()
+        lower, upper = parse_bounds(expected_upper, new_upper, times)
         token, block = None if token is None else parse_token(token), parse_flag(block, "block")
         if self._registration.is_closed:
             raise self._registration.closed_already()
         deadline = self._deadline(timeout)
         outbox = self._outbox or self._begin_outbox()
-        tables = self._checked(updates, lower, upper)
+        tables = self._checked(updates, lower, upper, times)
         table = take_over(self.schema, tables, copies=is_shared(updates))
         accepted_s = self.machine.runtime.monotonic()
         pending = Pending(table, lower, upper, token, deadline, accepted_s, size_of(table))
@@ -188,7 +190,8 @@ class WriteHandle(Leased):
         shard is closed for writing, as it cannot be told then whether the shard holds this data; an append of no
         updates succeeds there.
         """
-        low, upper = parse_bounds(lower, new_upper)
+        times = self._times()
+        low, upper = parse_bounds(lower, new_upper, times)
         token = None if token is None else parse_token(token)
 
         def rest(built: Built, state: State) -> Batch:
@@ -200,7 +203,7 @@ class WriteHandle(Leased):
             deadline = self._begin(timeout, held)
             with Spending() as spent:
                 builder = self._builder(deadline)
-                built = self._build(builder, self._checked(updates, low, upper), low, upper, by_time=True)
+                built = self._build(builder, self._checked(updates, low, upper, times), low, upper, by_time=True)
                 return self._commit(builder, built, rest, c.Append, deadline, token, spent)
         finally:
             if held:
@@ -212,7 +215,7 @@ class WriteHandle(Leased):
         This says that there are no more updates before `new_upper`. Does nothing when upper is there already or beyond.
         Raises ShardFinished for a tombstone.
         """
-        upper = parse_frontier(new_upper, "new_upper")
+        upper = self._times().frontier(new_upper, "new_upper")
 
         def from_upper(built: Built, state: State) -> Batch:
             # If another writer has moved upper beyond this batch, the batch stays as it is. It is then wholly covered,
@@ -272,12 +275,13 @@ class WriteHandle(Leased):
             self._outbox.after_fork_in_child()
 
     def share(
-        self, updates: object, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes, held: list[Lock]
-    ) -> Share:
+        self, updates: object, bounds: tuple[Antichain, Antichain], times: Times, deadline: Deadline, token: bytes,
+        held: list[Lock],
+    ) -> Share:  # fmt: skip
         """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else."""
         self._begin(deadline.remaining_s(), held)
         builder = self._builder(deadline)
-        built = self._build(builder, self._checked(updates, lower, upper), lower, upper)
+        built = self._build(builder, self._checked(updates, *bounds, times), *bounds)
         return self._share(builder, built, whole, c.CompareAndAppend, deadline, token)
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
@@ -352,10 +356,13 @@ class WriteHandle(Leased):
             machine.config, machine.runtime, deadline,
         )  # fmt: skip
 
-    def _checked(self, updates: object, lower: Antichain, upper: Antichain) -> Iterator[pa.Table]:
+    def _times(self) -> Times:
+        return Times(self.schema.times, self.machine.runtime.clock_ms)
+
+    def _checked(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> Iterator[pa.Table]:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
-        for table in iter_updates(self.schema, updates, time=only):
-            check_times(table, lower, upper)
+        for table in iter_updates(self.schema, updates, time=only, times=times):
+            check_times(table, lower, upper, times)
             yield table
 
     def _build(

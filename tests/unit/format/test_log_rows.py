@@ -88,6 +88,10 @@ STORED_3 = msgspec.structs.replace(
 )  # fmt: skip
 OLDEST = {1: 1, 2: 2, 3: 2}
 """Rows of format 3 say no more than those of format 2."""
+CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
+ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
+STORED_CLOCK = msgspec.structs.replace(STORED_3, state=msgspec.structs.replace(STORED_3.state, schemas=(CLOCK,)))
+"""A shard whose times are a clock."""
 ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3}, {1: STORED, 2: STORED_2, 3: STORED_3}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -119,6 +123,35 @@ def test_the_rollup_of_each_format_still_decodes_to_what_was_written(format_):
     assert decode_state(data, "golden") == STATES[format_]
     assert encode_state(STATES[format_]) == data
     assert encode_state(decode_state(data, "golden")) == data
+
+
+def test_a_schema_whose_times_are_a_clock_still_decodes_and_says_so_in_one_field_more():
+    row, rollup = golden("row_clock", 3), golden("rollup_clock", 3)
+    assert decode_row(row, "golden") == ROW_CLOCK
+    assert encode_row(ROW_CLOCK) == row, "in format 3, by itself"
+    assert decode_state(rollup, "golden") == STORED_CLOCK
+    assert encode_state(STORED_CLOCK) == rollup
+    assert len(rollup) == len(golden("rollup", 3)) + len(b"\xa2us")
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+def test_an_older_format_cannot_say_that_times_are_a_clock(format_):
+    diff = StateDiff(schemas=(CLOCK,), format=(1, 2) if format_ == 2 else None)
+    row = msgspec.structs.replace(ROW_CLOCK, diff=diff)
+    with pytest.raises(InvariantViolated, match="only format 3 can"):
+        encode_row(row, format_)
+    with pytest.raises(Corrupt, match="only format 3 can"):
+        decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
+    older = msgspec.structs.replace(STATES[format_].state, schemas=(CLOCK,))
+    with pytest.raises(InvariantViolated, match="only format 3 can"):
+        encode_state(msgspec.structs.replace(STORED, state=older))
+
+
+def test_a_program_that_knows_no_clocks_refuses_such_a_row_and_rollup_before_anything_else(monkeypatch):
+    for data, decode in ((golden("row_clock", 3), decode_row), (golden("rollup_clock", 3), decode_state)):
+        monkeypatch.setattr("persist_lib.format.log.NEWEST", 2)
+        with pytest.raises(NewerFormat, match="has format 3, and this release knows formats up to 2"):
+            decode(data, "key")
 
 
 def test_what_an_old_format_can_say_is_written_in_a_newer_one_where_the_shard_was_told_to():
@@ -338,6 +371,7 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     files = {f"row_v{format_}.bin": encode_row(row, format_) for format_, row in ROWS.items()}
     files |= {f"rollup_v{format_}.bin": encode_state(stored) for format_, stored in STATES.items()}
+    files |= {"row_clock_v3.bin": encode_row(ROW_CLOCK), "rollup_clock_v3.bin": encode_state(STORED_CLOCK)}
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever
             (GOLDEN / name).write_bytes(data)
