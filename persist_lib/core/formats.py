@@ -39,7 +39,7 @@ COMMANDS = {"Upgrade": 2}
 
 def needed_by(schemas: Iterable[Schema]) -> int:
     """The oldest format that can store these schemas."""
-    return max((FIRST if schema.times is None else CLOCKS for schema in schemas), default=FIRST)
+    return max((CLOCKS if isinstance(schema, Schema) and schema.times else FIRST for schema in schemas), default=FIRST)
 
 
 def needed(command: str, diff: StateDiff) -> int:

@@ -21,6 +21,7 @@ from persist_lib.location import open_location
 
 QUIET = persist.Runtime(background=False)
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
+CLOCK = persist.Schema(key={"id": "int64"}, value={"word": "string"}, times="ms")
 WIDER = persist.Schema(key={"id": "int64"}, value={"word": "string", "more": "int64"})
 UPPER = 10
 
@@ -232,16 +233,20 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         dict.fromkeys(persist.Prices.__struct_fields__, share),
     ),
     "Runtime": (
-        lambda _: {"monotonic": QUIET.monotonic, "sleep": QUIET.sleep, "random": QUIET.random, "background": False},
-        {"monotonic": callable, "sleep": callable, "random": never, "background": flag},
+        lambda _: {"monotonic": QUIET.monotonic, "sleep": QUIET.sleep, "random": QUIET.random, "background": False,
+                   "clock_ms": QUIET.clock_ms},
+        {"monotonic": callable, "sleep": callable, "random": never, "background": flag, "clock_ms": callable},
     ),
     "Schema": (
-        lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns"},
-        {"key": lambda value: isinstance(value, Mapping) and bool(value), "value": is_side, "codec": never},
+        lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns", "times": "ms"},
+        {"key": lambda value: isinstance(value, Mapping) and bool(value), "value": is_side, "codec": never,
+         "times": or_none(never)},
     ),
-    "Schema.check_additive": (lambda _: {"newer": WIDER}, {"newer": schema}),
-    "Schema.bytes": (lambda _: {}, {}),
-    "Schema.json": (lambda _: {}, {}),
+    "Schema.check_additive": (lambda _: {"newer": CLOCK}, {"newer": schema}),
+    "Schema.bytes": (lambda _: {"times": "us"}, {"times": or_none(never)}),
+    "Schema.json": (lambda _: {"times": "us"}, {"times": or_none(never)}),
+    "Schema.show": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
+    "Schema.moment": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
     "Spending": (lambda _: {"tally": None}, {"tally": or_none(never)}),
     "Spending.again": (lambda _: {}, {}),
     "Spending.over": (lambda _: {"items": [1]}, {"items": lambda value: hasattr(type(value), "__iter__")}),
@@ -370,7 +375,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
 }  # fmt: skip
 RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Antichain": lambda _: persist.at(5), "Client": lambda p: p.client, "Cost": lambda _: persist.Cost(),
-    "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: SCHEMA,
+    "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: CLOCK,
     "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
     "Survey": lambda p: p.client.survey(), "WriteHandle": lambda p: p.write,
 }  # fmt: skip

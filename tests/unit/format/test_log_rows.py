@@ -240,7 +240,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
-        ([6, "schemas", 0], "Schema with 4 fields"),
+        ([6, "schemas", 0], "Schema with 5 fields"),
         ([6, "schemas", 0, 0, 0], "Column with 4 fields"),
         ([6, "since", 0], "Antichain with 2 fields"),
         ([5, 1], "Rollup with 4 fields"),
@@ -249,9 +249,10 @@ def with_more(value: object, path: list[int | str]) -> object:
     ids=str,
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
-    stored = msgspec.msgpack.decode(encode_row(ROW)[HEADER_BYTES:])
+    row = msgspec.structs.replace(ROW, diff=msgspec.structs.replace(ROW.diff, schemas=(CLOCK,)))
+    stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
     with pytest.raises(NewerFormat, match=named):
-        decode_row(framed(ROW_MAGIC, 1, msgspec.msgpack.encode(with_more(stored, path))), "key")
+        decode_row(framed(ROW_MAGIC, 3, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 def test_a_command_that_this_release_does_not_know_is_a_newer_format():
