@@ -213,6 +213,12 @@ def is_moment(value: object) -> bool:
     return isinstance(value, (str, dt.date)) or _is_numpy(value, "M")
 
 
+def is_time_text(text: str) -> bool:
+    """Whether a text is written as a time of a clock is: ISO 8601, or relative to now."""
+    plain = text.strip()
+    return len(plain) <= LONGEST and (_is_relative(plain) or _ISO.fullmatch(plain) is not None)
+
+
 def is_duration(value: object) -> bool:
     """Whether this is meant as a length of time: a text or a timedelta of any kind, and no number."""
     return isinstance(value, (str, dt.timedelta)) or _is_numpy(value, "m")
