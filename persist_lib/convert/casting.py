@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.schema.schema import TIME
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
 
@@ -48,7 +49,7 @@ def wrong_type(field: pa.Field, found: str, row: int, value: object) -> SchemaMi
     """The error for a column that holds another kind of values."""
     return SchemaMismatch(
         f"column {field.name!r} is {field.type} and takes no {found}: row {row} has {shown(value)}. "
-        f"{_advice(field.type, found)}",
+        f"{_advice(field, found)}",
         problem="type", column=field.name, row=row, value=value, expected=str(field.type), found=found,
     )  # fmt: skip
 
@@ -63,7 +64,13 @@ def lossy(field: pa.Field, row: int, value: object, reason: str = "") -> Invalid
     )  # fmt: skip
 
 
-def _advice(target: pa.DataType, found: str) -> str:
+def _advice(field: pa.Field, found: str) -> str:
+    target = field.type
+    if field.name == TIME and _is.is_integer(target):
+        return (
+            "The times of this shard are plain integers, not a clock. Only a shard that was created with "
+            'persist.Schema(…, times="ms") takes clock times'
+        )
     if _is.is_timestamp(target) and ("timestamp" in found or "datetime" in found):
         if target.tz:
             return (
