@@ -43,7 +43,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 _DAY_S = 86_400
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d+))? ?(Z|z|UTC|[+-]\d\d:?\d\d)?)?")
 _AGO = re.compile(r"(.+?)\s+ago", re.IGNORECASE)
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)(?:\s*,?\s+(?:and\s+)?|$)", re.IGNORECASE)
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)(?:\s*,)?\s*(?:and\s+)?", re.IGNORECASE)
 _NAMES: dict[str, Fraction] = {
     name: Fraction(micros, 1_000_000)
     for names, micros in {

@@ -9,6 +9,7 @@ import persist_lib as persist
 from persist_lib.errors import InvalidUsage
 from tests.unit.client import doors
 from tests.unit.client.doors import COLUMNS, DOORS, FINER, KINDS, ROUNDS_DOWN, WRONG, WRONG_COLUMNS, Place, T
+from tests.unit.client.public_calls import LEGAL
 
 EVERY_DOOR = pytest.mark.parametrize("name", DOORS)
 
@@ -97,3 +98,22 @@ def test_the_row_that_is_wrong_is_named_in_long_columns_too():
         with pytest.raises(InvalidUsage) as refused:
             place.write.compare_and_append([table.slice(0, 3), table.slice(3)], T - 10, T + 1)
         assert refused.value.row == wrong
+
+
+TIMES = ("as_of", "until", "frontier", "since", "expected_upper", "new_upper", "lower", "upper", "from_", "to")
+NO_TIMES = (
+    "Client.upgrade(to)",
+    "Snapshot.of_keys(lower)",
+    "Snapshot.of_keys(upper)",
+    "Append(expected_upper)",
+    "Append(new_upper)",
+)
+"""A format, keys; and what compare_and_append_many does when it is called."""
+
+
+def test_every_public_argument_that_is_a_time_is_among_the_doors():
+    calls = {f"{what.split(' of ')[0]}({one})" for what, (_, kinds) in LEGAL.items() for one in kinds if one in TIMES}
+    known = {door.replace("([", "(").replace("])", ")") for door in DOORS}
+    known |= {f"{door}({one})" for door in DOORS for one in TIMES if "(" not in door}
+    missing = {call for call in calls - set(NO_TIMES) if call.partition(".")[2] not in known}
+    assert not missing, "enter these in tests/unit/client/doors.py"
