@@ -97,13 +97,7 @@ def test_an_update_before_1970_and_one_after_9999_have_no_time():
     ):  # fmt: skip
         with pytest.raises(InvalidUsage, match="clock starts at 1970"):
             times().parse(value, "t")
-    for value in (
-        END_S * 1000,
-        MAX_TIME,
-        np.datetime64(8030, "Y"),
-        np.datetime64(10**18, "Y"),
-        np.datetime64(10**18, "s"),
-    ):
+    for value in (END_S * 1000, MAX_TIME, np.datetime64(8030, "Y"), np.datetime64(10**18, "s")):
         with pytest.raises(InvalidUsage, match="after the year 9999"):
             times().parse(value, "t")
     assert times().frontier(END_S * 1000, "t") == at(END_S * 1000), "an upper may be at the end"
