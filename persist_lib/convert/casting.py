@@ -57,9 +57,12 @@ def wrong_type(field: pa.Field, found: str, row: int, value: object) -> SchemaMi
 def lossy(field: pa.Field, row: int, value: object, reason: str = "") -> InvalidUsage:
     """The error for a value of a fitting kind that the column cannot hold exactly."""
     why = f" ({reason})" if reason else ""
+    advice = "change the value, or use a wider column"
+    if field.name == TIME and _is.is_timestamp(field.type):
+        advice = f'cut times to whole {field.type.unit} first, or give the next shard a finer clock, times="us"'
     return InvalidUsage(
         f"column {field.name!r} is {field.type}, which cannot hold {shown(value)} of row {row} exactly{why}. "
-        "Nothing is rounded or cut silently: change the value, or use a wider column",
+        f"Nothing is rounded or cut silently: {advice}",
         problem="value", column=field.name, row=row, value=value, expected=str(field.type),
     )  # fmt: skip
 
