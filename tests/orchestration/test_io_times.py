@@ -174,7 +174,7 @@ def test_what_times_are_is_said_in_the_schema_or_beside_it_and_kept_when_columns
     run(folder, instance, updates(MOVES, **{"persist/times": None, "persist/schema": schema}))
     assert client.inspect("orders").state.schemas == (schema,)
     wider = MOVES.append_column("note", pa.array(["x"] * 4)).set_column(
-        1, "_time", pa.array([NOON + dt.timedelta(days=1)] * 4)
+        3, "_time", pa.array([NOON + dt.timedelta(days=1)] * 4)
     )
     run(folder, instance, updates(wider, **{"persist/times": None}))
     assert client.inspect("orders").state.times == "us"
