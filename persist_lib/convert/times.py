@@ -7,6 +7,7 @@ people expect in a frame: it holds the same 64 bits, so what comes out goes in a
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,10 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.times import END_S, PER_SECOND, Times, Unit
 
+FEW = 64
 _is = pa.types
 _PLAIN = frozenset((int, type(None)))
+_MOMENTS = frozenset((dt.datetime, type(None)))
 
 
 def read_column(column: pa.ChunkedArray, times: Times, first_row: int) -> pa.ChunkedArray:
@@ -39,8 +42,11 @@ def read_column(column: pa.ChunkedArray, times: Times, first_row: int) -> pa.Chu
 
 def read_values(values: Sequence[Any], times: Times, first_row: int) -> list[Any]:
     """Python values as integers; None, and what is no time at all, as they are."""
-    unit = _unit(times)
-    found = list(values) if set(map(type, values)) <= _PLAIN else _parsed(values, times, first_row)
+    unit, kinds = _unit(times), set(map(type, values))
+    if kinds <= _MOMENTS and not any(value is not None and value.utcoffset() is None for value in values):
+        column = pa.chunked_array([pa.array(values, pa.timestamp("us", "UTC"))])  # many at once, as exactly
+        return read_column(column, times, first_row).to_pylist()
+    found = list(values) if kinds <= _PLAIN else _parsed(values, times, first_row)
     end = END_S * PER_SECOND[unit]
     for row, value in enumerate(found):
         if type(value) is int and not 0 <= value < end:
@@ -84,8 +90,10 @@ def _one(value: object, times: Times, row: int) -> int:
 def _of_texts(texts: pa.ChunkedArray, times: Times, first_row: int) -> pa.ChunkedArray:
     """ISO texts by Arrow, where it reads them all; otherwise each different text by itself."""
     unit = _unit(times)
+    kind = pa.timestamp(unit, "UTC")
     try:
-        found = texts.cast(pa.string()).cast(pa.timestamp(unit, "UTC")).cast(pa.int64())
+        texts.slice(0, FEW).cast(pa.string()).cast(kind)  # first a few, as Arrow goes on to the end after an error
+        found = texts.cast(pa.string()).cast(kind).cast(pa.int64())
     except pa.ArrowInvalid:
         encoded = texts.cast(pa.large_string()).combine_chunks().dictionary_encode()
         encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
