@@ -6,7 +6,7 @@ import datetime as dt
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from persist_lib.arguments import native, parse_bytes, parse_integer
+from persist_lib.arguments import parse_bytes, parse_integer
 from persist_lib.core import commands as c
 from persist_lib.core.state import State
 from persist_lib.frontier import MAX_TIME
@@ -80,13 +80,11 @@ class Terms(ABC):
         the shard keeps the history that readers and holds keep.
         """
         self._writable("set_retention")
-        times = None
-        if distance is not None:
-            what = "the retention distance (times behind upper, or None)"
-            if isinstance(native(distance), (int, float)) or not is_duration(distance):
-                times = parse_integer(distance, what, 0, MAX_TIME)
-            else:
-                times = self.machine(name).times().distance(distance, what)
+        what, times = "the retention distance (times behind upper, or None)", None
+        if is_duration(distance):
+            times = self.machine(name).times().distance(distance, what)
+        elif distance is not None:
+            times = parse_integer(distance, what, 0, MAX_TIME)
         self.machine(name).commit(lambda _state, _now: c.SetRetention(times))
 
     def _times(self, name: str, *values: object) -> Times:
