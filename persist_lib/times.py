@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from persist_lib.arguments import native, parse_integer, shown
 from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_time
 
 Unit: TypeAlias = Literal["ms", "us"]
 TimeLike: TypeAlias = "int | str | dt.date | Any"
@@ -99,17 +99,13 @@ class Times:
 
     def frontier(self, value: object, what: str) -> Antichain:
         """The frontier at a time: a time, an Antichain, or `[]` for the empty one. It may be at the clock's end."""
-        if isinstance(value, (list, tuple)) and len(value) == 1:
-            value = value[0]
-        if self.unit is None and not is_moment(value):
-            return parse_frontier(value, what)
-        if isinstance(value, (list, tuple)) and len(value) == 0:
-            return TOP
-        if not isinstance(value, Antichain):
-            return at(self._time(value, what, END_S + _TICK, rounds=False))
-        if value.time is not None:
-            self._time(value.time, what, END_S + _TICK, rounds=False)
-        return value
+        if isinstance(value, Antichain):
+            if self.unit is not None and value.time is not None:
+                self._time(value.time, what, END_S + _TICK, rounds=False)
+            return value
+        if isinstance(value, (list, tuple)) and len(value) < 2:
+            return at(self._time(value[0], what, END_S + _TICK, rounds=False)) if value else TOP
+        return at(self._time(value, what, END_S + _TICK, rounds=False))
 
     def distance(self, value: object, what: str) -> int:
         """A length of time as a number of times: an integer, or where times are a clock also a duration."""

@@ -35,7 +35,11 @@ def read_file(path: Path, schema: Schema | None, times: Unit | None = None) -> I
     try:
         yield from reader(path, types)
     except (pa.ArrowException, msgspec.ValidationError, ValueError) as error:
-        raise InvalidUsage(f"{path} cannot be read: {error}", path=str(path)) from error
+        hint = "" if TIME not in types or pa.types.is_string(types[TIME]) or path.suffix == ".parquet" else _INTEGERS
+        raise InvalidUsage(f"{path} cannot be read: {error}{hint}", path=str(path)) from error
+
+
+_INTEGERS = f". The column {TIME}, if there is one, holds integers, as the shard's times are no clock (--times)"
 
 
 def infer_schema(path: Path, key: list[str], times: Unit | None = None) -> Schema:

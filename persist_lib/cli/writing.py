@@ -77,7 +77,7 @@ def append(
     persist append orders monday.parquet --lower 0 --upper 10 --create --key order_id
     persist append orders tuesday.csv --lower 10 --upper 20
     persist append orders --lower 20 --upper 30      nothing happened before 30
-    persist append visits day.csv --lower 2026-11-22 --upper 2026-11-23 --create --key visitor --times ms
+    persist append visits day.csv --lower 0 --upper 2026-11-23 --create --key visitor --times ms
     persist append orders --lower 30 --upper '[]'    nothing will ever happen again
     """
     low, high = parse_frontier(lower, "lower"), parse_frontier(upper, "upper")

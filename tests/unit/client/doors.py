@@ -229,6 +229,8 @@ WRONG: dict[str, Any] = {
     "long": "x" * 10**6,
     "spaces": " " * 10**6 + "ago",
     "two": [T, T],
+    "a list in a list": [[T]],
+    "nothing in a list": [[]],
 }
 FINER: dict[str, Any] = {
     "microsecond": NOON.replace(microsecond=1),
