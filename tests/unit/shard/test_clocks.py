@@ -10,6 +10,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.core.state import RETENTION
 from persist_lib.errors import InvalidUsage, NewerFormat, SchemaMismatch, SinceViolation, TimedOut, UpperMismatch
+from persist_lib.ids import SeqNo, parse_shard_id
 from persist_lib.testing.clock import ManualClock
 
 KEY, VALUE = {"id": "int64"}, {"w": "string"}
@@ -57,15 +58,15 @@ def test_a_program_that_knows_no_clocks_refuses_the_shard_and_touches_nothing(tm
         client.open_writer("s", CLOCK).compare_and_append([], 0, "2026-11-22")
     monkeypatch.setattr("persist_lib.format.log.NEWEST", 2)
     with persist.open(f"file:{tmp_path}/data") as older:
-        rows = older.consensus.scan("s", 0, 100)
+        rows = older.consensus.scan(parse_shard_id("s"), SeqNo(0), 100)
         for use in (
-            lambda: older.open_writer("s", CLOCK), lambda: older.open_writer("s", PLAIN), lambda: older.open_reader("s"),
-            lambda: older.maintain("s"), lambda: older.set_retention("s", 5), lambda: older.finish("s"),
+            lambda: older.open_writer("s", CLOCK), lambda: older.open_writer("s", PLAIN),
+            lambda: older.open_reader("s"), lambda: older.maintain("s"), lambda: older.set_retention("s", 5), lambda: older.finish("s"),
             lambda: older.evolve_schema("s", PLAIN), lambda: older.set_hold("s", "h", 0),
         ):  # fmt: skip
             with pytest.raises(NewerFormat, match="has format 3"):
                 use()
-        assert older.consensus.scan("s", 0, 100) == rows
+        assert older.consensus.scan(parse_shard_id("s"), SeqNo(0), 100) == rows
 
 
 @pytest.mark.parametrize(
