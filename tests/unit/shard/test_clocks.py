@@ -60,10 +60,15 @@ def test_a_program_that_knows_no_clocks_refuses_the_shard_and_touches_nothing(tm
     with persist.open(f"file:{tmp_path}/data") as older:
         rows = older.consensus.scan(parse_shard_id("s"), SeqNo(0), 100)
         for use in (
-            lambda: older.open_writer("s", CLOCK), lambda: older.open_writer("s", PLAIN),
-            lambda: older.open_reader("s"), lambda: older.maintain("s"), lambda: older.set_retention("s", 5), lambda: older.finish("s"),
-            lambda: older.evolve_schema("s", PLAIN), lambda: older.set_hold("s", "h", 0),
-        ):  # fmt: skip
+            lambda: older.open_writer("s", CLOCK),
+            lambda: older.open_writer("s", PLAIN),
+            lambda: older.open_reader("s"),
+            lambda: older.maintain("s"),
+            lambda: older.set_retention("s", 5),
+            lambda: older.evolve_schema("s", PLAIN),
+            lambda: older.set_hold("s", "h", 0),
+            lambda: older.finish("s"),
+        ):
             with pytest.raises(NewerFormat, match="has format 3"):
                 use()
         assert older.consensus.scan(parse_shard_id("s"), SeqNo(0), 100) == rows
