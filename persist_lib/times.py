@@ -41,9 +41,11 @@ _TICK = Fraction(1, 1_000_000)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _DAY_S = 86_400
-_ISO = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d+))? ?(Z|z|UTC|[+-]\d\d:?\d\d)?)?")
+_ISO = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d+))? ?(Z|z|UTC|[+-]\d\d:?\d\d)?)?", re.ASCII
+)
 _AGO = re.compile(r"(.+?)\s+ago", re.IGNORECASE)
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)(?:\s*,)?\s*(?:and\s+)?", re.IGNORECASE)
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)(?:\s*,)?\s*(?:and\s+)?", re.ASCII | re.IGNORECASE)
 _NAMES: dict[str, Fraction] = {
     name: Fraction(micros, 1_000_000)
     for names, micros in {

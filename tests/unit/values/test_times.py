@@ -151,6 +151,8 @@ def test_relative_texts_are_exact(text, ago_ms):
         "1,5 h ago",
         "1 hour 2 ago",
         "now Z",
+        "202\u0666-11-22",
+        "\u0661 hour ago",
     ],
 )
 def test_what_is_not_exact_or_no_time_is_refused(text):
