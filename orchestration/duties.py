@@ -73,6 +73,8 @@ class Done(NamedTuple):
     lines: tuple[str, ...] = ()
     has_acted: bool = True
     is_settled: bool = True
+    texts: Mapping[str, str] = {}
+    """Times for people, where the shard's times are a clock, beside the integers in `numbers`."""
 
 
 class ShardReport(NamedTuple):
@@ -165,7 +167,10 @@ def _retention(client: Client, shard: str, options: Options) -> Done:
         **({} if retained.distance is None else {"distance": retained.distance}),
     }
     has_moved = retained.before != retained.after
-    return Done("retention", figures, (), _seqno(client, shard), has_acted=has_moved)
+    texts = _shown(client, shard, since_before=retained.before, since_after=retained.after)
+    if texts and retained.distance is not None:
+        texts["distance_time"] = client.machine(shard).times().show_distance(retained.distance)
+    return Done("retention", figures, (), _seqno(client, shard), has_acted=has_moved, texts=texts)
 
 
 def _compacted(client: Client, shard: str, options: Options) -> Done:
@@ -214,7 +219,8 @@ def _identical(probe: ReadProbe, read: int, differing: Sequence[int]) -> Finding
         )
         return not_evaluated("reads_identical", "compaction", f"no sample fits into {budget}")
     points = list(probe.points)
-    verdict = f"snapshots as of {differing} differ" if differing else f"snapshots as of {points} are what they were"
+    named = [probe.show(point) for point in differing or points]
+    verdict = f"snapshots as of [{', '.join(named)}] {'differ' if differing else 'are what they were'}"
     figures: dict[str, Number | str] = {
         "snapshots": len(points), "differing": len(differing), "share": round(probe.share, 4), "seed": probe.seed,
         "bytes_read": probe.cost.bytes_read, "dollars": probe.cost.dollars,
@@ -320,7 +326,8 @@ def _census(client: Client, shard: str, _options: Options) -> Done:
     says = f"{census.batches} batches for {census.updates} updates; the bound is {census.batch_bound}"
     found = {"batches": census.batches, "bound": census.batch_bound}
     finding = Finding("batch_count_within_bound", "census", census.batches <= census.batch_bound, found, says)
-    return Done("census", census_numbers(census), (finding,), census.seqno, census, (says,))
+    texts = _shown(client, shard, since=census.since, upper=census.upper)
+    return Done("census", census_numbers(census), (finding,), census.seqno, census, (says,), texts=texts)
 
 
 def census_numbers(census: Census) -> dict[str, Number]:
@@ -337,6 +344,14 @@ def census_numbers(census: Census) -> dict[str, Number]:
 def _time(name: str, frontier: Antichain) -> dict[str, int]:
     """A frontier as a figure. The empty frontier and times from 2**63 on are left out, as a plot cannot show them."""
     return {name: frontier.time} if frontier.time is not None and frontier.time < 2**63 else {}
+
+
+def _shown(client: Client, shard: str, **frontiers: Antichain) -> dict[str, str]:
+    """Frontiers for people, where times are a clock. The names say that they are times: `since_time`."""
+    times = client.machine(shard).times()
+    if times.unit is None:
+        return {}
+    return {f"{name}_time": times.show(frontier.time) for name, frontier in frontiers.items()}
 
 
 def _seqno(client: Client, shard: str) -> SeqNo:

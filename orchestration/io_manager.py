@@ -6,6 +6,9 @@
     @dg.asset(io_manager_key="persist_io", metadata={"persist/key": ["order_id"]})
     def order_updates() -> pa.Table: ...        # has `_time` and `_diff`: appended as they are
 
+With the metadata `persist/times: "ms"` (or "us") the shard's times are a clock: `_time` may hold timestamps, and new
+contents are stored as of now.
+
 Each partition of an asset has a shard of its own (`orchestration.io.names`). A step that is tried again after its
 append was committed changes nothing: the same contents have no difference to append, and the same updates are skipped
 because the shard already has their times. The manual is docs/io-manager.md.
@@ -27,7 +30,7 @@ from orchestration.io.owners import claim
 from orchestration.io.provenance import record_load
 from orchestration.io.storing import Stored, store
 from orchestration.io.tables import RETURNS, resolve, take
-from orchestration.io.times import Asked
+from orchestration.io.times import AS_OF_TIME, Asked, clock_of
 from orchestration.resources import Persist
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
@@ -82,7 +85,7 @@ class PersistIOManager(dg.ConfigurableIOManager):
         tags = context.step_context.dagster_run.tags if is_in_run else {}
         asked = Asked(lambda: context.instance, tags, context.definition_metadata or {})
         client = self.persist.client
-        sources, missing = loading.find(client, places, asked.of)
+        sources, missing = loading.find(client, places, asked.of, clock_of(context, client))
         if missing and not (sources and (context.definition_metadata or {}).get(loading.MISSING)):
             raise loading.absent(missing, client)
         found = loading.read(client, sources, build)
@@ -127,7 +130,10 @@ def _parts(places: Sequence[Place], obj: Any) -> Mapping[Place, Any]:
 def _figures(place: Place, rows: int, stored: Stored) -> dict[str, Any]:
     figures: dict[str, Any] = {"shard": place.shard, "rows": rows, "updates": stored.updates, "seqno": stored.seqno}
     if stored.as_of >= 0:
-        figures |= {"as_of": stored.as_of, "upper": str(stored.as_of + 1)}
+        show = stored.schema.show
+        figures |= {"as_of": stored.as_of, "upper": show(stored.as_of + 1)}
+        if stored.schema.times is not None:
+            figures[AS_OF_TIME] = show(stored.as_of)
     if stored.skipped:
         figures["skipped"] = stored.skipped
     return figures | {"attempts": stored.attempts}

@@ -102,8 +102,12 @@ class ReadProbe:
         cost = self.cost
         what = f"{self.share:.0%} of the keys" if self.share < 1 else "all keys"
         how = f", chosen with seed {self.seed}" if self.budget_bytes is not None and self.pieces else ""
-        at = ", ".join(map(str, self.points)) or "no time"
+        at = ", ".join(map(self.show, self.points)) or "no time"
         return f"read {what} at {at}{how}: {cost.bytes_read:,} bytes, ${cost.dollars:.6g}"
+
+    def show(self, time: int) -> str:
+        """A time of the shard for people."""
+        return self._handle.schema.show(time)
 
     def close(self) -> None:
         """Close the reader, which gives up the history that it kept."""

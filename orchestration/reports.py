@@ -103,7 +103,8 @@ def failed_checks(report: ShardReport) -> list[Finding]:
 
 def metadata(shard: str, done: Done) -> dict[str, dg.MetadataValue]:
     """The metadata of one duty: first the figures, then the tables and the report."""
-    found: dict[str, dg.MetadataValue] = {name: figure(value) for name, value in done.numbers.items()}
+    figures: dict[str, float | str] = {**done.numbers, **done.texts}
+    found: dict[str, dg.MetadataValue] = {name: figure(value) for name, value in figures.items()}
     if done.census is not None:
         found["trace"] = trace_table(done.census.levels)
         found["fingerprint"] = dg.MetadataValue.text(f"{done.census.fingerprint:016x}")
@@ -127,6 +128,7 @@ def trace_table(levels: tuple[Level, ...]) -> dg.MetadataValue:
 def markdown(shard: str, done: Done) -> str:
     """The duty on one page."""
     rows = "".join(f"| {name} | {value:,} |\n" for name, value in done.numbers.items())
+    rows += "".join(f"| {name} | {text} |\n" for name, text in done.texts.items())
     lines = "".join(f"- {line}\n" for line in done.lines)
     verdicts = "".join(f"- {_mark(one)} {one.check}: {one.says}\n" for one in done.findings)
     return f"### {done.duty} of `{shard}`\n\n| | |\n|---|---:|\n{rows}\n{lines}{verdicts}"

@@ -23,7 +23,6 @@ from persist_lib.config import CacheConfig, Config
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import parse_time
 from persist_lib.ids import ShardId, parse_shard_id, parse_token
 from persist_lib.location import Location
 from persist_lib.location.open import Place, scheme_of
@@ -40,6 +39,7 @@ from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
 from persist_lib.shard.schemas import create_if_missing, schema_id
 from persist_lib.shard.terms import Terms
+from persist_lib.times import TimeLike
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
 from persist_lib.write.many import Append, append_together
@@ -262,7 +262,7 @@ class Client(Upkeep, Terms):
         return append_together(list(appends), self.consensus, self.machine, deadline, token)
 
     @charged
-    def restore(self, name: str, to: int, *, dry_run: bool = False, timeout: float | None = None) -> Restored:
+    def restore(self, name: str, to: TimeLike, *, dry_run: bool = False, timeout: float | None = None) -> Restored:
         """Make a shard's contents what they were as of the time `to`, by one append of the difference at upper.
 
         History stays: what was written since is still read as of its times. If other writers append in the meantime,
@@ -273,7 +273,7 @@ class Client(Upkeep, Terms):
         Raises SinceViolation for a time before since, InvalidUsage for one that is not complete, UpperMismatch for a
         shard that is closed for writing, TimedOut (nothing was appended), and NotFound.
         """
-        to, dry_run = parse_time(to, "to"), parse_flag(dry_run, "dry_run")
+        dry_run = parse_flag(dry_run, "dry_run")
         deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else parse_seconds(timeout))
         if not dry_run:
             self._writable("restore")
@@ -288,7 +288,10 @@ class Client(Upkeep, Terms):
         `unknown`; the first two are certain. To decide one that is open, repeat the append with its token. Raises
         NotFound when there is no such shard.
         """
-        return judge(self.machine(name), parse_token(token), *parse_bounds(expected_upper, new_upper))
+        token, machine = parse_token(token), self.machine(name)
+        return judge(
+            machine, token, *parse_bounds(expected_upper, new_upper, self._times(name, expected_upper, new_upper))
+        )
 
     def inspect(self, name: str) -> Version:
         """Return the newest version of a shard's state: its metadata, unchanged. Raises NotFound."""

@@ -22,6 +22,7 @@ from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch, SinceViol
 from persist_lib.frontier import Antichain, at
 from persist_lib.schema.models import Model, is_model, rebuild
 from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.times import Times
 
 MISSING = "allow_missing_partitions"
 SMALL_BYTES = 4 << 20
@@ -50,17 +51,20 @@ class Source(NamedTuple):
 
 
 def find(
-    client: Client, places: Sequence[Place], as_of_of: Callable[[Place], int | None]
+    client: Client, places: Sequence[Place], as_of_of: Callable[[Place], object], clock_ms: Callable[[], int]
 ) -> tuple[list[Source], list[Place]]:
     """The shards to read, and the places in which nothing is stored. Reads no data.
 
+    `as_of_of` answers the time as it was written (None: the newest), and `clock_ms` by what relative texts are meant.
     Raises SinceViolation for a time whose history was given up, and InvalidUsage for one that has not come yet.
     """
     there = set(client.shards()) if len(places) > 1 else {place.shard for place in places}
     with client.runtime.pool(client.config.read_threads, "persist-find") as pool:
         looked = pool.map(partial(_look, client), [place for place in places if place.shard in there])
         versions = {place: version for place, version in looked if version is not None}
-    found = [_source(client, place, versions[place], as_of_of(place)) for place in places if place in versions]
+    found = [
+        _source(client, place, versions[place], as_of_of(place), clock_ms) for place in places if place in versions
+    ]
     return found, [place for place in places if place not in versions]
 
 
@@ -116,33 +120,34 @@ def _look(client: Client, place: Place) -> tuple[Place, Version | None]:
     return place, None if version.state.upper == at(0) else version
 
 
-def _source(client: Client, place: Place, version: Version, asked: int | None) -> Source:
+def _source(client: Client, place: Place, version: Version, written: object, clock_ms: Callable[[], int]) -> Source:
     state = version.state
     schema = state.schemas[-1]
+    asked = None if written is None else Times(schema.times, clock_ms).as_of(written, AS_OF)
     if asked is None and state.upper.time is not None:
         return Source(place, state.upper.time - 1, version.seqno, schema)
     if asked is None:  # closed for writing: the library knows its last time
         with client.open_reader(place.shard) as reader, reader.snapshot() as snapshot:
             return Source(place, snapshot.as_of, version.seqno, schema)
-    since, upper = _time(state.since), _time(state.upper)
+    since, upper, shown = _time(schema, state.since), _time(schema, state.upper), schema.show(asked)
     if at(asked) < state.since:
         raise SinceViolation(
-            f"{place} was asked for as of {asked}, and shard {place.shard} keeps its history only since {since}. "
+            f"{place} was asked for as of {shown}, and shard {place.shard} keeps its history only since {since}. "
             f"That time cannot be read any more. Load a later one, or leave out {AS_OF}. For other shards, keep "
             "history longer: client.set_retention(shard, distance), or a hold for a time that matters",
             as_of=asked, since=state.since, shard=place.shard,
         )  # fmt: skip
     if not state.upper.has_passed(asked):
         raise InvalidUsage(
-            f"{place} was asked for as of {asked}, and shard {place.shard} is complete only before {upper}. "
+            f"{place} was asked for as of {shown}, and shard {place.shard} is complete only before {upper}. "
             f"Load an earlier time, or leave out {AS_OF}",
             as_of=asked, upper=state.upper, shard=place.shard,
         )  # fmt: skip
     return Source(place, asked, version.seqno, schema, state.upper.has_passed(asked + 1))
 
 
-def _time(frontier: Antichain) -> str:
-    return "the end of all times" if frontier.time is None else f"time {frontier.time}"
+def _time(schema: Schema, frontier: Antichain) -> str:
+    return "the end of all times" if frontier.time is None else f"time {schema.show(frontier.time)}"
 
 
 def _common(sources: Sequence[Source]) -> Schema:

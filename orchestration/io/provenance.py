@@ -13,7 +13,7 @@ from dagster._core.events import DagsterEvent
 
 from orchestration.io.loading import NAMED, Source
 from orchestration.io.names import Place
-from orchestration.io.times import READ
+from orchestration.io.times import AS_OF_TIME, READ
 
 LOOKED_AT = 1000
 """How many materializations of an asset or partition are looked at to find the one of an earlier time."""
@@ -27,6 +27,8 @@ def record_load(context: dg.InputContext, sources: Sequence[Source], missing: Se
     if len(sources) == 1:
         (source,) = sources
         metadata |= {"shard": source.place.shard, "as_of": source.as_of, "seqno": source.seqno}
+        if source.schema.times is not None:
+            metadata[AS_OF_TIME] = source.schema.show(source.as_of)
     else:
         metadata["partitions"] = len(sources)
     if missing:
@@ -77,7 +79,7 @@ def _own_up(context: dg.InputContext, sources: Sequence[Source]) -> None:
 
 
 def _materialization(context: dg.InputContext, source: Source) -> dg.EventLogRecord | None:
-    """The one that stored what was read, if it is among the newest."""
+    """The one that stored what was read, if it is among the newest: the last one not after the time."""
     partitions = None if source.place.partition is None else [source.place.partition]
     found = context.instance.fetch_materializations(
         dg.AssetRecordsFilter(context.asset_key, asset_partitions=partitions), limit=LOOKED_AT
@@ -85,6 +87,6 @@ def _materialization(context: dg.InputContext, source: Source) -> dg.EventLogRec
     for record in found.records:
         event = record.asset_materialization
         as_of = None if event is None else event.metadata.get("as_of")
-        if as_of is not None and as_of.value == source.as_of:
+        if as_of is not None and cast("int", as_of.value) <= source.as_of:
             return record
     return None

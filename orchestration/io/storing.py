@@ -18,10 +18,12 @@ from orchestration.io.tables import Given, converted
 from persist_lib.client import Client
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, NotFound, Refused, SchemaMismatch, UpperMismatch
+from persist_lib.frontier import at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.times import next_time
 from persist_lib.write.handle import WriteHandle
 
 ATTEMPTS = 32
@@ -35,7 +37,7 @@ class Stored(NamedTuple):
     """What an append did. `as_of` is the time at which the shard has these contents, `updates` how many it wrote.
 
     `as_of` is -1 if there is no such time yet. `skipped` updates have times that the shard already had. `fingerprint`
-    is that of the contents, and `attempts` how often the difference was made.
+    is that of the contents, and `attempts` how often the difference was made. `schema` is the shard's.
     """
 
     as_of: int
@@ -43,6 +45,7 @@ class Stored(NamedTuple):
     updates: int
     skipped: int
     fingerprint: int
+    schema: Schema
     attempts: int = 1
 
     def version(self, shard: str) -> str:
@@ -62,7 +65,7 @@ def store(client: Client, shard: str, given: Given, resolve: Resolve) -> Stored:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with _writer(client, shard, resolve) as write:
-                stored = _append_updates(write, given) if given.is_updates else _replace(client, write, given)
+                stored = _append_updates(client, write, given) if given.is_updates else _replace(client, write, given)
             return stored._replace(attempts=attempt)
         except (UpperMismatch, _Changed):
             if attempt == ATTEMPTS:
@@ -94,28 +97,29 @@ def _writer(client: Client, shard: str, resolve: Resolve) -> WriteHandle:
 def _replace(client: Client, write: WriteHandle, given: Given) -> Stored:
     version = write.machine.fetch()
     upper = _open_upper(write, version)
-    new = consolidate(write.schema, converted(write.schema, given, upper))
+    time = next_time(write.schema.times, at(upper), client.runtime.clock_ms())
+    new = consolidate(write.schema, converted(write.schema, given, time, client.runtime.clock_ms))
     if new.num_rows and pc.min(new[DIFF]).as_py() < 0:
         raise InvalidUsage(
             f"shard {write.shard}: contents cannot have a row a negative number of times. Give updates a column {TIME}",
             shard=write.shard,
         )
     after = fingerprint(write.schema, new)
-    with closing(_difference(client, write, new, upper)) as tables:
+    with closing(_difference(client, write, new, upper, time)) as tables:
         first = next(tables, None)
         if first is None and upper > 0:
-            return Stored(upper - 1, version.seqno, 0, 0, after)
-        appended = write.compare_and_append(chain([] if first is None else [first], tables), upper, upper + 1)
-    return Stored(upper, appended.seqno, appended.count, 0, after)
+            return Stored(upper - 1, version.seqno, 0, 0, after, write.schema)
+        appended = write.compare_and_append(chain([] if first is None else [first], tables), upper, time + 1)
+    return Stored(time, appended.seqno, appended.count, 0, after, write.schema)
 
 
-def _difference(client: Client, write: WriteHandle, new: pa.Table, upper: int) -> Generator[pa.Table]:
-    """The updates at `upper` that turn the newest contents into `new`, in order, in windows."""
+def _difference(client: Client, write: WriteHandle, new: pa.Table, upper: int, time: int) -> Generator[pa.Table]:
+    """The updates at `time` that turn the newest contents, before `upper`, into `new`, in order, in windows."""
     if upper == 0:
         yield from ([new] if new.num_rows else [])
         return
     with client.open_reader(write.shard, write.schema) as read, read.snapshot(upper - 1) as snapshot:
-        old = (_retracted(write.schema, table, upper) for table in snapshot.batches())
+        old = (_retracted(write.schema, table, time) for table in snapshot.batches())
         yield from (table for table in merge_runs([old, iter([new])], write.schema) if table.num_rows)
 
 
@@ -125,19 +129,19 @@ def _retracted(schema: Schema, contents: pa.Table, time: int) -> pa.Table:
     return pa.table([*contents.select(schema.names).columns, times, diffs], schema=schema.updates)
 
 
-def _append_updates(write: WriteHandle, given: Given) -> Stored:
+def _append_updates(client: Client, write: WriteHandle, given: Given) -> Stored:
     """Append updates with their own times. Times that the shard already has are skipped.
 
     Without updates nothing is appended, as that would declare a time complete whose updates are yet to come.
     """
-    updates = consolidate(write.schema, converted(write.schema, given, None))
+    updates = consolidate(write.schema, converted(write.schema, given, None, client.runtime.clock_ms))
     upper, count = _open_upper(write, write.machine.fetch()), 0
     if updates.num_rows:
         times = pc.min_max(updates[TIME]).as_py()
         count = write.append(updates, min(times["min"], upper), times["max"] + 1).count
     after = write.machine.fetch()
     skipped = updates.num_rows - count
-    return Stored(_open_upper(write, after) - 1, after.seqno, count, skipped, after.state.fingerprint)
+    return Stored(_open_upper(write, after) - 1, after.seqno, count, skipped, after.state.fingerprint, write.schema)
 
 
 def _open_upper(write: WriteHandle, version: Version) -> int:

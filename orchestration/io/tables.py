@@ -19,8 +19,9 @@ from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.models import is_instance, is_model, values_of
 from persist_lib.schema.schema import RESERVED, TIME, Column, Schema
 from persist_lib.schema.types import format_type
+from persist_lib.times import Times, Unit, parse_unit
 
-KEY, SCHEMA = "persist/key", "persist/schema"
+KEY, SCHEMA, TIMES = "persist/key", "persist/schema", "persist/times"
 RETURNS = (
     "an Arrow table, batch or reader, a pandas or polars frame, or a list of dicts, pydantic models or dataclasses"
 )
@@ -71,7 +72,9 @@ def resolve(given: Given, stored: Schema | None, metadata: Mapping[str, Any], an
     column cannot be known.
     """
     key = _key_of(metadata)
-    declared = _declared(metadata, annotation, key)
+    times = _times_of(metadata)
+    declared = _declared(metadata, annotation, key, times)
+    _check_times(stored, declared, times)
     names = [name for name in given.names if name not in RESERVED]
     if declared is not None:
         if names and (missing := [name for name in declared.names if name not in names]):
@@ -87,15 +90,16 @@ def resolve(given: Given, stored: Schema | None, metadata: Mapping[str, Any], an
             )  # fmt: skip
         return declared if stored is None else _extended(stored, declared.columns, key or declared.key_names)
     if stored is None:
-        return _fresh(names, given.type_of, key)
+        return _fresh(names, given.type_of, key, times)
     if not names and not given.rows:
         return stored
     return _extended(stored, _columns(stored, names, given.type_of), key)
 
 
-def converted(schema: Schema, given: Given, time: int | None) -> pa.Table:
+def converted(schema: Schema, given: Given, time: int | None, clock_ms: Callable[[], int]) -> pa.Table:
     """The rows as updates, in exactly the schema's columns: at `time`, or at their own times where they have some."""
-    tables = list(iter_updates(schema, given.data if given.names else [], time=time))
+    times = Times(schema.times, clock_ms)
+    tables = list(iter_updates(schema, given.data if given.names else [], time=time, times=times))
     return pa.concat_tables([schema.updates.empty_table(), *tables])
 
 
@@ -170,33 +174,59 @@ def _key_of(metadata: Mapping[str, Any]) -> list[str] | None:
     return list(names)
 
 
-def _declared(metadata: Mapping[str, Any], annotation: object, key: list[str] | None) -> Schema | None:
+def _declared(
+    metadata: Mapping[str, Any], annotation: object, key: list[str] | None, times: Unit | None
+) -> Schema | None:
     """The schema that the metadata or the return annotation `list[Model]` gives."""
     given = metadata.get(SCHEMA)
     if given is None:
         given = next((item for item in get_args(annotation) if is_model(item)), None)
     if given is None or isinstance(given, Schema):
-        return given
-    return _split(Schema(key=given).columns, key)
+        if given is None or times is None or given.times is not None:
+            return given
+        return Schema(given.key, given.value, given.codec, times)
+    return _split(Schema(key=given).columns, key, times)
 
 
-def _fresh(names: Sequence[str], type_of: TypeOf, key: list[str] | None) -> Schema:
+def _fresh(names: Sequence[str], type_of: TypeOf, key: list[str] | None, times: Unit | None) -> Schema:
     if not names:
         raise InvalidUsage(
             "the asset returned nothing that has columns, and its shard does not exist yet, so its columns are not "
             f"known. {_WAYS}",
             problem="no schema",
         )  # fmt: skip
-    return _split(tuple(_column(name, type_of) for name in names), key)
+    return _split(tuple(_column(name, type_of) for name in names), key, times)
 
 
-def _split(columns: tuple[Column, ...], key: list[str] | None) -> Schema:
+def _split(columns: tuple[Column, ...], key: list[str] | None, times: Unit | None) -> Schema:
     """Key and value columns. Without a key, all columns are the key."""
     by_name = {column.name: column for column in columns}
     names = list(by_name) if key is None else key
     if missing := [name for name in names if name not in by_name]:
         raise SchemaMismatch(f"{KEY} names the columns {missing}, and the asset has {list(by_name)}", column=missing[0])
-    return Schema([by_name[name] for name in names], [column for column in columns if column.name not in names])
+    value = [column for column in columns if column.name not in names]
+    return Schema([by_name[name] for name in names], value, times=times)
+
+
+def _times_of(metadata: Mapping[str, Any]) -> Unit | None:
+    try:
+        return parse_unit(metadata.get(TIMES))
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{TIMES} in the asset's metadata: {error.message}", **error.fields) from error
+
+
+def _check_times(stored: Schema | None, declared: Schema | None, times: Unit | None) -> None:
+    """Refuse a clock that is another than the shard's, or than that of the asset's own schema."""
+    said = {one for one in (times, None if declared is None else declared.times) if one is not None}
+    has = said if stored is None else {stored.times}
+    if len(said) > 1 or not said <= has:
+        what = f"the shard has the schema {stored}" if stored is not None else f"its schema is {declared}"
+        raise SchemaMismatch(
+            f"the asset says that its times are a clock in {' and in '.join(sorted(said))} ({TIMES} or {SCHEMA}), and "
+            f"{what}. Nothing was written. What times are never changes: give the asset another shard with "
+            "persist/shard",
+            problem="not additive", actual=stored,
+        )  # fmt: skip
 
 
 def _columns(stored: Schema, names: Sequence[str], type_of: TypeOf) -> tuple[Column, ...]:

@@ -11,7 +11,9 @@ import typer
 
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, PersistError
-from persist_lib.frontier import TOP, Antichain, at, parse_time
+from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.frontier import parse_time as check_time
+from persist_lib.times import END_S, Times, is_time_text
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
@@ -20,24 +22,50 @@ T = TypeVar("T")
 NUMBER = re.compile(r"[0-9]+(_[0-9]+)*")
 """A count or a time as people type it: 1000 or 1_000."""
 
+LAST = Times("us", lambda: END_S * 1_000 - 1)
+"""Refuses what is no time whatever the clock says, before anything is opened."""
+
 Shard = Annotated[str, typer.Argument(metavar="SHARD", help="The shard's name.", show_default=False)]
 Shards = Annotated[list[str] | None, typer.Argument(metavar="SHARD...", help="Names of shards.", show_default=False)]
 AllShards = Annotated[bool, typer.Option("--all", help="All shards of the location.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done, and why.")]
 
 
-def parse_frontier(text: str, what: str) -> Antichain:
-    """Parse a frontier: `5`, `[5]`, or `[]` for the empty one. Raises InvalidUsage for anything else."""
+def parse_frontier(text: str, what: str) -> Antichain | str:
+    """A frontier as it was typed: `5`, `[5]`, a time in words, or `[]` for the empty one. InvalidUsage for others.
+
+    Words such as `1 hour ago` mean a time only to a shard whose times are a clock. The library asks its schema.
+    """
     inner = text.strip()
     if inner.startswith("[") and inner.endswith("]"):
         inner = inner[1:-1].strip()
         if not inner:
             return TOP
-    if not NUMBER.fullmatch(inner):
+    found = _words(inner, text, what, ", or [] for the end of all times")
+    return at(found) if isinstance(found, int) else found
+
+
+def time_words(text: str, what: str) -> int | str:
+    """A time as it was typed: a number, or words, which are a time of a clock. Raises InvalidUsage for others."""
+    return _words(text.strip(), text, what, "")
+
+
+def parse_time(text: str, what: str, times: Times) -> int:
+    """The last time of the shard that is not after what was typed, for an as_of. `times` are those of its schema."""
+    return times.as_of(time_words(text, what), what)
+
+
+def _words(inner: str, text: str, what: str, more: str) -> int | str:
+    if NUMBER.fullmatch(inner):
+        return check_time(int(inner), what)
+    if not is_time_text(inner):
         raise InvalidUsage(
-            f"{what} must be a time, as in 5 or [5], or [] for the end of all times: got {text!r}", **{what: text}
+            f"{what} must be a time, as in 5 or [5]{more}; of a clock also 2026-11-22T12:00Z, 2026-11-22, now or "
+            f"'1 hour ago': got {text!r}",
+            **{what: text},
         )
-    return at(parse_time(int(inner), what))
+    LAST.as_of(inner, what)
+    return inner
 
 
 def confirm(session: Session, shard: str, what: str) -> None:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from persist_lib.cli import formats, units
-from persist_lib.cli.arguments import DryRun, Shard
+from persist_lib.cli.arguments import DryRun, Shard, time_words
 from persist_lib.cli.reading import AT_ONCE_S, TABLE_ROWS, Format, Limit, Output, Wait
 from persist_lib.cli.session import Session
-from persist_lib.cli.times import parse_time_text
 from persist_lib.cli.values import jsonable
 from persist_lib.errors import InvalidUsage
 
@@ -55,9 +54,7 @@ def changes(
     kind = "json" if session.as_json and format_ == "table" else format_
     if kind == "parquet" and output is None:
         raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
-    first, last = (
-        None if text is None else parse_time_text(text, what) for text, what in ((from_, "from"), (to, "to"))
-    )
+    first, last = (None if text is None else time_words(text, what) for text, what in ((from_, "from"), (to, "to")))
     with (
         session.open() as client,
         client.open_reader(shard) as reader,
@@ -65,8 +62,9 @@ def changes(
     ):
         count = _print(session, shard, found, kind, output, limit)
     if kind == "table" or output is not None:
-        after = "from the beginning" if first is None else f"after {first}"
-        session.note(f"{shard} {after} to {found.to}: {units.of(count, 'change')}")
+        show = reader.schema.show
+        after = "from the beginning" if found.from_ is None else f"after {show(found.from_)}"
+        session.note(f"{shard} {after} to {show(found.to)}: {units.of(count, 'change')}")
 
 
 def _print(session: Session, shard: str, found: Changes, kind: str, output: Path | None, limit: int | None) -> int:
@@ -97,12 +95,13 @@ def restore(
     persist restore orders --to 7 --dry-run     what would change, with the first hundred rows
     persist restore orders --to 7
     """
-    time = parse_time_text(to, "to")
+    time = time_words(to, "to")
     with session.open(read_only=dry_run) as client:
         done = client.restore(shard, time, dry_run=dry_run)
+        schema = client.inspect(shard).state.schemas[-1]
     seqno = None if done.appended is None else done.appended.seqno
     value = {
-        "shard": shard, "to": time, "upper": done.upper, "rows": done.rows, "added": done.added,
+        "shard": shard, "to": done.to, "upper": done.upper, "rows": done.rows, "added": done.added,
         "retracted": done.retracted, "seqno": seqno, "dry_run": dry_run, "cost": jsonable(done.cost),
     }  # fmt: skip
     if session.as_json:
@@ -114,11 +113,11 @@ def restore(
         formats.write_table(session, None, done.sample.schema, formats.Counted(iter([done.sample]), 0))
         if done.rows > done.sample.num_rows:
             session.note(f"only the first {done.sample.num_rows}")
-    session.show(_said(shard, time, done.rows, done.added, done.retracted, seqno, dry_run=dry_run))
+    session.show(_said(shard, schema.show(done.to), done.rows, done.added, done.retracted, seqno, dry_run=dry_run))
     session.note(units.spent(done.cost))
 
 
-def _said(shard: str, to: int, rows: int, added: int, retracted: int, seqno: int | None, *, dry_run: bool) -> str:
+def _said(shard: str, to: str, rows: int, added: int, retracted: int, seqno: int | None, *, dry_run: bool) -> str:
     if not rows:
         return f"{shard} has the contents of {to} already; nothing {'would be' if dry_run else 'was'} appended"
     counts = f"{units.number(rows)} distinct rows change, by +{units.number(added)} and -{units.number(retracted)}"

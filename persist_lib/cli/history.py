@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,11 +12,14 @@ from persist_lib.cli import units
 from persist_lib.cli.arguments import NUMBER, DryRun, Shard, confirm, parse_frontier
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import jsonable
+from persist_lib.cli.values import clock, jsonable
 from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
+from persist_lib.times import show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.state import State
+
+DURATION = re.compile(r"\d+(\.\d+)? *[a-zA-Zµ]")
 
 Hold = Annotated[str, typer.Argument(metavar="NAME", help="The hold's name.", show_default=False)]
 Expected = Annotated[
@@ -49,13 +54,16 @@ def set_hold(
         raise InvalidUsage(
             "--new is for a hold that does not exist yet, --expected for one that does: use only one of them"
         )
+    words = None if since is None else parse_frontier(since, "since")
     with session.open(read_only=False) as client:
-        at = client.inspect(shard).state.since if since is None else parse_frontier(since, "since")
+        at = client.inspect(shard).state.since if words is None else words
         fencing: bytes | Literal["any"] | None = None if new else _fence(expected)
         client.set_hold(shard, name, at, opaque=fence.encode(), expected=fencing)
         state = client.inspect(shard).state
-    text = f"{shard}: hold {name} keeps history from {at} on; since is {state.since}"
-    session.answer({"shard": shard, "hold": name, "since": jsonable(at), "shard_since": jsonable(state.since)}, text)
+    kept, show = state.holds[name].since, partial(show_frontier, unit=state.times)
+    text = f"{shard}: hold {name} keeps history from {show(kept)} on; since is {show(state.since)}"
+    value = {"shard": shard, "hold": name, "since": jsonable(kept), "shard_since": jsonable(state.since)}
+    session.answer({**value, **clock(state.times)}, text)
 
 
 def release_hold(session: Session, shard: Shard, name: Hold, expected: Expected = None) -> None:
@@ -67,8 +75,10 @@ def release_hold(session: Session, shard: Shard, name: Hold, expected: Expected 
     with session.open(read_only=False) as client:
         client.release_hold(shard, name, expected=_fence(expected))
         state = client.inspect(shard).state
-    text = f"{shard}: hold {name} is released; since is {state.since}, kept by {_keepers(state)}"
-    session.answer({"shard": shard, "hold": name, "shard_since": jsonable(state.since)}, text)
+    since = show_frontier(state.since, state.times)
+    text = f"{shard}: hold {name} is released; since is {since}, kept by {_keepers(state)}"
+    value = {"shard": shard, "hold": name, "shard_since": jsonable(state.since)}
+    session.answer({**value, **clock(state.times)}, text)
 
 
 def list_holds(session: Session, shard: Shard) -> None:
@@ -82,8 +92,9 @@ def list_holds(session: Session, shard: Shard) -> None:
     table = plain_table("hold", "since", "fencing value", "holds since back")
     for name, hold in sorted(state.holds.items()):
         held = "yes" if hold.since <= state.since else "no"
-        table.add_row(name, str(hold.since), hold.opaque.decode(errors="backslashreplace"), held)
+        table.add_row(name, show_frontier(hold.since, state.times), hold.opaque.decode(errors="backslashreplace"), held)
     value = {"shard": shard, "since": jsonable(state.since), "holds": jsonable(state.holds)}
+    value |= clock(state.times)
     session.answer(value, table if state.holds else f"{shard} has no holds")
 
 
@@ -93,8 +104,9 @@ def retention(
     distance: Annotated[
         str | None,
         typer.Argument(
-            metavar="[N|none]",
-            help="Keep this many times behind upper; none: only what readers and holds keep.",
+            metavar="[N|DURATION|none]",
+            help="Keep this many times behind upper, or of a clock as in '7 days'; none: only what readers and holds "
+            "keep.",
             show_default=False,
         ),
     ] = None,
@@ -106,14 +118,18 @@ def retention(
     \b
     persist set-retention orders        show it
     persist set-retention orders 1000   as of any of the last 1,000 times
+    persist set-retention orders '7 days'       if its times are a clock
     persist set-retention orders none   only what readers and holds keep
     """
     with session.open(read_only=distance is None) as client:
         if distance is not None:
             client.set_retention(shard, None if distance == "none" else _distance(distance))
-        found = client.inspect(shard).state.retention
-    said = "has no retention policy" if found is None else f"keeps history for {units.number(found)} behind upper"
-    session.answer({"shard": shard, "retention": found}, f"{shard} {said}")
+        state = client.inspect(shard).state
+        found, times = state.retention, client.machine(shard).times()
+    said = (
+        "has no retention policy" if found is None else f"keeps history for {times.show_distance(found)} behind upper"
+    )
+    session.answer({"shard": shard, "retention": found, **clock(state.times)}, f"{shard} {said}")
 
 
 def finish(
@@ -188,10 +204,17 @@ def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
         )  # fmt: skip
 
 
-def _distance(text: str) -> int:
-    if not NUMBER.fullmatch(text):
-        raise InvalidUsage(f"retention is a number of times behind upper, or none: got {text!r}", distance=text)
-    return int(text)
+def _distance(text: str) -> int | str:
+    """The number that was typed, or the text of a duration, which the library reads by the shard's clock."""
+    if NUMBER.fullmatch(text):
+        return int(text)
+    if not DURATION.match(text):
+        raise InvalidUsage(
+            f"retention is a number of times behind upper, of a clock also a duration as in '7 days', or none: got "
+            f"{text!r}",
+            distance=text,
+        )
+    return text
 
 
 def _keepers(state: State) -> str:

@@ -10,8 +10,9 @@ import typer
 from persist_lib.cli import render, units
 from persist_lib.cli.arguments import Shard
 from persist_lib.cli.session import Session
-from persist_lib.errors import NotFound
+from persist_lib.errors import NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
+from persist_lib.times import Times, Unit
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
@@ -66,34 +67,46 @@ def fetch_rows(client: Client, shard: str, start: int | None, limit: int) -> lis
         raise NotFound(f"there is no shard {shard!r} in {client.url}", shard=shard)
     first = max(1, head.seqno - limit + 1) if start is None else start
     rows = client.consensus.scan(id_, SeqNo(first), limit)
-    return [row_value(decode_row(row.data, row_name(id_, row.seqno)), row) for row in rows]
+    times = _times(client, shard) if rows else None
+    return [row_value(decode_row(row.data, row_name(id_, row.seqno)), row, times) for row in rows]
 
 
-def row_value(row: LogRow, stored: Row) -> dict[str, Any]:
-    """One transition, for people and machines."""
+def _times(client: Client, shard: str) -> Unit | None:
+    """The clock of the shard, which is in its first row and in its state; None also where the state cannot be read."""
+    try:
+        return client.inspect(shard).state.times
+    except PersistError:
+        return None
+
+
+def row_value(row: LogRow, stored: Row, times: Unit | None = None) -> dict[str, Any]:
+    """One transition, for people and machines. `times` is the clock of the shard."""
     return {
         "seqno": row.seqno, "version": f"v{row.seqno}", "now": row.now, "when": units.moment(row.now),
         "command": row.command, "token": row.token.hex(), "bytes": len(stored.data),
-        "rollup": row.rollup[0] if row.rollup else None, "changes": list(changes(row.diff)),
+        "rollup": row.rollup[0] if row.rollup else None, "changes": list(changes(row.diff, times)),
     }  # fmt: skip
 
 
-def changes(diff: StateDiff) -> Iterator[str]:
+def changes(diff: StateDiff, times: Unit | None = None) -> Iterator[str]:
     """What a transition changed, a sentence each."""
+    clock = Times(times, lambda: 0)
     if diff.trace is not None:
-        yield from _trace(diff.trace)
+        yield from _trace(diff.trace, clock)
     if diff.since is not None:
-        yield f"since {diff.since[0]} → {diff.since[1]}"
+        yield f"since {clock.show(diff.since[0])} → {clock.show(diff.since[1])}"
     for schema in diff.schemas:
         yield f"schema {schema}"
     if diff.format is not None:
         yield f"format {diff.format[0]} → {diff.format[1]}"
     if diff.retention is not None:
-        yield f"retention {_or_none(diff.retention[0])} → {_or_none(diff.retention[1])}"
-    yield from _leases("writer", diff.writers)
-    yield from _leases("reader", diff.readers)
+        before, after = ("none" if one is None else clock.show_distance(one) for one in diff.retention)
+        yield f"retention {before} → {after}"
+    yield from _leases("writer", diff.writers, clock)
+    yield from _leases("reader", diff.readers, clock)
     for name, old, new in diff.holds:
-        yield f"hold {name}: {old.since if old else 'none'} → {new.since if new else 'released'}"
+        before, after = clock.show(old.since) if old else "none", clock.show(new.since) if new else "released"
+        yield f"hold {name}: {before} → {after}"
     yield from _entries("retired", "swept", [(id_, new) for id_, _, new in diff.retired])
     yield from _entries("garbage", "deleted", [(key, new) for key, _, new in diff.garbage])
     yield from _entries(
@@ -101,38 +114,38 @@ def changes(diff: StateDiff) -> Iterator[str]:
     )
 
 
-def _trace(edit: TraceEdit) -> Iterator[str]:
+def _trace(edit: TraceEdit, clock: Times) -> Iterator[str]:
     if edit.removed:
-        came = "; ".join(map(_batch, edit.added))
+        came = "; ".join(_batch(batch, clock) for batch in edit.added)
         yield f"batches {render.batch_ids(edit.removed)} → {came}"
         return
     for batch in edit.added:
-        yield f"+ {_batch(batch)}"
+        yield f"+ {_batch(batch, clock)}"
 
 
-def _batch(batch: Batch) -> str:
+def _batch(batch: Batch, clock: Times) -> str:
     contents = "empty"
     if batch.count:
         objects = len(batch.keys)
         place = units.of(objects, "object") if objects else "inline"
         contents = f"{units.of(batch.count, 'update')}, {units.size(batch.size)} {place}"
-    return f"batch {batch.lo}..{batch.hi}, times {batch.lower} to {batch.upper}: {contents}"
+    return f"batch {batch.lo}..{batch.hi}, times {clock.show(batch.lower)} to {clock.show(batch.upper)}: {contents}"
 
 
-def _leases(kind: str, entries: tuple[tuple[str, Any, Any], ...]) -> Iterator[str]:
+def _leases(kind: str, entries: tuple[tuple[str, Any, Any], ...], clock: Times) -> Iterator[str]:
     for id_, old, new in entries:
         if new is None:
             yield f"{kind} {id_} gone"
         elif old is None:
             yield f"{kind} {id_} registered{f' for {new.purpose}' if new.purpose else ''}"
         else:
-            yield f"{kind} {id_}: {', '.join(_moves(old, new)) or 'nothing new'}"
+            yield f"{kind} {id_}: {', '.join(_moves(old, new, clock)) or 'nothing new'}"
 
 
-def _moves(old: Any, new: Any) -> Iterator[str]:
+def _moves(old: Any, new: Any, clock: Times) -> Iterator[str]:
     """What changed in the entry of a writer or reader."""
     if getattr(old, "since", None) != getattr(new, "since", None):
-        yield f"since {old.since} → {new.since}"
+        yield f"since {clock.show(old.since)} → {clock.show(new.since)}"
     if getattr(old, "seqno", None) != getattr(new, "seqno", None):
         yield f"reads from v{old.seqno} → v{new.seqno}"
     if old.lease_until != new.lease_until:
@@ -147,7 +160,3 @@ def _entries(came: str, went: str, entries: list[tuple[str, Any]]) -> Iterator[s
         if names:
             rest = f" and {len(names) - KEYS_NAMED} more" if len(names) > KEYS_NAMED else ""
             yield f"{verb} {', '.join(names[:KEYS_NAMED])}{rest}"
-
-
-def _or_none(value: int | None) -> str:
-    return "none" if value is None else units.number(value)

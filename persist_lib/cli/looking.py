@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from persist_lib.cli import damage, render, units
 from persist_lib.cli.arguments import AllShards, Shard, Shards, chosen, each
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import jsonable, plan_value, worst
+from persist_lib.cli.values import clock, jsonable, plan_value, worst
 
 
 def shards(
@@ -76,8 +76,12 @@ def plan(session: Session, shard: Shard) -> None:
         summary = f"{shard} at v{version.seqno}: {units.of(found.debt, 'update')} to rewrite"
     else:
         summary = f"{shard} at v{version.seqno}: nothing to do"
-    shown: list[RenderableType] = [render.plan_table(found)] if found.requests or found.skipped else []
-    session.answer({"shard": shard, "seqno": version.seqno, **plan_value(found)}, *shown, summary)
+    shown: list[RenderableType] = (
+        [render.plan_table(found, version.state.times)] if found.requests or found.skipped else []
+    )
+    session.answer(
+        {"shard": shard, "seqno": version.seqno, **clock(version.state.times), **plan_value(found)}, *shown, summary
+    )
 
 
 def _reasons(failed: Sequence[tuple[str, Exception]]) -> list[tuple[str, str]]:

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from persist_lib.cli import render, units
 from persist_lib.cli.units import number, of, size
-from persist_lib.cli.values import Json, jsonable, plan_value
+from persist_lib.cli.values import Json, clock, jsonable, plan_value
 from persist_lib.core.duties import figures_of
 from persist_lib.errors import PersistError
+from persist_lib.times import Times, Unit, show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.cli.session import Advance
@@ -46,7 +47,7 @@ class Outcome:
     exit_code: int = 0
 
 
-def compacted(done: Compacted, dry_run: bool) -> Outcome:
+def compacted(done: Compacted, dry_run: bool, times: Unit | None = None) -> Outcome:
     """Batches before and after, bytes read and written, and each request; with `dry_run` the plan."""
     plan = done.plan
     value = {
@@ -58,7 +59,7 @@ def compacted(done: Compacted, dry_run: bool) -> Outcome:
         return Outcome(f"nothing to compact: {of(done.batches_before, 'batch')}, none in debt", value)
     if dry_run:
         price = units.dollars(plan.cost.dollars)
-        return Outcome(f"would rewrite {of(plan.debt, 'update')} for {price}", value, [render.plan_table(plan)])
+        return Outcome(f"would rewrite {of(plan.debt, 'update')} for {price}", value, [render.plan_table(plan, times)])
     overtaken = sum(1 for applied in done.applied if applied.seqno is None)
     text = f"{number(done.batches_before)} → {of(done.batches_after, 'batch')}"
     text += f", read {size(done.bytes_in)}, wrote {size(done.bytes_out)}"
@@ -104,13 +105,17 @@ def upgraded(done: Upgraded, dry_run: bool) -> Outcome:
     return Outcome(f"{verb} format {done.before} to {done.after}", jsonable(done))
 
 
-def expired(done: Expired, dry_run: bool) -> Outcome:
+def expired(done: Expired, dry_run: bool, times: Unit | None = None) -> Outcome:
     """Which ids were retired, and what they held back."""
     if not done.overdue:
         return Outcome(f"no lease is overdue, {number(done.live)} live", jsonable(done))
     lines = []
     for overdue in done.overdue:
-        held = "" if overdue.since is None else f", held since {overdue.since} and states from v{overdue.seqno}"
+        held = (
+            ""
+            if overdue.since is None
+            else f", held since {show_frontier(overdue.since, times)} and states from v{overdue.seqno}"
+        )
         lines.append(f"  {overdue.id} {_why_over(overdue.overdue_ms)}{held}")
     verb = "would retire" if dry_run else "retired"
     return Outcome(f"{verb} {number(len(done.overdue))} of {number(done.live)}", jsonable(done), [*lines])
@@ -127,16 +132,18 @@ def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
     state = after.state
     keepers = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
     keepers += [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
-    value = {**jsonable(done), "kept_by": keepers}
+    value = {**jsonable(done), "kept_by": keepers, **clock(state.times)}
     if done.distance is None:
         return Outcome("no retention policy: history is kept as readers and holds say", value)
-    policy = f"policy: {number(done.distance)} behind upper {state.upper}"
+    times = Times(state.times, lambda: 0)
+    before, after_ = times.show(done.before), times.show(done.after)
+    policy = f"policy: {times.show_distance(done.distance)} behind upper {times.show(state.upper)}"
     if done.before == done.after:
         return Outcome(
-            f"since stays at {done.before}; {policy}", value, [f"  kept by {', '.join(keepers)}"] if keepers else []
+            f"since stays at {before}; {policy}", value, [f"  kept by {', '.join(keepers)}"] if keepers else []
         )
     verb = "the retention hold would move to" if dry_run else "since"
-    return Outcome(f"{verb} {'' if dry_run else f'{done.before} → '}{done.after}; {policy}", value)
+    return Outcome(f"{verb} {'' if dry_run else f'{before} → '}{after_}; {policy}", value)
 
 
 def collected(before: Version, done: Collected, dry_run: bool) -> Outcome:
@@ -181,11 +188,12 @@ def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advan
     """Carry out a duty of the table, and describe what it did; by its figures, if it has no function here."""
     match duty:
         case "leases":
-            return expired(client.expire(shard, dry_run=dry_run), dry_run)
+            return expired(client.expire(shard, dry_run=dry_run), dry_run, client.machine(shard).state.times)
         case "retention":
             return retained(client.retain(shard, dry_run=dry_run), client.inspect(shard), dry_run)
         case "compaction":
-            return compacted(client.compact(shard, dry_run=dry_run, alone=True, progress=advance), dry_run)
+            done = client.compact(shard, dry_run=dry_run, alone=True, progress=advance)
+            return compacted(done, dry_run, client.machine(shard).state.times)
         case "garbage":
             before = client.inspect(shard)
             return collected(before, client.collect(shard, dry_run=dry_run, progress=advance), dry_run)
@@ -208,9 +216,9 @@ def plain(done: object) -> Outcome:
 def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: bool) -> Outcome:
     """Every duty, and the shard before and after."""
     words: dict[str, Callable[[], Outcome]] = {
-        "leases": lambda: expired(done.expired, dry_run),
+        "leases": lambda: expired(done.expired, dry_run, after.state.times),
         "retention": lambda: retained(done.retained, after, dry_run),
-        "compaction": lambda: compacted(done.compacted, dry_run),
+        "compaction": lambda: compacted(done.compacted, dry_run, after.state.times),
         "rollups": lambda: rolled_up(after, done.rolled_up, rollup_every, False, dry_run),
         "garbage": lambda: collected(after, done.collected, dry_run),
         "orphans": lambda: audited(done.audited, dry_run),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from persist_lib.cli import formats, units, values
-from persist_lib.cli.arguments import Shard, parse_frontier
+from persist_lib.cli.arguments import Shard, parse_frontier, time_words
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage
+from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.read.listen import Event
@@ -19,12 +20,12 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.schema.schema import Schema
 
 Time = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--as-of",
-        min=0,
-        metavar="T",
-        help="Read as of this time, from since on and before upper. Default: the newest complete time.",
+        metavar="TIME",
+        help="Read as of this time, from since on and before upper: 9; of a clock also 2026-11-22T12:00Z, now or "
+        "'1 hour ago'. Default: the newest complete time.",
         show_default=False,
     ),
 ]
@@ -94,6 +95,7 @@ def snapshot(
 
     \b
     persist snapshot orders
+    persist snapshot orders --as-of '1 hour ago'        if its times are a clock
     persist snapshot orders --as-of 9 --columns state,cents --key 4711
     persist snapshot orders --as-of 9 --format csv | head
     persist snapshot orders --as-of 9 --format parquet -o orders.parquet
@@ -101,22 +103,25 @@ def snapshot(
     kind = "json" if session.as_json and format_ == "table" else format_
     if kind == "parquet" and output is None:
         raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
+    at = None if as_of is None else time_words(as_of, "--as-of")
     with session.open() as client, client.open_reader(shard) as reader:
         keys = [_key_values(reader.schema, given) for given in (key, key_from, key_to)]
         names = None if columns is None else [name.strip() for name in columns.split(",")]
         found = reader.snapshot(
-            as_of, columns=names, key=keys[0], key_from=keys[1], key_to=keys[2], timeout=max(wait, AT_ONCE_S)
+            at, columns=names, key=keys[0], key_from=keys[1], key_to=keys[2], timeout=max(wait, AT_ONCE_S)
         )
         with found:
-            count = _print(session, shard, found, kind, output, limit)
+            count = _print(session, reader.schema, shard, found, kind, output, limit)
     if kind == "table" or output is not None:
-        session.note(f"{shard} as of {found.as_of}: {units.number(count)} distinct")
+        session.note(f"{shard} as of {reader.schema.show(found.as_of)}: {units.number(count)} distinct")
 
 
-def _print(session: Session, shard: str, found: Snapshot, kind: str, output: Path | None, limit: int | None) -> int:
+def _print(
+    session: Session, schema: Schema, shard: str, found: Snapshot, kind: str, output: Path | None, limit: int | None
+) -> int:
     rows = (TABLE_ROWS if kind == "table" else 0) if limit is None else limit
     counted = formats.Counted(found.batches(), rows)
-    head = {"shard": shard, "as_of": found.as_of}
+    head = {"shard": shard, "as_of": found.as_of, **values.clock(schema.times)}
     with formats.target(output) as stream:
         if kind == "table":
             formats.write_table(session, stream if output else None, found.schema, counted)
@@ -150,7 +155,10 @@ def listen(
     session: Session,
     shard: Shard,
     as_of: Annotated[
-        int, typer.Option("--as-of", min=0, metavar="T", help="Start just after this time.", show_default=False)
+        str,
+        typer.Option(
+            "--as-of", metavar="TIME", help="Start just after this time: 9, or '1 hour ago'.", show_default=False
+        ),
     ],
     until: Annotated[
         str, typer.Option(metavar="FRONTIER", help="End there: 20, or [] for the end of all times.")
@@ -173,30 +181,31 @@ def listen(
     persist listen orders --as-of 9
     persist listen orders --as-of 9 --no-wait --json
     """
-    end = parse_frontier(until, "until")
+    start, end = time_words(as_of, "--as-of"), parse_frontier(until, "until")
     with session.open() as client, client.open_reader(shard) as reader:
-        events = reader.listen(as_of, until=end, timeout=None if timeout is None else max(timeout, AT_ONCE_S))
+        events = reader.listen(start, until=end, timeout=None if timeout is None else max(timeout, AT_ONCE_S))
         with events:
             for event in events if wait else events.poll():
-                _tell(session, event)
+                _tell(session, reader.schema, event)
 
 
-def _tell(session: Session, event: Event) -> None:
+def _tell(session: Session, schema: Schema, event: Event) -> None:
     from persist_lib.read.listen import Progress
 
     if isinstance(event, Progress):
-        session.answer({"progress": values.jsonable(event.frontier)}, f"progress {event.frontier}")
+        session.answer({"progress": values.jsonable(event.frontier)}, f"progress {schema.show(event.frontier)}")
         return
     for batch in formats.rows_of(event.table):
         rows = batch.to_pylist()
         if session.as_json:
             session.out.out(formats.encode({"updates": rows}).decode(), highlight=False)
         else:
-            session.show("\n".join(_lines(rows)))
+            session.show("\n".join(_lines(schema, rows)))
 
 
-def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _lines(schema: Schema, rows: list[dict[str, Any]]) -> Iterator[str]:
     """Updates as lines for people: `[12] +1  order_id=4 state=placed`."""
+    times = Times(schema.times, lambda: 0)
     for row in rows:
-        time, diff = row.pop("_time"), row.pop("_diff")
+        time, diff = times.show(times.parse(row.pop("_time"), "_time")), row.pop("_diff")
         yield f"[{time}] {diff:+}  " + " ".join(f"{name}={formats.cell(value)}" for name, value in row.items())

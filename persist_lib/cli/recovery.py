@@ -35,8 +35,9 @@ def outcome(
         raw = bytes.fromhex(token)
     except ValueError as error:
         raise InvalidUsage(f"the token must be in hex, as in the error message: got {token!r}") from error
+    bounds = parse_frontier(lower, "lower"), parse_frontier(upper, "upper")
     with session.open() as client:
-        verdict = client.judge_append(shard, raw, parse_frontier(lower, "lower"), parse_frontier(upper, "upper"))
+        verdict = client.judge_append(shard, raw, *bounds)
     value = {"shard": shard, "token": raw.hex(), **jsonable(verdict)}
     session.answer(value, f"{shard}: {verdict.answer}: {verdict.why}")
 

@@ -13,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from persist_lib.cli import units
+from persist_lib.times import Times, Unit, show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.plan.compaction import Plan, Request
     from persist_lib.core.trace import Level
+    from persist_lib.frontier import Antichain
     from persist_lib.maintain import Census
 
 LEVELS_SHOWN = 5
@@ -52,8 +54,9 @@ def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] =
     )  # fmt: skip
     for census in censuses:
         table.add_row(
-            census.shard, str(census.since), str(census.upper), units.number(census.updates), units.size(census.size),
-            _batches(census), by_level(census.levels), _debt(census), _garbage(census), _holders(census),
+            census.shard, _shown(census, census.since), _shown(census, census.upper), units.number(census.updates),
+            units.size(census.size), _batches(census), by_level(census.levels), _debt(census), _garbage(census),
+            _holders(census),
         )  # fmt: skip
     for name, why in failed:
         table.add_row(name, "", "", "", "", "", Text(f"cannot be read: {why}", "red"), "", "", "")
@@ -71,14 +74,17 @@ def compare_table(before: Sequence[Census], after: Sequence[Census]) -> Table:
     return table
 
 
-def plan_table(plan: Plan) -> Table:
-    """What a compaction would replace, why, and at what price; then what it leaves alone, and why."""
+def plan_table(plan: Plan, times: Unit | None = None) -> Table:
+    """What a compaction would replace, why, and at what price; then what it leaves alone, and why.
+
+    `times` is the clock that the shard's times are.
+    """
     table = plain_table(
         "what", "batches", "times", "as of", "updates", "bytes", "requests", "price", "why",
         right=("updates", "bytes", "requests", "price"),
     )  # fmt: skip
     for request in plan.requests:
-        table.add_row(*_request_cells(request))
+        table.add_row(*_request_cells(request, times))
     if len(plan.requests) > 1:
         table.add_section()
         cost = plan.cost
@@ -117,11 +123,11 @@ def census_table(census: Census, damaged: Sequence[str] = ()) -> Table:
 
 def census_lines(census: Census) -> list[tuple[str, str]]:
     """Everything that a census counts, as pairs of a name and a text."""
-    n, size = units.number, units.size
+    n, size, distance = units.number, units.size, Times(census.times, lambda: 0).show_distance
     newest = census.seqno - census.rollup_lag
     return [
         ("version", f"v{census.seqno}" + (", finished for good" if census.finished else "")),
-        ("times", f"since {census.since}, upper {census.upper}"),
+        ("times", f"since {_shown(census, census.since)}, upper {_shown(census, census.upper)}"),
         ("updates", f"{n(census.updates)} in {size(census.size)}, of which {size(census.inline_size)} inline"),
         ("batches", f"{n(census.batches)}, at rest at most {n(census.batch_bound)}; {n(census.empty_batches)} empty"),
         ("by level", by_level(census.levels, shown=64)),
@@ -133,7 +139,7 @@ def census_lines(census: Census) -> list[tuple[str, str]]:
         ("overdue", n(census.overdue)),
         ("retired", f"{units.of(census.retired, 'id')}, not yet swept"),
         ("holds", n(census.holds)),
-        ("retention", "none" if census.retention is None else f"{n(census.retention)} behind upper"),
+        ("retention", "none" if census.retention is None else f"{distance(census.retention)} behind upper"),
         ("rollups", "none yet" if not census.rollups else
                     f"{n(census.rollups)}, the newest at v{newest}, {units.of(census.rollup_lag, 'transition')} ago"),
         ("oldest state read", f"{units.of(census.seqno_held, 'transition')} ago" if census.seqno_held else "this one"),
@@ -165,17 +171,22 @@ def batch_ids(ids: Sequence[tuple[int, int]]) -> str:
     return f"{ids[0][0]}..{ids[-1][1]} ({len(ids)})"
 
 
-def _request_cells(request: Request) -> list[str]:
+def _request_cells(request: Request, times: Unit | None) -> list[str]:
     cost = request.cost
     return [
-        request.reason, batch_ids(request.ids), f"[{_time(request.lower.time)}, {_time(request.upper.time)})",
-        str(request.since), units.number(request.count), units.size(request.size), units.number(cost.gets + cost.puts),
+        request.reason, batch_ids(request.ids), f"[{_time(request.lower, times)}, {_time(request.upper, times)})",
+        show_frontier(request.since, times), units.number(request.count), units.size(request.size),
+        units.number(cost.gets + cost.puts),
         units.dollars(cost.dollars), REASONS[request.reason],
     ]  # fmt: skip
 
 
-def _time(time: int | None) -> str:
-    return "∞" if time is None else str(time)
+def _time(frontier: Antichain, times: Unit | None) -> str:
+    return "∞" if frontier.time is None else show_time(frontier.time, times)
+
+
+def _shown(census: Census, frontier: Antichain) -> str:
+    return show_frontier(frontier, census.times)
 
 
 def _batches(census: Census) -> Text:
@@ -209,8 +220,8 @@ def _compare(table: Table, first: Census, second: Census) -> None:
     """Add a line for each measure; lines whose values are equal are dimmed."""
     name = first.shard
     for what, was, now in (
-        ("since", str(first.since), str(second.since)),
-        ("upper", str(first.upper), str(second.upper)),
+        ("since", _shown(first, first.since), _shown(second, second.since)),
+        ("upper", _shown(first, first.upper), _shown(second, second.upper)),
         ("batches", units.number(first.batches), units.number(second.batches)),
         ("by level", by_level(first.levels), by_level(second.levels)),
         ("updates", units.number(first.updates), units.number(second.updates)),

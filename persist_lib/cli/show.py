@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,11 +15,12 @@ from persist_lib.cli import damage, render, units
 from persist_lib.cli.arguments import Shard
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable, state_value
+from persist_lib.frontier import Antichain
+from persist_lib.times import Unit, show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.plan.garbage import GarbagePlan
     from persist_lib.core.state import Batch, State, Version
-    from persist_lib.frontier import Antichain
     from persist_lib.maintain import Census
 
 
@@ -64,7 +66,8 @@ def _sections(
 ) -> Iterator[RenderableType]:
     state = version.state
     yield Text.assemble((census.shard, "bold"), f"  v{census.seqno}")
-    yield f"since {state.since}   upper {state.upper}   {readable(state)}"
+    show = partial(show_frontier, unit=state.times)
+    yield f"since {show(state.since)}   upper {show(state.upper)}   {readable(state)}"
     yield Text("")
     for name, text in render.census_lines(census)[2:]:
         if name not in SAID_ELSEWHERE:
@@ -74,9 +77,9 @@ def _sections(
     for number, schema in enumerate(state.schemas):
         yield f"{f'schema {number}':<18} {schema}"
     yield Text("")
-    yield batches_table(state.trace) if every_batch else levels_table(state.trace)
+    yield (batches_table if every_batch else levels_table)(state.trace, state.times)
     if people := holders(version, now):
-        yield holders_table(people)
+        yield holders_table(people, state.times)
     else:
         yield "no readers, no writers, no holds\n"
     yield from garbage_lines(census.garbage, census.garbage_size, collection)
@@ -88,17 +91,17 @@ def readable(state: State) -> str:
     """Which times can be read, in words."""
     if state.is_finished():
         return "(finished for good: nothing can be read or written)"
-    first, end = state.since.time, state.upper.time
+    first, end, show = state.since.time, state.upper.time, partial(show_time, unit=state.times)
     if first is None:
         return "(all history is given up)"
     if end is None:
-        return f"(complete: can be read as of {first} and any time after)"
+        return f"(complete: can be read as of {show(first)} and any time after)"
     if first >= end:
-        return f"(nothing can be read before upper passes {first})"
-    return f"(can be read as of {first} to {end - 1})"
+        return f"(nothing can be read before upper passes {show(first)})"
+    return f"(can be read as of {show(first)} to {show(end - 1)})"
 
 
-def levels_table(trace: tuple[Batch, ...]) -> Table:
+def levels_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Table:
     """The trace by size class, with the times that the batches of each cover."""
     from persist_lib.core.trace import level_of, levels
 
@@ -110,12 +113,12 @@ def levels_table(trace: tuple[Batch, ...]) -> Table:
             units.size_class(level.level), units.number(level.batches), units.number(level.updates),
             units.size(level.size), units.size(sum(batch.inline_size for batch in found)),
             units.number(sum(len(batch.parts) for batch in found)),
-            str(found[0].lower), str(found[-1].upper),
+            show_frontier(found[0].lower, times), show_frontier(found[-1].upper, times),
         )  # fmt: skip
     return table
 
 
-def batches_table(trace: tuple[Batch, ...]) -> Table:
+def batches_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Table:
     """Every batch, oldest first."""
     numbers = ("updates", "diff sum", "bytes")
     table = render.plain_table(
@@ -123,7 +126,8 @@ def batches_table(trace: tuple[Batch, ...]) -> Table:
     )
     for batch in trace:
         table.add_row(
-            f"{batch.lo}..{batch.hi}", str(batch.lower), str(batch.upper), str(batch.since), units.number(batch.count),
+            f"{batch.lo}..{batch.hi}", *(show_frontier(at, times) for at in (batch.lower, batch.upper, batch.since)),
+            units.number(batch.count),
             units.number(batch.diff_sum), units.size(batch.size), _parts(batch), f"{batch.fingerprint:016x}",
         )  # fmt: skip
     return table
@@ -162,7 +166,7 @@ def _kept(sizes: list[int]) -> dict[str, Any]:
     return {"garbage": len(sizes), "garbage_size": sum(sizes)}
 
 
-def holders_table(people: list[dict[str, Any]]) -> Table:
+def holders_table(people: list[dict[str, Any]], times: Unit | None = None) -> Table:
     """What has a lease or a hold, and what that keeps."""
     table = render.plain_table("who", "what", "lease", "since", "reads from", "holds back")
     for who in people:
@@ -170,7 +174,7 @@ def holders_table(people: list[dict[str, Any]]) -> Table:
         lease = Text("none", "dim") if left is None else Text(f"{units.duration(left)} left")
         if left is not None and left < 0:
             lease = Text(f"overdue by {units.duration(-left)}", "yellow")
-        since = "" if who["since"] is None else str(who["since"])
+        since = "" if who["since"] is None else show_frontier(Antichain(*who["since"]), times)
         reads = "" if who["seqno"] is None else f"v{who['seqno']}"
         table.add_row(
             who["name"], " ".join(filter(None, (who["kind"], who["purpose"]))), lease, since, reads, _held_back(who)

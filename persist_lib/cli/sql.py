@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from persist_lib.cli import formats, units
+from persist_lib.cli.arguments import time_words
 from persist_lib.cli.as_of import Query, Reference, parse_query
 from persist_lib.cli.reading import TABLE_ROWS, Format, Limit, Output
 from persist_lib.cli.session import Session
-from persist_lib.cli.times import parse_time_text
 from persist_lib.errors import Determinate, InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -48,14 +48,14 @@ def sql(
     if kind == "parquet" and output is None:
         raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
     parsed = parse_query(sys.stdin.read() if query == "-" else query)
-    times = {reference: parse_time_text(reference.time, "as of") for reference in parsed.references}
+    times = {reference: time_words(reference.time, "as of") for reference in parsed.references}
     _installed()
     failures: list[BaseException] = []
     with session.open() as client, ExitStack() as open_, _told(failures):
         connection = open_.enter_context(_connect())
         tables = _tables(connection, client, parsed, times, open_, failures)
         reader = _execute(connection, parsed.sql)
-        head = {"tables": [{"shard": shard, "as_of": as_of} for shard, as_of in tables]}
+        head = {"tables": [{"shard": shard, "as_of": as_of} for shard, as_of, _ in tables]}
         rows = (TABLE_ROWS if kind == "table" else 0) if limit is None else limit
         schema = _named(reader.schema)
         counted = formats.Counted(_presentable(reader, schema, is_text=kind in ("csv", "parquet")), rows)
@@ -67,7 +67,7 @@ def sql(
     if counted.is_cut:
         session.note(f"only the first {units.number(rows)}; --limit 0 prints all")
     if kind == "table" or output is not None:
-        said = ", ".join(f"{shard} as of {as_of}" for shard, as_of in tables)
+        said = ", ".join(f"{shard} as of {shown}" for shard, _, shown in tables)
         session.note(f"{units.of(counted.rows, 'row')}{f'; {said}' if said else ''}")
 
 
@@ -90,15 +90,16 @@ def _tables(
     connection: duckdb.DuckDBPyConnection,
     client: Client,
     query: Query,
-    times: dict[Reference, int],
+    times: dict[Reference, int | str],
     open_: ExitStack,
     failures: list[BaseException],
-) -> list[tuple[str, int]]:
-    """Open the shards that the query names, and register them. Returns their names and times."""
+) -> list[tuple[str, int, str]]:
+    """Open the shards that the query names, and register them. Returns their names, and their times as for people."""
     from persist_lib.read.engines import dataset_of
+    from persist_lib.times import Times, once
 
     named = {reference.table: (reference.shard, times[reference]) for reference in query.references}
-    wanted: dict[str, tuple[str, int | None]] = {**named}
+    wanted: dict[str, tuple[str, int | str | None]] = {**named}
     names = _names_in(connection, query.sql)
     if names.perhaps - names.surely:
         names.surely.update(names.perhaps.intersection(client.shards()))
@@ -106,6 +107,7 @@ def _tables(
     readers: dict[str, Any] = {}
     registered: dict[str, str] = {}
     found = []
+    clock_ms = once(client.runtime.clock_ms)
     for table, (shard, as_of) in sorted(wanted.items()):
         if (other := registered.setdefault(table.casefold(), table)) != table:
             raise InvalidUsage(
@@ -115,9 +117,11 @@ def _tables(
             )
         if shard not in readers:
             readers[shard] = open_.enter_context(client.open_reader(shard))
-        snapshot = open_.enter_context(readers[shard].snapshot(as_of, timeout=0.001))
+        schema = readers[shard].schema
+        time = None if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
+        snapshot = open_.enter_context(readers[shard].snapshot(time, timeout=0.001))
         connection.register(table, dataset_of(snapshot, failures.append))
-        found.append((shard, snapshot.as_of))
+        found.append((shard, snapshot.as_of, schema.show(snapshot.as_of)))
     return list(dict.fromkeys(found))
 
 

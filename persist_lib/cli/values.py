@@ -1,7 +1,9 @@
 """The library's values as JSON for machines. Keys are the names of the fields, and stay.
 
-Frontiers are lists, `[5]` or `[]`; bytes are hex; fingerprints are 16 hex digits (JSON's readers round large numbers).
-Fields that only the library can use (digests, key bounds, inline bytes) are left out.
+Frontiers are lists, `[5]` or `[]`, and all times of metadata are integers, also of a clock: exact, and of one type in
+every shard. Beside them `times` says the clock ("ms" or "us" since 1970). Rows are data, whose moments are ISO 8601.
+Bytes are hex; fingerprints are 16 hex digits (JSON's readers round large numbers). Fields that only the library can use
+(digests, key bounds, inline bytes) are left out.
 """
 
 from __future__ import annotations
@@ -42,6 +44,11 @@ def jsonable(value: object) -> Json:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [jsonable(item) for item in value]
     return str(value)
+
+
+def clock(times: str | None) -> dict[str, str]:
+    """What JSON says of a shard's times: `{"times": "ms"}` where they are a clock, which its integers count by."""
+    return {} if times is None else {"times": times}
 
 
 def _field(name: str, value: object) -> Json:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.schema.schema import TIME
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
 
@@ -28,7 +29,7 @@ def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) ->
     """The column as `field.type`; SchemaMismatch for a type that never fits, InvalidUsage for a value that does not."""
     if column.type == field.type:
         return column
-    plain = _plain(column)
+    plain = plain_column(column)
     if plain.type == field.type:
         return plain
     if _is.is_null(plain.type):
@@ -48,7 +49,7 @@ def wrong_type(field: pa.Field, found: str, row: int, value: object) -> SchemaMi
     """The error for a column that holds another kind of values."""
     return SchemaMismatch(
         f"column {field.name!r} is {field.type} and takes no {found}: row {row} has {shown(value)}. "
-        f"{_advice(field.type, found)}",
+        f"{_advice(field, found)}",
         problem="type", column=field.name, row=row, value=value, expected=str(field.type), found=found,
     )  # fmt: skip
 
@@ -56,31 +57,45 @@ def wrong_type(field: pa.Field, found: str, row: int, value: object) -> SchemaMi
 def lossy(field: pa.Field, row: int, value: object, reason: str = "") -> InvalidUsage:
     """The error for a value of a fitting kind that the column cannot hold exactly."""
     why = f" ({reason})" if reason else ""
+    advice = "change the value, or use a wider column"
+    if field.name == TIME and _is.is_timestamp(field.type):
+        advice = f'cut times to whole {field.type.unit} first, or give the next shard a finer clock, times="us"'
     return InvalidUsage(
         f"column {field.name!r} is {field.type}, which cannot hold {shown(value)} of row {row} exactly{why}. "
-        "Nothing is rounded or cut silently: change the value, or use a wider column",
+        f"Nothing is rounded or cut silently: {advice}",
         problem="value", column=field.name, row=row, value=value, expected=str(field.type),
     )  # fmt: skip
 
 
-def _advice(target: pa.DataType, found: str) -> str:
+def _advice(field: pa.Field, found: str) -> str:
+    target = field.type
+    if field.name == TIME and _is.is_integer(target):
+        return (
+            "The times of this shard are plain integers, not a clock. Only a shard that was created with "
+            'persist.Schema(…, times="ms") takes clock times'
+        )
     if _is.is_timestamp(target) and ("timestamp" in found or "datetime" in found):
-        return "Say which zone the times are in" if target.tz else "Drop the zone after converting to the one you mean"
+        if target.tz:
+            return (
+                'Say which zone the times are in: .dt.tz_localize("UTC") in pandas, .dt.replace_time_zone("UTC") in '
+                'polars, pc.assume_timezone(column, "UTC") in Arrow'
+            )
+        return "Drop the zone after converting to the one you mean"
     if _is.is_string(target) and "bin" in found:
         return "Decode the bytes to text first"
     return "Convert it first, or use a schema with that type"
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column without dictionaries and run ends."""
     if _is.is_run_end_encoded(column.type):
         kind = _LARGE.get(column.type.value_type, column.type.value_type)
         chunks = [_expanded(chunk, kind) for chunk in column.chunks]
-        return _plain(pa.chunked_array(chunks, kind))
+        return plain_column(pa.chunked_array(chunks, kind))
     if _is.is_dictionary(column.type):
         kind = _LARGE.get(column.type.value_type, column.type.value_type)
         chunks = [_decoded(piece, kind) for chunk in column.chunks for piece in _short(chunk)]
-        return _plain(pa.chunked_array(chunks, kind))
+        return plain_column(pa.chunked_array(chunks, kind))
     return column
 
 

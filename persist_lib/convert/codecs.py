@@ -17,6 +17,7 @@ from persist_lib.arguments import check_type, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.models import Model, is_instance, rebuild, values_of
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema, check_schema
+from persist_lib.times import TimeLike
 
 
 class Update(NamedTuple):
@@ -24,7 +25,7 @@ class Update(NamedTuple):
 
     key: Any
     value: Any = None
-    time: int | None = None
+    time: TimeLike | None = None
     diff: int | None = None
 
 

@@ -15,8 +15,11 @@ import pyarrow as pa
 from persist_lib.convert.casting import wrong_type
 from persist_lib.convert.codecs import Update, is_row
 from persist_lib.convert.rows import build_column
+from persist_lib.convert.times import read_values
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.models import is_instance
+from persist_lib.schema.schema import TIME
+from persist_lib.times import Times
 
 ROWS = 65_536
 """Python rows that become one table: the memory that an endless iterator of rows takes."""
@@ -111,13 +114,16 @@ def _is_pandas(data: object) -> bool:
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
-def from_pandas(wanted: pa.Schema, frame: Any, first_row: int) -> pa.Table:
-    """The frame's columns, those in `wanted` of a type that can become theirs; what pandas calls missing is null."""
+def from_pandas(wanted: pa.Schema, frame: Any, first_row: int, times: Times | None = None) -> pa.Table:
+    """The frame's columns, those in `wanted` of a type that can become theirs; what pandas calls missing is null.
+
+    `times` reads the column of times, where they are a clock.
+    """
     arrays, names = [], []
     for index, name in enumerate(frame.columns):
         # SUBTLE: a column may be called 1, or like another one. Both are for the caller to refuse, by name.
         field = wanted.field(name) if isinstance(name, str) and name in wanted.names else None
-        arrays.append(_from_series(frame.iloc[:, index], field, first_row))
+        arrays.append(_from_series(frame.iloc[:, index], field, first_row, times if name == TIME else None))
         names.append(name if isinstance(name, str) else repr(name))
     return pa.Table.from_arrays(arrays, names=names)
 
@@ -127,7 +133,9 @@ def _has_mixed_categories(series: Any) -> bool:
     return str(series.dtype) == "category" and series.cat.categories.inferred_type.startswith("mixed")
 
 
-def _from_series(series: Any, field: pa.Field | None, first_row: int) -> pa.Array | pa.ChunkedArray:
+def _from_series(
+    series: Any, field: pa.Field | None, first_row: int, times: Times | None
+) -> pa.Array | pa.ChunkedArray:
     if field is None:  # about to be refused as an extra column
         return pa.nulls(len(series))
     keeps_nan = pa.types.is_floating(field.type) and not field.nullable
@@ -138,7 +146,7 @@ def _from_series(series: Any, field: pa.Field | None, first_row: int) -> pa.Arra
         except ArithmeticError:  # a signalling NaN compares with nothing: it is for the column to refuse
             missing = [False] * len(values)
         given = [None if gone else value for value, gone in zip(values, missing, strict=True)]
-        return build_column(given, field, first_row)
+        return build_column(given if times is None else read_values(given, times, first_row), field, first_row)
     try:
         return pa.array(series, from_pandas=not keeps_nan)
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError) as error:

@@ -14,20 +14,22 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.arguments import shown
+from persist_lib.arguments import native, shown
 from persist_lib.convert.casting import cast_column
 from persist_lib.convert.codecs import Update, as_mappings, canonical_column, decode_rows
 from persist_lib.convert.inputs import from_pandas, pieces
 from persist_lib.convert.rows import Taking, build_column, taking_of
+from persist_lib.convert.times import read_column, read_values
 from persist_lib.errors import InvalidUsage, SchemaMismatch
-from persist_lib.frontier import MAX_TIME, Antichain, parse_time
+from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.times import PLAIN, Times
 
 __all__ = ["Update", "check_times", "decode_rows", "iter_updates"]
 
 
 def iter_updates(
-    schema: Schema, data: object, *, time: int | None = None, diff: int | None = None
+    schema: Schema, data: object, *, time: object = None, diff: int | None = None, times: Times | None = None
 ) -> Iterator[pa.Table]:
     """Tables with exactly `schema.updates`, in the order of `data`; none for no updates. Errors come as it is consumed.
 
@@ -38,11 +40,18 @@ def iter_updates(
     Where `_diff` is missing it is `diff`, or else +1; where `_time` is missing it is `time`, or else it is refused.
     In a pandas frame a missing value is null: None, NA, NaT, and NaN too, except that a float column that is not null
     keeps NaN as the number it is. Everywhere else NaN is a value. A pandas index is ignored.
+
+    Where the schema's times are a clock, `_time` may hold what `convert.times` reads. `times` has the call's now.
     """
-    return _iter(schema, data, _defaults(time, diff))
+    times = times or Times(schema.times, _no_clock)
+    return _iter(schema, data, _defaults(time, diff, times), times)
 
 
-def check_times(table: pa.Table, lower: Antichain, upper: Antichain) -> None:
+def _no_clock() -> int:
+    raise InvalidUsage("there is no clock here by which a time could be relative to now; pass the time itself")
+
+
+def check_times(table: pa.Table, lower: Antichain, upper: Antichain, times: Times = PLAIN) -> None:
     """Raise InvalidUsage unless all times are in `[lower, upper)`. Fields: least, most, lower, upper, row, value."""
     column = table.column(TIME)
     if not len(column):
@@ -53,10 +62,12 @@ def check_times(table: pa.Table, lower: Antichain, upper: Antichain) -> None:
     low = 0 if lower.time is None else lower.time
     high = low if lower.is_top() else (MAX_TIME + 1 if upper.time is None else upper.time)
     row, time = next((row, time) for row, time in enumerate(column.to_pylist()) if not low <= time < high)
-    bounds = f"[{'[]' if lower.is_top() else lower.time}, {'[]' if upper.is_top() else upper.time})"
+    show = times.show
+    bounds = f"[{show(lower.time)}, {show(upper.time)})"
     raise InvalidUsage(
-        f"times must be in [lower, upper) = {bounds}; found {least} to {most}, first outside is {time} in row {row}. "
-        "Append what is at later times later; what is before lower is complete and cannot change",
+        f"times must be in [lower, upper) = {bounds}; found {show(least)} to {show(most)}, first outside is "
+        f"{show(time)} in row {row}. Append what is at later times later; what is before lower is complete and cannot "
+        "change",
         problem="time bounds", least=least, most=most, lower=lower, upper=upper, row=row, value=time,
     )  # fmt: skip
 
@@ -69,25 +80,26 @@ def _range(times: pa.ChunkedArray) -> tuple[int, int]:
     return found["min"], found["max"]
 
 
-def _defaults(time: object, diff: object) -> dict[str, int | None]:
-    if diff is None:
-        diff = 1
+def _defaults(time: object, diff: object, times: Times) -> dict[str, int | None]:
+    diff = 1 if diff is None else native(diff)
     if isinstance(diff, bool) or not isinstance(diff, int) or not -(2**63) <= diff < 2**63 or diff == 0:
         raise InvalidUsage(
             f"diff must be an integer of 64 bits and not zero, got {shown(diff)}", problem="diff", value=diff
         )
-    return {TIME: None if time is None else parse_time(time, "time"), DIFF: diff}
+    return {TIME: None if time is None else times.parse(time, "time"), DIFF: diff}
 
 
-def _iter(schema: Schema, data: object, defaults: dict[str, int | None]) -> Iterator[pa.Table]:
+def _iter(schema: Schema, data: object, defaults: dict[str, int | None], times: Times) -> Iterator[pa.Table]:
+    reader = times if schema.times is not None else None
     first_row = 0
     for piece in pieces(data):
         if isinstance(piece, list):
-            table = _from_rows(schema, piece, defaults, first_row)
+            table = _from_rows(schema, piece, defaults, first_row, reader)
         elif isinstance(piece, (pa.Table, pa.RecordBatch)):
-            table = _from_columns(schema, piece, defaults, first_row)
+            table = _from_columns(schema, piece, defaults, first_row, reader)
         else:
-            table = _from_columns(schema, from_pandas(schema.updates, piece, first_row), defaults, first_row)
+            frame = from_pandas(schema.updates, piece, first_row, reader)
+            table = _from_columns(schema, frame, defaults, first_row, reader)
         if table.num_rows:
             yield table
         first_row += table.num_rows
@@ -107,13 +119,17 @@ def _plan(schema: Schema) -> _Plan:
     return _Plan(frozenset(field.name for field in fields), columns)
 
 
-def _from_rows(schema: Schema, rows: list[Any], defaults: dict[str, int | None], first_row: int) -> pa.Table:
+def _from_rows(
+    schema: Schema, rows: list[Any], defaults: dict[str, int | None], first_row: int, reader: Times | None
+) -> pa.Table:
     mappings = as_mappings(schema, rows, first_row)
     plan = _plan(schema)
     _check_row_names(schema, plan.names, mappings, first_row)
     arrays = []
     for name, field, taking, nullable in plan.columns:
         values = _values(schema, mappings, name, defaults.get(name), first_row)
+        if reader is not None and name == TIME:
+            values = read_values(values, reader, first_row)
         array = build_column(values, field, first_row, taking)
         if not nullable and array.null_count:
             raise _null(array, field, first_row)
@@ -144,14 +160,21 @@ def _check_row_names(schema: Schema, known: frozenset[str], rows: Sequence[Mappi
 
 
 def _from_columns(
-    schema: Schema, rows: pa.Table | pa.RecordBatch, defaults: dict[str, int | None], first_row: int
+    schema: Schema,
+    rows: pa.Table | pa.RecordBatch,
+    defaults: dict[str, int | None],
+    first_row: int,
+    reader: Times | None,
 ) -> pa.Table:
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     _check_names(schema, table.column_names, defaults)
     columns = []
     for field in schema.updates:
         if field.name in table.column_names:
-            column = _checked(table.column(field.name), field, first_row)
+            column = table.column(field.name)
+            if reader is not None and field.name == TIME:
+                column = read_column(column, reader, first_row)
+            column = _checked(column, field, first_row)
         else:
             column = _repeat(defaults[field.name], field, table.num_rows)
         if schema.codec == "json" and field.name in schema.names:

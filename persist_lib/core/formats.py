@@ -7,13 +7,16 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     1   the first
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
     3   the state counts the bytes that appends and compactions wrote (rows say no more for that: `apply_diff` counts
-        by what they say); a schema may have constraints
+        by what they say). A schema may say that its times are a clock, and may have constraints; only then are those
+        fields there
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from persist_lib.core.diff import StateDiff
 from persist_lib.schema.schema import Schema
@@ -25,6 +28,8 @@ CREATED = 3
 wrote a format older than 3."""
 
 REMEMBERS_OUTCOMES = 2
+SCHEMAS_SAY_MORE = 3
+"""The format from which on a schema may have a clock and constraints."""
 
 STATE_FIELDS = {1: 14, 2: 16, 3: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
@@ -32,16 +37,19 @@ DIFF_FIELDS = {"format": 2, "outcomes": 2}
 """The fields of a diff that came after format 1."""
 COMMANDS = {"Upgrade": 2}
 """The commands that came after format 1."""
-CONSTRAINTS = 3
-"""The format from which on a schema can have constraints."""
 
 
-def least_for(schema: object) -> int:
-    """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
-    return CONSTRAINTS if isinstance(schema, Schema) and schema.constraints else FIRST
+def needed_by(schemas: Iterable[Schema]) -> int:
+    """The oldest format that can store these schemas. Whatever is no schema is for the encoder to refuse."""
+    return max((_least_for(schema) for schema in schemas), default=FIRST)
+
+
+def _least_for(schema: object) -> int:
+    says_more = isinstance(schema, Schema) and (schema.times is not None or bool(schema.constraints))
+    return SCHEMAS_SAY_MORE if says_more else FIRST
 
 
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) is not None]
-    return max([FIRST, COMMANDS.get(command, FIRST), *fields, *map(least_for, diff.schemas)])
+    return max([FIRST, COMMANDS.get(command, FIRST), needed_by(diff.schemas), *fields])

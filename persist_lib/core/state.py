@@ -15,6 +15,7 @@ from persist_lib.core.sums import Sums
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
+from persist_lib.times import Unit
 
 RETENTION = "retention"
 """The name of the hold that the retention policy moves."""
@@ -190,6 +191,11 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def newest_rollup(self) -> SeqNo:
         """The seqno of the newest rollup, 0 for none."""
         return max(self.rollups, default=SeqNo(0))
+
+    @property
+    def times(self) -> Unit | None:
+        """The clock that times are; None for plain integers. It is the same in all schemas."""
+        return self.schemas[-1].times if self.schemas else None
 
     def is_finished(self) -> bool:
         """Whether this is a tombstone.

@@ -12,7 +12,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
-from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, least_for
+from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, needed_by
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
 from persist_lib.core.state import (
@@ -31,7 +31,6 @@ from persist_lib.core.trace import batch_problems, is_encodable, known_keys, pus
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain
 from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, uploader_of
-from persist_lib.schema.schema import Schema
 
 
 def apply(state: State, seqno: SeqNo, command: c.Command) -> State | r.Refusal:
@@ -47,8 +46,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return r.Exists("shard")
         case c.Create(_, format_) if not FIRST <= format_ <= NEWEST:
             return r.Malformed(f"format {format_}")
-        case c.Create(Schema() as schema, format_) if format_ < (least := least_for(schema)):
-            return r.Malformed(f"a schema with constraints, in format {format_}: format {least} has them, and it")
+        case c.Create(schema, format_) if (least := needed_by((schema,))) > format_:
+            return r.Malformed(f"a schema with a clock or constraints ({schema}) in format {format_}, not {least}")
         case c.Create(schema, format_):
             return _with_format(State(), seqno, format_, StateDiff(schemas=(schema,)))
         case _ if not state.schemas:

@@ -14,6 +14,7 @@ from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Machine
+from persist_lib.times import Unit
 
 
 class Census(msgspec.Struct, frozen=True):
@@ -57,6 +58,8 @@ class Census(msgspec.Struct, frozen=True):
     appended_bytes: int = 0
     maintained_bytes: int = 0
     """Bytes that appends and compactions ever wrote; of an upgraded shard, those since its upgrade to format 3."""
+    times: Unit | None = None
+    """The clock that `since`, `upper` and `retention` count by; None: plain integers."""
 
     @property
     def write_amplification(self) -> float | None:
@@ -93,7 +96,7 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
         retention=state.retention, fingerprint=state.fingerprint,
         dollars_month=storage_dollars(_stored(state) + garbage_size, policy.prices or S3_LIST),
         levels=tuple(levels(state.trace)), finished=state.is_finished(),
-        appended_bytes=state.appended_bytes, maintained_bytes=state.maintained_bytes,
+        appended_bytes=state.appended_bytes, maintained_bytes=state.maintained_bytes, times=state.times,
     )  # fmt: skip
 
 

@@ -39,7 +39,6 @@ from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.shard.refusals import refused
 from persist_lib.shard.runs import boundaries
 
 log = logging.getLogger("persist.compaction")
@@ -205,7 +204,7 @@ def commit(
     if is_other or isinstance(answer, r.InputsGone | r.Finished):
         log.info("shard %s: another compactor replaced the batches %s first", machine.shard, request.ids)
         return None, 0
-    raise refused(machine.shard, answer)
+    raise machine.refused(answer)
 
 
 def local_engine(machine: Machine) -> Engine:

@@ -16,7 +16,6 @@ from persist_lib.maintain.call import Call
 from persist_lib.maintain.worker import Worker
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.log import encode_rollup
-from persist_lib.shard.refusals import refused
 
 
 class RolledUp(msgspec.Struct, frozen=True):
@@ -90,7 +89,7 @@ def write_rollup(machine: Machine, worker: WriterId) -> RolledUp:
         return RolledUp(key, version.seqno, len(data), behind)
     if isinstance(answer, r.TooOld):
         return RolledUp(None, version.seqno, 0, behind)
-    raise refused(machine.shard, answer)
+    raise machine.refused(answer)
 
 
 def do_rollups(call: Call) -> RolledUp:

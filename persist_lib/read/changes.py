@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
+from persist_lib.convert.times import shown_times
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.format.predicate import Where
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 class Changes(Doors):
     """The updates with times in `(from_, to]`, consolidated: each data and time once, in the order of data and time.
 
-    Its tables have the schema's columns, `_time` and `_diff`. `from_` is None where it is all history. The contents as
-    of `from_` and these changes add up to the contents as of `to`. Like a snapshot, it holds what it reads from until
-    it is released.
+    Its tables have the schema's columns, `_time` (a timestamp where times are a clock) and `_diff`. `from_` is None
+    where it is all history. The contents as of `from_` and these changes add up to the contents as of `to`. Like a
+    snapshot, it holds what it reads from until it is released.
     """
 
     def __init__(self, handle: ReadHandle, reading: Reading, from_: int | None, to: int, spent: Spending) -> None:
@@ -40,7 +41,7 @@ class Changes(Doors):
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of its tables."""
-        return self._handle.schema.updates
+        return self._handle.schema.changes
 
     @property
     def cost(self) -> Cost:
@@ -49,7 +50,7 @@ class Changes(Doors):
 
     def batches(self) -> Iterator[pa.Table]:
         """The updates in order, as tables of bounded size."""
-        return self._spent.over(self._read())
+        return self._spent.over(self._shown(None))
 
     def to_arrow(self) -> pa.Table:
         """The updates as one table."""
@@ -57,7 +58,7 @@ class Changes(Doors):
 
     def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the updates that `where` keeps. Query engines read through this."""
-        kept = self._spent.over(self._read(where))
+        kept = self._spent.over(self._shown(where))
         return ((table if where is None else where.kept(table)).select(list(names)) for table in kept)
 
     def shard_schema(self) -> Schema:
@@ -69,8 +70,8 @@ class Changes(Doors):
         self._handle.check_open()
         if self._is_released:
             raise InvalidUsage(
-                f"these changes of {self._handle.shard} up to {self.to} were released, so what they read from may be "
-                "gone; ask for them again, and keep them until everything has been read",
+                f"these changes of {self._handle.shard} up to {self._handle.schema.show(self.to)} were released, so "
+                "what they read from may be gone; ask for them again, and keep them until everything has been read",
                 shard=self._handle.shard,
             )  # fmt: skip
 
@@ -89,7 +90,10 @@ class Changes(Doors):
     ) -> None:
         self.release()
 
-    def _read(self, where: Where | None = None) -> Iterator[pa.Table]:
+    def _shown(self, where: Where | None) -> Iterator[pa.Table]:
+        return (shown_times(self._handle.schema, table) for table in self._read(where))
+
+    def _read(self, where: Where | None) -> Iterator[pa.Table]:
         """The updates. When a blob vanishes under a read-only client, go on from the newest state.
 
         SUBTLE: history from `from_` on is exact in every state that a reader may use, and comes in order. So it is

@@ -18,7 +18,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, Refused, ShardFinished, SinceViolation, TimedOut
 from persist_lib.format.predicate import Where
-from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_frontier, parse_time
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
 from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.spending import Spending
@@ -32,6 +32,7 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+from persist_lib.times import TimeLike, Times
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -102,7 +103,7 @@ class ReadHandle(Leased):
 
     def snapshot(
         self,
-        as_of: int | None = None,
+        as_of: TimeLike | None = None,
         *,
         columns: Sequence[str] | None = None,
         key: Sequence[object] | None = None,
@@ -113,6 +114,9 @@ class ReadHandle(Leased):
         timeout: float | None = None,
     ) -> Snapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
+
+        `as_of` is an integer. Where the shard's times are a clock, it may also be a datetime, a pandas or numpy
+        timestamp, or a text like "2026-11-22T12:00Z" or "1 hour ago"; the contents include updates at that very time.
 
         `columns` are the columns to read (default: all). Rows that are equal in them are one row, with the sum of their
         multiplicities, and none where that is 0. `filter` is a pyarrow expression on any columns of the data, such as
@@ -128,64 +132,70 @@ class ReadHandle(Leased):
         range_ = KeyRange.of(self.schema, key, key_from, key_to)
         wanted = None if keys is None else self._parse_keys(keys, range_)
         names, where = self._parse_columns(columns), Where.of(self.schema.data, filter)
-        as_of = None if as_of is None else parse_time(as_of, "as_of")
+        at_time = None if as_of is None else self._times().as_of(as_of)
         deadline = self._deadline(timeout)
         with Spending() as spent:
-            state = self._wait(deadline, as_of, lambda state: as_of is None or state.upper.has_passed(as_of))
-        chosen = _newest(state) if as_of is None else as_of
+            state = self._wait(deadline, at_time, lambda state: at_time is None or state.upper.has_passed(at_time))
+        chosen = _newest(state) if at_time is None else at_time
         if chosen is None:
             raise SinceViolation(
-                f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass as_of to wait for it",
+                f"shard {self.shard} has no complete time yet: upper is {self.schema.show(state.upper)}; pass "
+                "as_of to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
         return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent, where, wanted)
 
-    def changes(self, from_: int | None, to: int | None = None, *, timeout: float | None = None) -> Changes:
+    def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
         """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.
 
         `to` is by default the newest complete time. Waits until upper has passed `to`. None for `from_` means from the
         beginning on. The contents as of `from_` and the changes add up to the contents as of `to`; there are none where
         both are one time. Raises InvalidUsage when `to` is before `from_`, SinceViolation when `from_` is before since
         (None: when any history was given up), as exact times before it are gone, and TimedOut when upper has not passed
-        the time after `timeout` seconds.
+        the time after `timeout` seconds. Times are given as in `snapshot`.
         """
-        from_ = None if from_ is None else parse_time(from_, "from_")
-        to = None if to is None else parse_time(to, "to")
-        deadline, target = self._deadline(timeout), from_ if to is None else to
-        if from_ is not None and to is not None and to < from_:
-            raise InvalidUsage(f"changes go forward: to must be {from_} or later, got {to}", from_=from_, to=to)
+        times, show = self._times(), self.schema.show
+        first = None if from_ is None else times.as_of(from_, "from_")
+        last = None if to is None else times.as_of(to, "to")
+        deadline, target = self._deadline(timeout), first if last is None else last
+        if first is not None and last is not None and last < first:
+            raise InvalidUsage(
+                f"changes go forward: to must be {show(first)} or later, got {show(last)}", from_=from_, to=to
+            )
         with Spending() as spent:
             state = self._wait(deadline, target, lambda state: target is None or state.upper.has_passed(target))
-        least = 0 if from_ is None else from_
-        newest = _newest(state) if to is None else to
+        least = 0 if first is None else first
+        newest = _newest(state) if last is None else last
         if newest is None:
             raise SinceViolation(
-                f"shard {self.shard} has no complete time yet: upper is {state.upper}; pass `to` to wait for it",
+                f"shard {self.shard} has no complete time yet: upper is {show(state.upper)}; pass `to` to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
-        return Changes(self, self.acquire(least), from_, max(least, newest), spent)
+        return Changes(self, self.acquire(least), first, max(least, newest), spent)
 
-    def listen(self, as_of: int, *, until: object = TOP, timeout: float | None = None) -> Listen:
+    def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
 
         The iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
         raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). The listener has a lease of
-        its own, and gives up history as it goes.
+        its own, and gives up history as it goes. Where the shard's times are a clock, `as_of` and `until` may be given
+        as in `snapshot`, and `_time` is a timestamp in UTC.
         """
-        as_of, end = parse_time(as_of, "as_of"), parse_frontier(until, "until")
+        times = self._times()
+        start, end = times.as_of(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
         self._check_open()
-        self._check(self.machine.fetch().state, as_of)
+        self._check(self.machine.fetch().state, start)
         handle = self
         if not self.read_only:
             handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
             self._listeners[handle.id or ""] = handle
-            handle.downgrade_since(as_of)
-        return Listen(handle, as_of, end, timeout)
+            handle.downgrade_since(start)
+        return Listen(handle, start, end, timeout)
 
     def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
         """Wait until upper is at or beyond `frontier`, and return upper. Raises TimedOut after `timeout` seconds."""
-        target = parse_frontier(frontier, "frontier")
+        target = self._times().frontier(frontier, "frontier")
         return self._wait(self._deadline(timeout), target, lambda state: target <= state.upper).upper
 
     def downgrade_since(self, since: object) -> None:
@@ -194,7 +204,7 @@ class ReadHandle(Leased):
         Never moves back: a `since` before the handle's own changes nothing. Raises InvalidUsage for a read-only handle,
         and LeaseExpired when this handle was retired.
         """
-        given = parse_frontier(since, "since")
+        given = self._times().frontier(since, "since")
         if self.read_only:
             raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
         self._downgrade(self._since.join(given))
@@ -244,6 +254,9 @@ class ReadHandle(Leased):
             self.id = None  # last: after an interrupt, the next `close` does the rest
 
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+
+    def _times(self) -> Times:
+        return Times(self.schema.times, self.machine.runtime.clock_ms)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
@@ -301,7 +314,7 @@ class ReadHandle(Leased):
         with self._lock:
             self._readings.discard(reading)
 
-    def _wait(self, deadline: Deadline, target: object, is_there: Callable[[State], bool]) -> State:
+    def _wait(self, deadline: Deadline, target: int | Antichain | None, is_there: Callable[[State], bool]) -> State:
         self._check_open()
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
@@ -316,8 +329,9 @@ class ReadHandle(Leased):
                 return state
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass {target}, "
-                    f"and it is {state.upper}. Nothing is lost; wait longer, or ask for an earlier time",
+                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass "
+                    f"{self._times().show(target)}, and it is {self.schema.show(state.upper)}. Nothing is lost; wait "
+                    "longer, or ask for an earlier time",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
             patience.pause(version.seqno)
@@ -330,9 +344,10 @@ class ReadHandle(Leased):
             raise self._lost()
         since = state.since if self.read_only else self._since
         if at(as_of) < since:
-            later = "Nothing can be read any more" if since.is_top() else f"Read at {since} or later"
+            show = self.schema.show
+            later = "Nothing can be read any more" if since.is_top() else f"Read at {show(since)} or later"
             raise SinceViolation(
-                f"shard {self.shard}: as_of {as_of} is before since {since}, from when on history is kept. "
+                f"shard {self.shard}: as_of {show(as_of)} is before since {show(since)}, from when on history is kept. "
                 f"{later}; a hold would have kept it",
                 as_of=as_of, since=since, shard=self.shard,
             )  # fmt: skip

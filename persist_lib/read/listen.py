@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
+from persist_lib.convert.times import shown_times
 from persist_lib.core.state import Batch, Version
 from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
@@ -24,7 +25,7 @@ BACK_OFF = 2
 
 
 class Updates(NamedTuple):
-    """Updates as an Arrow table: the schema's columns, `_time` and `_diff`."""
+    """Updates as an Arrow table: `schema.changes`, the schema's columns, then `_time` and `_diff`."""
 
     table: pa.Table
 
@@ -113,7 +114,8 @@ class Listen:
         if self._is_midway:
             self._failure = Determinate(
                 f"shard {self._handle.machine.shard}: listening was interrupted after a part of a batch was delivered. "
-                f"Drop its updates at or after {self.frontier}, and listen again from there",
+                f"Drop its updates at or after {self._handle.schema.show(self.frontier)}, and listen again from "
+                "there",
                 frontier=self.frontier, shard=self._handle.machine.shard,
             )  # fmt: skip
         self._events = self._listen()
@@ -155,8 +157,8 @@ class Listen:
                 raise error
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {machine.shard}: nothing came after {self.frontier} for {deadline.timeout_s:g} s. "
-                    "Nothing is lost: iterate on, or listen again from there",
+                    f"shard {machine.shard}: nothing came after {self._handle.schema.show(self.frontier)} for "
+                    f"{deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",
                     timeout_s=deadline.timeout_s, frontier=self.frontier,
                 )  # fmt: skip
             patience.pause(version.seqno)
@@ -191,7 +193,7 @@ class Listen:
             tables = list(tables)  # a blob may vanish half way, and delivered updates must not be delivered again
         for table in tables:
             if table.num_rows:
-                self._due = Updates(table), True
+                self._due = Updates(shown_times(self._handle.schema, table)), True
                 yield
         progress = Progress(upper), False
         self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither

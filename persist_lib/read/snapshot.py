@@ -104,7 +104,7 @@ class Split(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         where = redacted(self.urls[0])
-        return f"Split({where!r}, {self.shard!r}, as_of={self.as_of}, size={self.size})"
+        return f"Split({where!r}, {self.shard!r}, as_of={self.schema.show(self.as_of)}, size={self.size})"
 
     @property
     def size(self) -> int:
@@ -197,6 +197,9 @@ class Snapshot(Doors):
         self._spent = spent
         self._wanted = wanted
         self._is_released = False
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show(self.as_of)})"
 
     @property
     def cost(self) -> Cost:

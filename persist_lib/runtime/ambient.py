@@ -20,6 +20,10 @@ from persist_lib.runtime.threads import Threads
 T = TypeVar("T")
 
 
+def _clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Everything ambient that client code uses. Tests and simulations replace it."""
@@ -29,12 +33,15 @@ class Runtime:
     random: random.Random = field(default_factory=random.SystemRandom)
     background: bool = True
     """Whether leases are kept up in the background; a simulation calls `client.heartbeat()` itself."""
+    clock_ms: Callable[[], int] = _clock_ms
+    """Now, in milliseconds since 1970. Only times such as "1 hour ago" come from it; it deletes nothing."""
 
     def __post_init__(self) -> None:
         check_callable(self.monotonic, "monotonic", "nothing")
         check_callable(self.sleep, "sleep", "seconds")
         check_type(self.random, random.Random, "random", "random.Random(7)")
         parse_flag(self.background, "background")
+        check_callable(self.clock_ms, "clock_ms", "nothing")
 
     def entropy(self) -> int:
         """Return 64 random bits."""

@@ -4,6 +4,8 @@
     Schema(key=OrderKey, value=Order)          # pydantic models: columns from fields, rows as instances
     Schema.json()   Schema.bytes()             # any JSON value, any bytes
 
+    Schema(key=…, value=…, times="ms")         # times are a clock: milliseconds since 1970, see persist_lib.times
+
 A `Schema` is the user's columns; on the wire they are followed by `_time: uint64` and `_diff: int64`, both not null.
 Columns are nullable unless their type ends in ` not null`; of a model, those that are Optional. Schemas evolve
 additively: new nullable value columns at the end.
@@ -11,6 +13,7 @@ additively: new nullable value columns at the end.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -21,8 +24,10 @@ from msgspec.structs import force_setattr
 
 from persist_lib.arguments import parse_flag, shown
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
+from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
 from persist_lib.schema.types import check_zone, format_type, parse_type
+from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
 TIME = "_time"
 DIFF = "_diff"
@@ -64,20 +69,24 @@ Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Sche
 
 
 class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unknown_fields=True):
-    """Key and value columns: at least one key column, all names different. Only these, the codec and the
-    constraints are durable.
+    """Key and value columns: at least one key column, all names different. All of it but the models is durable.
 
     Each side is a mapping of names to types, an Arrow schema, columns, or a pydantic model. Models decide how Python
     rows are read and written, not what the schema is: a shard opened with plain columns like theirs is the same shard.
 
+    With `times="ms"` (or "us") the shard's times are a clock: milliseconds (microseconds) since 1970, in UTC. Then
+    datetimes, pandas and numpy timestamps, ISO texts and "1 hour ago" are times wherever one is taken, integers as
+    well, and times are shown as such. `show` and `moment` turn integers into times.
+
     Two constraints may be part of it; they hold at every time, and an append that would break one is refused with
     ConstraintViolated. `unique`: each key has at most one row, and that once. `non_negative`: no row's multiplicity is
-    below 0. They are set when the shard is created, and stay as the schema evolves.
+    below 0. Times and constraints are set when the shard is created, and stay as the schema evolves.
     """
 
     key: tuple[Column, ...]
     value: tuple[Column, ...] = ()
     codec: Codec = "columns"
+    times: Unit | None = None
     unique: bool = False
     non_negative: bool = False
 
@@ -88,6 +97,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
             key: Side,
             value: Side = (),
             codec: Codec = "columns",
+            times: Unit | None = None,
             *,
             unique: bool = False,
             non_negative: bool = False,
@@ -106,17 +116,17 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         _check(self)
 
     @classmethod
-    def json(cls, *, unique: bool = False, non_negative: bool = False) -> Schema:
+    def json(cls, times: Unit | None = None, *, unique: bool = False, non_negative: bool = False) -> Schema:
         """Any JSON values, one key and one value column of canonical JSON text: sorted names, no spaces, no NaN.
 
         Numbers are integers of any size or 64-bit floats; 1 and 1.0 are different values.
         """
-        return cls(*_FIXED_COLUMNS["json"], codec="json", unique=unique, non_negative=non_negative)
+        return cls(*_FIXED_COLUMNS["json"], codec="json", times=times, unique=unique, non_negative=non_negative)
 
     @classmethod
-    def bytes(cls, *, unique: bool = False, non_negative: bool = False) -> Schema:
+    def bytes(cls, times: Unit | None = None, *, unique: bool = False, non_negative: bool = False) -> Schema:
         """Opaque bytes, encoded by the caller. The value may be missing (null), which is not b""."""
-        return cls(*_FIXED_COLUMNS["bytes"], codec="bytes", unique=unique, non_negative=non_negative)
+        return cls(*_FIXED_COLUMNS["bytes"], codec="bytes", times=times, unique=unique, non_negative=non_negative)
 
     @cached_property
     def models(self) -> tuple[Model | None, Model | None]:
@@ -150,19 +160,55 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     @cached_property
     def updates(self) -> pa.Schema:
-        """The user's columns, then `_time` and `_diff`: what is stored and what `listen` yields."""
+        """The user's columns, then `_time` and `_diff` as integers: what is stored."""
         return pa.schema([*self.data, TIME_FIELD, DIFF_FIELD])
+
+    @cached_property
+    def changes(self) -> pa.Schema:
+        """The same as `listen` yields it: where times are a clock, `_time` is `timestamp[ms, UTC]` (or us)."""
+        return pa.schema([*self.data, self.time_field, DIFF_FIELD])
+
+    @cached_property
+    def time_field(self) -> pa.Field:
+        """The column `_time` as `listen` yields it."""
+        return TIME_FIELD if self.times is None else pa.field(TIME, pa.timestamp(self.times, "UTC"), nullable=False)
 
     @cached_property
     def contents(self) -> pa.Schema:
         """The user's columns, then `_diff`: what a snapshot yields."""
         return pa.schema([*self.data, DIFF_FIELD])
 
+    @cached_property
+    def stored(self) -> tuple[object, ...]:
+        """What is stored of it: its fields up to the last one that is set, as formats before 3 have only the first."""
+        fields = msgspec.structs.astuple(self)
+        while len(fields) > PLAIN_FIELDS and not fields[-1]:
+            fields = fields[:-1]
+        return fields
+
+    def show(self, time: int | Antichain) -> str:
+        """A time or frontier of the shard as text: `2026-11-22T12:00:00Z` where times are a clock, else the integer."""
+        if isinstance(time, Antichain):
+            return show_frontier(time, self.times)
+        return show_time(parse_time(time, "time"), self.times)
+
+    def moment(self, time: int | Antichain) -> dt.datetime | None:
+        """A time or frontier of the shard as a datetime in UTC; None for the empty frontier.
+
+        Raises InvalidUsage where times are plain integers, and for a time after the year 9999.
+        """
+        if self.times is None:
+            raise InvalidUsage(f"the times of {self} are plain integers, not a clock", schema=self)
+        found = time.time if isinstance(time, Antichain) else parse_time(time, "time")
+        return None if found is None else moment(found, self.times)
+
     def check_additive(self, newer: Schema) -> None:
         """Raise SchemaMismatch unless `newer` only adds nullable value columns at the end."""
         check_schema(newer)
         if newer.codec != self.codec:
             raise _not_additive(self, newer, f"the codec is {self.codec}, and cannot become {newer.codec}")
+        if newer.times != self.times:
+            raise _not_additive(self, newer, f"{_clock(self)}, and that cannot be changed to {newer.times!r}")
         if newer.constraints != self.constraints:
             reason = f"the constraints are {_flags(self)}, and cannot become {_flags(newer)}"
             raise _not_additive(self, newer, reason)
@@ -176,8 +222,10 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
                 raise _not_additive(self, newer, reason)
 
     def __str__(self) -> str:
-        text = ", ".join([f"({_join(self.key)}) -> ({_join(self.value)})", *self.constraints])
-        return text if self.codec == "columns" else f"{self.codec}: {text}"
+        text = f"({_join(self.key)}) -> ({_join(self.value)})"
+        text = text if self.codec == "columns" else f"{self.codec}: {text}"
+        text = text if self.times is None else f"{text}, times={self.times}"
+        return ", ".join([text, *self.constraints])
 
     def __copy__(self) -> Schema:
         return self
@@ -185,26 +233,12 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
     def __reduce__(self) -> tuple[Any, ...]:
         # SUBTLE: the models are no field, and still have to come along, as splits are read in other processes.
         key, value = self.models
-        return _rebuilt, (
-            key or self.key,
-            value or self.value,
-            self.codec,
-            *[getattr(self, each) for each in CONSTRAINTS],
-        )
+        more = (self.times, *[getattr(self, name) for name in CONSTRAINTS])
+        return _rebuilt, (key or self.key, value or self.value, self.codec, *more)
 
 
-def _rebuilt(key: Side, value: Side, codec: Codec, *flags: bool) -> Schema:
-    return Schema(key, value, codec, **dict(zip(CONSTRAINTS, flags, strict=True)))
-
-
-def stored_form(schema: object) -> object:
-    """Its fields as they are stored: constraints only up to the last one that is set, as older formats have none."""
-    if not isinstance(schema, Schema):  # the encoder, or the decoder that proves its work, refuses it
-        return schema
-    fields = msgspec.structs.astuple(schema)
-    while len(fields) > PLAIN_FIELDS and not fields[-1]:
-        fields = fields[:-1]
-    return fields
+def _rebuilt(key: Side, value: Side, codec: Codec, times: Unit | None, *flags: bool) -> Schema:
+    return Schema(key, value, codec, times, **dict(zip(CONSTRAINTS, flags, strict=True)))
 
 
 def check_schema(schema: object) -> Schema:
@@ -224,6 +258,7 @@ def _check(schema: Schema) -> None:
     codec, codecs = schema.codec, get_args(Codec)
     if not isinstance(codec, str) or codec not in codecs:
         raise InvalidUsage(f"a codec is one of {codecs}, got {shown(codec)}", problem="codec", codec=codec)
+    parse_unit(schema.times)
     if not schema.key:
         raise InvalidUsage("a schema needs at least one key column", problem="no key")
     names = [column.name for column in schema.key + schema.value]
@@ -322,6 +357,10 @@ def _difference(older: tuple[Column, ...], newer: tuple[Column, ...]) -> str:
         if found != column:
             return f"column {index} is ({column}), asked is {f'({found})' if found else 'to drop it'}"
     return f"({_join(newer[len(older) :])}) would be new"
+
+
+def _clock(schema: Schema) -> str:
+    return f"the times are {'plain integers' if schema.times is None else f'a clock in {schema.times}'}"
 
 
 def _not_additive(older: Schema, newer: Schema, reason: str) -> SchemaMismatch:

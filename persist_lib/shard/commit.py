@@ -24,7 +24,7 @@ from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import State, Version
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change
-from persist_lib.errors import InvalidUsage, NotFound, TimedOut
+from persist_lib.errors import InvalidUsage, NotFound, PersistError, TimedOut
 from persist_lib.format.log import LogRow, encode_row
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
@@ -36,6 +36,7 @@ from persist_lib.shard.contention import Pace, give_way, wait_after_loss
 from persist_lib.shard.doubt import until_decided
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import named, refused
+from persist_lib.times import Times
 
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
@@ -173,6 +174,14 @@ class Machine:
         """The newest state this process knows."""
         return self.version.state
 
+    def times(self) -> Times:
+        """How a call reads and shows the shard's times. A shard never changes that, so any version tells."""
+        return Times(self.state.times, self.runtime.clock_ms)
+
+    def refused(self, refusal: r.Refusal) -> PersistError:
+        """The exception for a refusal."""
+        return refused(self.shard, refusal, None if self._version is None else self._version.state.times)
+
     def fetch(self) -> Version:
         """The newest version there is (linearizable). Raises NotFound when there is no such shard."""
         if (version := self.try_fetch()) is None:
@@ -208,7 +217,7 @@ class Machine:
             version = self.version
             seqno = answer.outcome.seqno if answer.outcome else version.seqno
             return Committed(seqno, token or b"", version.state, version.state, 0)
-        raise refused(self.shard, answer)
+        raise self.refused(answer)
 
     def try_commit(
         self, build: Build, timeout_s: float | None = None, token: bytes | None = None

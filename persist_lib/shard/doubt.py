@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
+from persist_lib.core.state import State
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.format.log import LogRow
 from persist_lib.ids import ShardId
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.refusals import named
+from persist_lib.times import show_frontier
 
 DOUBT_PAUSE_S = 0.01
 
@@ -24,6 +27,10 @@ class Sent(Protocol):
     @property
     def row(self) -> LogRow:
         """The row."""
+
+    @property
+    def state(self) -> State:
+        """The state after it."""
 
     def is_in_log(self) -> bool | None:
         """Whether the row is in its place; False when another row is, for ever; None when there is no row there."""
@@ -85,7 +92,8 @@ def _is_done(sent: Sequence[Sent]) -> bool | None:
 def _in_doubt(sent: Sequence[Sent], cause: PersistError) -> Indeterminate:
     row = sent[0].row
     appended = row.diff.trace.added[-1] if row.diff.trace and row.command == "CompareAndAppend" else None
-    what = f"append of [{appended.lower}, {appended.upper})" if appended else f"change ({row.command})"
+    show = partial(show_frontier, unit=sent[0].state.times)
+    what = f"append of [{show(appended.lower)}, {show(appended.upper)})" if appended else f"change ({row.command})"
     return Indeterminate(
         f"{named([one.shard for one in sent])}: it is not known whether the {what} with token {row.token.hex()} "
         f"was committed ({cause}). "

@@ -20,6 +20,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import SCAN_ROWS, fetch_rollup, row_name
 from persist_lib.shard.refusals import named
+from persist_lib.times import show_frontier
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -70,7 +71,7 @@ def judge(machine: Machine, token: bytes, lower: Antichain, upper: Antichain) ->
     if (verdict := _by_state(version.state, token, lower, upper)) is not None:
         return verdict
     if version.state.upper <= lower:
-        return Verdict("open", None, f"upper is {version.state.upper}, and has not passed {lower}")
+        return Verdict("open", None, _still_open(version.state, lower))
     first: LogRow | None = None
     for row in _rows(machine):
         first = first or row
@@ -92,7 +93,7 @@ def _by_state(state: State, token: bytes, lower: Antichain, upper: Antichain) ->
     if (outcome := find_outcome(state, token, lower, upper)) is not None:
         return Verdict("committed", outcome.seqno, f"it was committed as v{outcome.seqno}")
     if is_excluded(state, lower, upper):
-        return Verdict("never", None, f"upper is {state.upper}, and other appends brought it there")
+        return Verdict("never", None, f"upper is {_show(state, state.upper)}, and other appends brought it there")
     return None
 
 
@@ -103,7 +104,8 @@ def _before(machine: Machine, first: SeqNo, token: bytes, lower: Antichain, uppe
     if base is None:
         return None
     if base.state.upper <= lower:
-        return Verdict("never", None, f"upper passed {lower} after v{first}, and it is not in the log since then")
+        passed = _show(base.state, lower)
+        return Verdict("never", None, f"upper passed {passed} after v{first}, and it is not in the log since then")
     return _by_state(base.state, token, lower, upper)
 
 
@@ -111,9 +113,17 @@ def _unknown(state: State, lower: Antichain, upper: Antichain) -> Verdict:
     oldest = f"the {len(state.outcomes)} newest" if state.outcomes else "those of the last few of each live writer"
     return Verdict(
         "unknown", None,
-        f"upper is {state.upper}, so all of [{lower}, {upper}) is complete, and the shard no longer remembers by which "
-        f"appends: it remembers {oldest}, and its log is truncated",
+        f"upper is {_show(state, state.upper)}, so all of [{_show(state, lower)}, {_show(state, upper)}) is complete, "
+        f"and the shard no longer remembers by which appends: it remembers {oldest}, and its log is truncated",
     )  # fmt: skip
+
+
+def _still_open(state: State, lower: Antichain) -> str:
+    return f"upper is {_show(state, state.upper)}, and has not passed {_show(state, lower)}"
+
+
+def _show(state: State, frontier: Antichain) -> str:
+    return show_frontier(frontier, state.times)
 
 
 def _added(row: LogRow, token: bytes) -> Batch | None:

@@ -7,6 +7,7 @@ Every refusal has its exception and its sentence. A new one does not type-check 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import assert_never
 
 from persist_lib.core import refusals as r
@@ -24,6 +25,7 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.ids import ShardId
+from persist_lib.times import Unit, show_frontier
 
 
 def named(shards: Sequence[ShardId]) -> str:
@@ -31,8 +33,12 @@ def named(shards: Sequence[ShardId]) -> str:
     return f"shard {shards[0]}" if len(shards) == 1 else f"shards {', '.join(shards)}"
 
 
-def refused(shard: ShardId, refusal: r.Refusal) -> PersistError:
-    """The exception for a refusal. Its message says what was asked, what the state is, and what to do."""
+def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> PersistError:
+    """The exception for a refusal. Its message says what was asked, what the state is, and what to do.
+
+    `unit` is the clock that the shard's times are; None: plain integers.
+    """
+    show = partial(show_frontier, unit=unit)
     match refusal:
         case r.Finished():
             return ShardFinished(f"shard {shard} is finished for good: it can neither be read nor written", shard=shard)
@@ -44,20 +50,21 @@ def refused(shard: ShardId, refusal: r.Refusal) -> PersistError:
             )  # fmt: skip
         case r.WrongUpper(expected, actual) if actual.is_top():
             return UpperMismatch(
-                f"shard {shard}: the batch starts at {expected}, but the shard is closed for writing: its upper is "
-                f"{actual}, for ever. This append wrote nothing. Read the shard to see whether it holds this data",
+                f"shard {shard}: the batch starts at {show(expected)}, but the shard is closed for writing: its upper "
+                f"is {show(actual)}, for ever. This append wrote nothing. Read the shard to see whether it holds this "
+                "data",
                 shard=shard, expected=expected, actual=actual,
             )  # fmt: skip
         case r.WrongUpper(expected, actual):
             return UpperMismatch(
-                f"shard {shard}: the batch starts at {expected}, but upper is {actual}: another writer was first, or "
-                f"there is a gap. Nothing was written; decide from {actual} on",
+                f"shard {shard}: the batch starts at {show(expected)}, but upper is {show(actual)}: another writer was "
+                f"first, or there is a gap. Nothing was written; decide from {show(actual)} on",
                 shard=shard, expected=expected, actual=actual,
             )  # fmt: skip
         case r.BelowSince(asked, since):
             return SinceViolation(
-                f"shard {shard}: nothing can be held at {asked}. History before {since} is given up, or the hold is "
-                f"there already and never moves back. Hold {since} or later",
+                f"shard {shard}: nothing can be held at {show(asked)}. History before {show(since)} is given up, or "
+                f"the hold is there already and never moves back. Hold {show(since)} or later",
                 shard=shard, as_of=asked, since=since,
             )  # fmt: skip
         case r.WrongOpaque(name, expected, actual):

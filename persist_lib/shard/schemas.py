@@ -8,7 +8,6 @@ from persist_lib.core.formats import CREATED
 from persist_lib.errors import SchemaMismatch
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.shard.refusals import refused
 
 
 def create_if_missing(machine: Machine, schema: Schema, format_: int | None) -> None:
@@ -18,7 +17,7 @@ def create_if_missing(machine: Machine, schema: Schema, format_: int | None) -> 
         if isinstance(answer, r.Exists):
             machine.fetch()  # another client created it at the same moment
         elif not isinstance(answer, Committed):
-            raise refused(machine.shard, answer)
+            raise machine.refused(answer)
 
 
 def schema_id(machine: Machine, schema: Schema) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import ABC, abstractmethod
 from typing import Literal
 
 from persist_lib.arguments import parse_bytes, parse_integer
 from persist_lib.core import commands as c
 from persist_lib.core.state import State
-from persist_lib.frontier import MAX_TIME, parse_frontier
+from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import parse_hold_name
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
+from persist_lib.times import Times, is_duration, is_moment
 
 OPAQUE_BYTES = 4096
 """The longest fencing value of a hold. It is limited, as each copy of the state carries it."""
@@ -44,7 +46,8 @@ class Terms(ABC):
         value, and SinceViolation when `since` is before the hold's own, or is history that is given up already.
         """
         self._writable("set_hold")
-        hold, frontier = parse_hold_name(hold), parse_frontier(since, "since")
+        hold = parse_hold_name(hold)
+        frontier = self._times(name, since).frontier(since, "since")
         opaque = parse_bytes(opaque, "opaque", 0, OPAQUE_BYTES)
         expected = None if expected is None else _parse_expected(expected)
 
@@ -70,15 +73,29 @@ class Terms(ABC):
 
         self.machine(name).commit(build)
 
-    def set_retention(self, name: str, distance: int | None) -> None:
+    def set_retention(self, name: str, distance: int | str | dt.timedelta | None) -> None:
         """Set the retention policy: keep `distance` times of history behind upper. None: no policy.
 
-        Without a policy, the shard keeps the history that readers and holds keep.
+        Where times are a clock, `distance` may be a duration: a timedelta, or a text like "7 days". Without a policy,
+        the shard keeps the history that readers and holds keep.
         """
         self._writable("set_retention")
-        if distance is not None:
-            distance = parse_integer(distance, "the retention distance (times behind upper, or None)", 0, MAX_TIME)
-        self.machine(name).commit(lambda _state, _now: c.SetRetention(distance))
+        what, times = "the retention distance (times behind upper, or None)", None
+        if is_duration(distance):
+            times = self.machine(name).times().distance(distance, what)
+        elif distance is not None:
+            times = parse_integer(distance, what, 0, MAX_TIME)
+        self.machine(name).commit(lambda _state, _now: c.SetRetention(times))
+
+    def _times(self, name: str, *values: object) -> Times:
+        """How a call reads times of the shard. The location is asked only if it depends on the shard's schema.
+
+        SUBTLE: for integers it does not, but for the end of its clock; so a wrong value is refused before any request.
+        """
+        machine = self.machine(name)
+        if machine.known is None and not any(map(is_moment, values)):
+            return Times(None, machine.runtime.clock_ms)
+        return machine.times()
 
     def evolve_schema(self, name: str, schema: Schema) -> None:
         """Add value columns at the end, all nullable. Older updates have null in them.

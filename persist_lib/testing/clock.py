@@ -35,4 +35,7 @@ class ManualClock:
 
     def runtime(self, seed: int = 0) -> Runtime:
         """A runtime on this clock. It is repeatable, never waits, and does no work in the background."""
-        return Runtime(monotonic=self.monotonic, sleep=self.sleep, random=random.Random(seed), background=False)
+        return Runtime(
+            monotonic=self.monotonic, sleep=self.sleep, random=random.Random(seed), background=False,
+            clock_ms=lambda: self._now_ns // 1_000_000,
+        )  # fmt: skip

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from persist_lib.core.state import Batch, State
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, TimedOut
-from persist_lib.frontier import Antichain, parse_frontier
+from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.batches import Built
+from persist_lib.times import Times
 
 
 def undoubted(shard: ShardId, error: Indeterminate) -> Determinate:
@@ -27,12 +28,13 @@ def timed_out(shard: ShardId, deadline: Deadline, why: str) -> TimedOut:
     )  # fmt: skip
 
 
-def parse_bounds(lower: object, upper: object) -> tuple[Antichain, Antichain]:
+def parse_bounds(lower: object, upper: object, times: Times) -> tuple[Antichain, Antichain]:
     """The bounds of an append as frontiers. Raises InvalidUsage when they are not frontiers, or not in order."""
-    low, up = parse_frontier(lower, "expected_upper"), parse_frontier(upper, "new_upper")
+    low, up = times.frontier(lower, "expected_upper"), times.frontier(upper, "new_upper")
     if not low < up:
         raise InvalidUsage(
-            f"an append covers times from its lower to below its upper, so {low} must be before {up}",
+            f"an append covers times from its lower to below its upper, so {times.show(low)} must be before "
+            f"{times.show(up)}",
             lower=low,
             upper=up,
         )

@@ -22,7 +22,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.errors import ConstraintViolated, Indeterminate, PersistError
-from persist_lib.frontier import MINIMUM, TOP, Antichain, parse_frontier
+from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import WriterId, parse_token
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.wrap.spending import Spending
@@ -34,7 +34,7 @@ from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
-from persist_lib.shard.refusals import refused
+from persist_lib.times import Times
 from persist_lib.write.appending import parse_bounds, timed_out, undoubted, whole
 from persist_lib.write.constraints import check_constraints
 from persist_lib.write.doubts import Doubt, Doubts
@@ -84,7 +84,7 @@ class WriteHandle(Leased, Verbs):
             raise self._registration.closed_already()
         version = self.machine.fetch()
         if version.state.is_finished():
-            raise refused(self.machine.shard, r.Finished())
+            raise self.machine.refused(r.Finished())
         return version
 
     def fetch_upper(self) -> Antichain:
@@ -117,12 +117,13 @@ class WriteHandle(Leased, Verbs):
         Waits for the appends that `append_async` accepted before. Raises NotSent if one of them failed and the caller
         has not looked at that failure yet.
         """
-        lower, upper = parse_bounds(expected_upper, new_upper)
+        times = self._times()
+        lower, upper = parse_bounds(expected_upper, new_upper, times)
         token = None if token is None else parse_token(token)
         held: list[Lock] = []
         try:
             deadline = self._begin(timeout, held)
-            return self._append(self._checked(updates, lower, upper), lower, upper, deadline, token)
+            return self._append(self._checked(updates, lower, upper, times), lower, upper, deadline, token)
         finally:
             if held:
                 self._lock.release()
@@ -150,13 +151,14 @@ class WriteHandle(Leased, Verbs):
         `flush` and `close` raise the failure itself; this happens once. A future can be cancelled before its append is
         sent, and `asyncio.wrap_future` makes it awaitable.
         """
-        lower, upper = parse_bounds(expected_upper, new_upper)
+        times = self._times()
+        lower, upper = parse_bounds(expected_upper, new_upper, times)
         token, block = None if token is None else parse_token(token), parse_flag(block, "block")
         if self._registration.is_closed:
             raise self._registration.closed_already()
         deadline = self._deadline(timeout)
         outbox = self._outbox or self._begin_outbox()
-        tables = self._checked(updates, lower, upper)
+        tables = self._checked(updates, lower, upper, times)
         table = take_over(self.schema, tables, copies=is_shared(updates))
         accepted_s = self.machine.runtime.monotonic()
         pending = Pending(table, lower, upper, token, deadline, accepted_s, size_of(table))
@@ -191,7 +193,8 @@ class WriteHandle(Leased, Verbs):
         shard is closed for writing, as it cannot be told then whether the shard holds this data; an append of no
         updates succeeds there.
         """
-        low, upper = parse_bounds(lower, new_upper)
+        times = self._times()
+        low, upper = parse_bounds(lower, new_upper, times)
         token = None if token is None else parse_token(token)
 
         def rest(built: Built, state: State) -> Batch:
@@ -202,7 +205,7 @@ class WriteHandle(Leased, Verbs):
         try:
             deadline = self._begin(timeout, held)
             with Spending() as spent:
-                tables = self._checked(updates, low, upper)
+                tables = self._checked(updates, low, upper, times)
                 if self.schema.constraints:
                     return self._append_rest(tables, low, upper, deadline, token, spent)
                 builder = self._builder(deadline)
@@ -218,7 +221,7 @@ class WriteHandle(Leased, Verbs):
         This says that there are no more updates before `new_upper`. Does nothing when upper is there already or beyond.
         Raises ShardFinished for a tombstone.
         """
-        upper = parse_frontier(new_upper, "new_upper")
+        upper = self._times().frontier(new_upper, "new_upper")
 
         def from_upper(built: Built, state: State) -> Batch:
             # If another writer has moved upper beyond this batch, the batch stays as it is. It is then wholly covered,
@@ -278,12 +281,13 @@ class WriteHandle(Leased, Verbs):
             self._outbox.after_fork_in_child()
 
     def share(
-        self, updates: object, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes, held: list[Lock]
-    ) -> Share:
+        self, updates: object, bounds: tuple[Antichain, Antichain], times: Times, deadline: Deadline, token: bytes,
+        held: list[Lock],
+    ) -> Share:  # fmt: skip
         """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else."""
         self._begin(deadline.remaining_s(), held)
         builder = self._builder(deadline)
-        built = self._build(builder, self._checked(updates, lower, upper), lower, upper, deadline)
+        built = self._build(builder, self._checked(updates, *bounds, times), *bounds, deadline)
         return self._share(builder, built, whole, c.CompareAndAppend, deadline, token)
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
@@ -372,10 +376,13 @@ class WriteHandle(Leased, Verbs):
             machine.config, machine.runtime, deadline,
         )  # fmt: skip
 
-    def _checked(self, updates: object, lower: Antichain, upper: Antichain) -> Iterator[pa.Table]:
+    def _times(self) -> Times:
+        return Times(self.schema.times, self.machine.runtime.clock_ms)
+
+    def _checked(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> Iterator[pa.Table]:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
-        for table in iter_updates(self.schema, updates, time=only):
-            check_times(table, lower, upper)
+        for table in iter_updates(self.schema, updates, time=only, times=times):
+            check_times(table, lower, upper, times)
             yield table
 
     def _build(

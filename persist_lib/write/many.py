@@ -22,6 +22,7 @@ from persist_lib.runtime.threads import Lock, giving_back
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import REFUSED, forgotten, judge
 from persist_lib.shard.refusals import named
+from persist_lib.times import Times, once
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
@@ -39,14 +40,19 @@ class Append(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.write, WriteHandle):
             raise _no_append(self)
-        parse_bounds(self.expected_upper, self.new_upper)
+        parse_bounds(self.expected_upper, self.new_upper, _times(self.write, self.write.machine.runtime.clock_ms))
 
 
 class _Checked(NamedTuple):
     write: WriteHandle
     updates: object
-    lower: Antichain
-    upper: Antichain
+    bounds: tuple[Antichain, Antichain]
+    times: Times
+
+    @property
+    def shard(self) -> str:
+        """The shard's name."""
+        return self.write.shard
 
 
 def append_together(
@@ -58,8 +64,9 @@ def append_together(
 ) -> list[Appended]:
     """Commit all appends, or raise why none was committed. Writers must be of the client whose `machine_of` this is."""
     consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
-    checked = [_check(append, machine_of) for append in appends]
-    _check_distinct([one.write.shard for one in checked])
+    clock_ms = once(deadline.runtime.clock_ms)
+    checked = [_check(append, machine_of, clock_ms) for append in appends]
+    _check_distinct([one.shard for one in checked])
     if not checked:
         return []
     with Spending() as spent:
@@ -77,9 +84,9 @@ def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent
     give_back = giving_back(held)
     try:
         # In the order of names: every such call takes its locks in this order, so none waits for another for ever.
-        for one in sorted(checked, key=lambda one: one.write.shard):
-            shares[one.write.shard] = one.write.share(one.updates, one.lower, one.upper, deadline, token, held)
-        return commit_shares([shares[one.write.shard] for one in checked], deadline, token, spent)
+        for one in sorted(checked, key=lambda one: one.shard):
+            shares[one.shard] = one.write.share(one.updates, one.bounds, one.times, deadline, token, held)
+        return commit_shares([shares[one.shard] for one in checked], deadline, token, spent)
     except Exception:
         for share in shares.values():
             share.give_up()
@@ -96,11 +103,11 @@ def _committed_before(
     SUBTLE: the earlier call did all or nothing, so one shard that remembers it speaks for all. Others may have
     forgotten it.
     """
-    verdicts = [judge(one.write.machine, token, one.lower, one.upper) for one in checked]
+    verdicts = [judge(one.write.machine, token, *one.bounds) for one in checked]
     if any(verdict.answer == "committed" for verdict in verdicts):
         cost = spent.cost
         return [
-            Appended(verdict.seqno or SeqNo(0), one.upper, 0, token, 0, cost)
+            Appended(verdict.seqno or SeqNo(0), one.bounds[1], 0, token, 0, cost)
             for one, verdict in zip(checked, verdicts, strict=True)
         ]
     if all(verdict.answer == "unknown" for verdict in verdicts):
@@ -108,7 +115,7 @@ def _committed_before(
     raise refusal
 
 
-def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
+def _check(append: object, machine_of: Callable[[str], Machine], clock_ms: Callable[[], int]) -> _Checked:
     if not isinstance(append, Append):
         raise _no_append(append)
     write = append.write
@@ -118,7 +125,12 @@ def _check(append: object, machine_of: Callable[[str], Machine]) -> _Checked:
             "of the client that makes the call. Nothing was written",
             shard=write.shard,
         )
-    return _Checked(write, append.updates, *parse_bounds(append.expected_upper, append.new_upper))
+    times = _times(write, clock_ms)
+    return _Checked(write, append.updates, parse_bounds(append.expected_upper, append.new_upper, times), times)
+
+
+def _times(write: WriteHandle, clock_ms: Callable[[], int]) -> Times:
+    return Times(write.schema.times, clock_ms)
 
 
 def _no_append(found: object) -> InvalidUsage:

@@ -23,10 +23,12 @@ from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.read import contents
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
+from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME_FIELD, Schema
 from persist_lib.shard.runs import Stored, inputs_of, overlapping
+from persist_lib.times import TimeLike, Times, once
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
+from persist_lib.write.times import next_time
 
 SAMPLE_ROWS = 100
 
@@ -72,22 +74,24 @@ class _Counting:
 def restore(
     open_reader: Callable[[], ReadHandle],
     open_writer: Callable[[Schema], WriteHandle] | None,
-    to: int,
+    to: TimeLike,
     deadline: Deadline,
 ) -> Restored:
     """Append what leads from the contents now to those as of `to`; without a writer, only say what that is.
 
     Another append in between makes it begin anew, so that it takes back what is there at the time of the append.
     """
+    clock_ms = once(deadline.runtime.clock_ms)
     while True:
         with open_reader() as read:
-            reading = read.acquire(to)
+            time = Times(read.schema.times, clock_ms).as_of(to, "to")
+            reading = read.acquire(time)
             state = reading.version.state
             if state.schemas[-1] != read.schema:
                 continue  # it has evolved since: what is in new columns has to be taken back too
-            _check(read.shard, to, state, writes=open_writer is not None)
+            _check(read.schema, read.shard, time, state, writes=open_writer is not None)
             counting = _Counting(read.schema)
-            tables = counting.over(_difference(read, state, to))
+            tables = counting.over(_difference(read, state, time))
             first = next(tables, None)
             appended = None
             if first is not None and open_writer is not None:
@@ -102,7 +106,7 @@ def restore(
                     pass
             reading.release()
             return Restored(
-                to, state.upper.time, counting.rows, counting.added, counting.retracted,
+                time, state.upper.time, counting.rows, counting.added, counting.retracted,
                 counting.sample.combine_chunks(), appended,
             )  # fmt: skip
 
@@ -114,22 +118,30 @@ def _append(
     state: State,
     deadline: Deadline,
 ) -> Appended:
-    upper = state.upper.time or 0
     with open_writer(schema) as write:
-        return write.compare_and_append(tables, upper, upper + 1, timeout=max(0.001, deadline.remaining_s()))
+        time = next_time(schema, write.machine.shard, state.upper, deadline.runtime)
+        timed = (_at(time, table) for table in tables)
+        timeout = max(0.001, deadline.remaining_s())
+        return write.compare_and_append(timed, state.upper, at(time + 1), timeout=timeout)
 
 
-def _check(shard: str, to: int, state: State, *, writes: bool) -> None:
+def _at(time: int, table: pa.Table) -> pa.Table:
+    column = array_of(np.full(table.num_rows, time, np.uint64))
+    return table.add_column(table.num_columns - 1, TIME_FIELD, column)
+
+
+def _check(schema: Schema, shard: str, to: int, state: State, *, writes: bool) -> None:
     if not state.upper.has_passed(to):
         raise InvalidUsage(
-            f"shard {shard}: the contents as of {to} are not complete yet, as upper is {state.upper}; restore to an "
+            f"shard {shard}: the contents as of {schema.show(to)} are not complete yet, as upper is "
+            f"{schema.show(state.upper)}; restore to an "
             "earlier time",
             to=to, upper=state.upper, shard=shard,
         )  # fmt: skip
     if writes and (state.upper.time is None or state.upper.time == MAX_TIME):
         raise UpperMismatch(
-            f"shard {shard}: its upper is {state.upper}, so nothing can be appended to it any more. This call appended "
-            "nothing; read the contents with snapshot(to), and write them to another shard",
+            f"shard {shard}: its upper is {schema.show(state.upper)}, so nothing can be appended to it any "
+            "more. This call appended nothing; read the contents with snapshot(to), and write them to another shard",
             expected=at(to), actual=state.upper, shard=shard,
         )  # fmt: skip
 

@@ -19,7 +19,6 @@ from persist_lib.maintain.rollups import is_duty, write_rollup
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Committed, Done, Machine, Undone, Wanted, try_commit_all
-from persist_lib.shard.refusals import refused
 from persist_lib.write.appending import undoubted
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
@@ -66,7 +65,7 @@ class Share:
 
     def refused(self, refusal: r.Refusal) -> PersistError:
         """The exception for a refusal. If it says that this writer is not live, the next call registers a new one."""
-        error = refused(self.machine.shard, refusal)
+        error = self.machine.refused(refusal)
         if isinstance(error, LeaseExpired):
             self._registration.forget()
         return error

@@ -9,17 +9,19 @@ from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import ShardId, parse_token
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
+from persist_lib.times import next_time as clock_next
 
 _TOKEN = struct.Struct(">4sQQ16s")
 _MARK = b"next"
 
 
-def next_time(schema: Schema, shard: ShardId, upper: Antichain) -> int:
-    """The time at which a call writes that leaves the choice to the library: the shard's upper."""
-    del schema  # what its times are decides, where they are those of a clock
+def next_time(schema: Schema, shard: ShardId, upper: Antichain, runtime: Runtime) -> int:
+    """The time at which a call writes that leaves the choice to the library: of a clock now, but never before upper;
+    otherwise upper. Raises InvalidUsage at the end of all times.
+    """
     if upper.time is None or upper.time >= MAX_TIME:
         raise InvalidUsage(f"shard {shard}: upper is {upper}, so there is no next time to write at", shard=shard)
-    return upper.time
+    return clock_next(schema.times, upper, 0 if schema.times is None else runtime.clock_ms())
 
 
 def format_token(runtime: Runtime, lower: Antichain, upper: Antichain) -> bytes:

@@ -36,7 +36,7 @@ from persist_lib.schema.schema import DIFF, TIME_FIELD, Schema
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import forgotten, judge
-from persist_lib.shard.refusals import named, refused
+from persist_lib.shard.refusals import named
 from persist_lib.write.appending import undoubted, whole
 from persist_lib.write.looking import Looking
 from persist_lib.write.pending import Appended
@@ -106,7 +106,7 @@ class Verbs(ABC):
         return self._change(self._deleting, parse_keys, keys, timeout, token, dry_run)
 
     def append_now(self, updates: object, *, timeout: float | None = None, token: bytes | None = None) -> Appended:
-        """Append updates at the next time: the shard's upper, which moves by one.
+        """Append updates at the next time: the shard's upper; where times are a clock, now if that is later.
 
         `updates` is what `compare_and_append` takes, without `_time`; all of it is held in memory. The time is
         `answer.upper.time - 1`. No updates are no append: nothing is written, and upper stays. `timeout`, `token` and
@@ -203,14 +203,14 @@ class Verbs(ABC):
                     known = answer
                 version = self._before(lambda: within(deadline, self._fetch_writable))
                 if version.state.upper.is_top():
-                    raise refused(self.machine.shard, r.WrongUpper(version.state.upper, version.state.upper))
+                    raise self.machine.refused(r.WrongUpper(version.state.upper, version.state.upper))
                 version, changes, counts = self._before(partial(find, version, deadline))
                 lower = version.state.upper
                 if known is not None and known[1] != lower:
                     continue  # upper has moved since: ask again what became of it
                 if is_dry or not changes.num_rows:
                     return Changed(version.seqno, lower, changes.num_rows, b"", 0, spent.cost), counts
-                time = next_time(self.schema, self.machine.shard, lower)
+                time = next_time(self.schema, self.machine.shard, lower, self.machine.runtime)
                 upper = at(time + 1)
                 if known is not None:
                     time, upper = (known[2].time or 1) - 1, known[2]
@@ -249,7 +249,7 @@ class Verbs(ABC):
         while True:
             reached = self._before(lambda: within(deadline, self._fetch_writable)).state.upper
             if reached < lower:
-                raise refused(self.machine.shard, r.WrongUpper(lower, reached))
+                raise self.machine.refused(r.WrongUpper(lower, reached))
             builder = self._builder(deadline)
             if upper <= reached:  # the shard has all of it, and never less: there is nothing to check
                 built = self._build(builder, iter((table,)), lower, upper, deadline, is_checked=True)
@@ -285,7 +285,8 @@ class Verbs(ABC):
         shard, upper = self.machine.shard, self.machine.state.upper
         return TimedOut(
             f"shard {shard}: gave up after {deadline.timeout_s:g} s, as other writers were first {races} times; upper "
-            f"is {upper} now. This call wrote nothing. Try again, with a longer timeout or with fewer keys at once",
+            f"is {self.schema.show(upper)} now. This call wrote nothing. Try again, with a longer timeout or with "
+            "fewer keys at once",
             shard=shard, timeout_s=deadline.timeout_s, upper=upper,
         )  # fmt: skip
 

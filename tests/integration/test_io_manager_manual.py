@@ -20,7 +20,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "io-manager.md").read_text()
 
 def test_its_code_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, Any] = {"location": f"file:{tmp_path}", "__name__": "manual"}
     for number, code in enumerate(blocks, 1):
         exec(compile(code, f"io-manager.md, block {number}", "exec"), names)

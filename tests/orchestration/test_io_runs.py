@@ -135,7 +135,8 @@ def test_an_input_can_ask_for_its_own_earlier_time(folder: Path, instance: dg.Da
     ("tags", "words"),
     [
         ({"persist/as_of": "7"}, "is complete only before time 1"),
-        ({"persist/as_of": "yesterday"}, "persist/as_of is a time, like 17"),
+        ({"persist/as_of": "some day"}, "persist/as_of is a time, like 17"),
+        ({"persist/as_of": "yesterday"}, "The times of this shard are plain integers"),
         ({"persist/as_of": "-1"}, "persist/as_of is a time, like 17"),
         ({"persist/as_of": '{"orders": "x"}'}, "persist/as_of is a time, like 17"),
         ({"persist/inputs_of": "no-such-run"}, "this instance has no such run"),

@@ -25,6 +25,7 @@ from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.schema.schema import Schema
+from persist_lib.times import show_frontier
 
 Reason = Literal["merge", "advance", "sort", "flush", "fuse"]
 
@@ -216,8 +217,9 @@ def _passed_rows(part: Part, settled_at: Antichain, since: Antichain) -> float:
 
 def _why_not(batch: Batch, state: State) -> str:
     if batch.since < state.since:
-        return f"{batch.count} updates weigh enough, and since {state.since} has not passed enough of its times"
-    return f"{batch.count} updates weigh enough, already compacted as of {batch.since}"
+        since = show_frontier(state.since, state.times)
+        return f"{batch.count} updates weigh enough, and since {since} has not passed enough of its times"
+    return f"{batch.count} updates weigh enough, already compacted as of {show_frontier(batch.since, state.times)}"
 
 
 def _empty_runs(trace: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_lib.cli.as_of import parse_query
-from persist_lib.cli.times import parse_time_text
 from persist_lib.errors import InvalidUsage
 
 
@@ -58,13 +57,3 @@ def test_any_text_is_taken_apart_without_loss(text: str) -> None:
         return
     if not query.references:
         assert query.sql == text
-
-
-@pytest.mark.parametrize("text", ["", "x", "-1", "7.5", "1__0", "99999999999999999999", "[7]"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(InvalidUsage):
-        parse_time_text(text, "as of")
-
-
-def test_times_are_counts() -> None:
-    assert [parse_time_text(text, "x") for text in ("7", " 1_000 ", "0", str(2**64 - 1))] == [7, 1000, 0, 2**64 - 1]

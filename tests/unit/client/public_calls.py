@@ -22,6 +22,7 @@ from persist_lib.location import open_location
 
 QUIET = persist.Runtime(background=False)
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
+CLOCK = persist.Schema(key={"id": "int64"}, value={"word": "string"}, times="ms")
 WIDER = persist.Schema(key={"id": "int64"}, value={"word": "string", "more": "int64"})
 UPPER = 10
 
@@ -253,18 +254,27 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         dict.fromkeys(persist.Prices.__struct_fields__, share),
     ),
     "Runtime": (
-        lambda _: {"monotonic": QUIET.monotonic, "sleep": QUIET.sleep, "random": QUIET.random, "background": False},
-        {"monotonic": callable, "sleep": callable, "random": never, "background": flag},
+        lambda _: {"monotonic": QUIET.monotonic, "sleep": QUIET.sleep, "random": QUIET.random, "background": False,
+                   "clock_ms": QUIET.clock_ms},
+        {"monotonic": callable, "sleep": callable, "random": never, "background": flag, "clock_ms": callable},
     ),
     "Schema": (
-        lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns", "unique": True,
-                   "non_negative": True},
+        lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns", "times": "ms",
+                   "unique": True, "non_negative": True},
         {"key": lambda value: isinstance(value, Mapping) and bool(value), "value": is_side, "codec": never,
-         "unique": flag, "non_negative": flag},
+         "times": or_none(never), "unique": flag, "non_negative": flag},
     ),
-    "Schema.check_additive": (lambda _: {"newer": WIDER}, {"newer": schema}),
-    "Schema.bytes": (lambda _: {"unique": True, "non_negative": True}, {"unique": flag, "non_negative": flag}),
-    "Schema.json": (lambda _: {"unique": True, "non_negative": True}, {"unique": flag, "non_negative": flag}),
+    "Schema.check_additive": (lambda _: {"newer": CLOCK}, {"newer": schema}),
+    "Schema.bytes": (
+        lambda _: {"times": "us", "unique": True, "non_negative": True},
+        {"times": or_none(never), "unique": flag, "non_negative": flag},
+    ),
+    "Schema.json": (
+        lambda _: {"times": "us", "unique": True, "non_negative": True},
+        {"times": or_none(never), "unique": flag, "non_negative": flag},
+    ),
+    "Schema.show": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
+    "Schema.moment": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
     "Spending": (lambda _: {"tally": None}, {"tally": or_none(never)}),
     "Spending.again": (lambda _: {}, {}),
     "Spending.over": (lambda _: {"items": [1]}, {"items": lambda value: hasattr(type(value), "__iter__")}),
@@ -434,7 +444,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
 }  # fmt: skip
 RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Antichain": lambda _: persist.at(5), "Client": lambda p: p.client, "Cost": lambda _: persist.Cost(),
-    "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: SCHEMA,
+    "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: CLOCK,
     "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
     "Survey": lambda p: p.client.survey(), "Changes": lambda p: p.changes, "WriteHandle": lambda p: p.write,
 }  # fmt: skip

@@ -89,6 +89,10 @@ STORED_3 = msgspec.structs.replace(
 )  # fmt: skip
 OLDEST = {1: 1, 2: 2, 3: 2}
 """Rows of format 3 say no more than those of format 2."""
+CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
+ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
+STORED_CLOCK = msgspec.structs.replace(STORED_3, state=msgspec.structs.replace(STORED_3.state, schemas=(CLOCK,)))
+"""A shard whose times are a clock."""
 ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3}, {1: STORED, 2: STORED_2, 3: STORED_3}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -143,8 +147,37 @@ def test_constraints_need_the_format_that_has_them():
     assert needed("EvolveSchema", StateDiff(schemas=(CONSTRAINED,))) == 3
     with pytest.raises(InvariantViolated, match="only format 3"):
         encode_row(CONSTRAINED_ROW, 2)
-    with pytest.raises(InvariantViolated, match="only format 3 has"):
+    with pytest.raises(InvariantViolated, match="only format 3 can"):
         encode_state(msgspec.structs.replace(CONSTRAINED_STATE, state=State(schemas=(CONSTRAINED,), format=2)))
+
+
+def test_a_schema_whose_times_are_a_clock_still_decodes_and_says_so_in_one_field_more():
+    row, rollup = golden("row_clock", 3), golden("rollup_clock", 3)
+    assert decode_row(row, "golden") == ROW_CLOCK
+    assert encode_row(ROW_CLOCK) == row, "in format 3, by itself"
+    assert decode_state(rollup, "golden") == STORED_CLOCK
+    assert encode_state(STORED_CLOCK) == rollup
+    assert len(rollup) == len(golden("rollup", 3)) + len(b"\xa2us")
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+def test_an_older_format_cannot_say_that_times_are_a_clock(format_):
+    diff = StateDiff(schemas=(CLOCK,), format=(1, 2) if format_ == 2 else None)
+    row = msgspec.structs.replace(ROW_CLOCK, diff=diff)
+    with pytest.raises(InvariantViolated, match="only format 3 can"):
+        encode_row(row, format_)
+    with pytest.raises(Corrupt, match="only format 3 can"):
+        decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
+    older = msgspec.structs.replace(STATES[format_].state, schemas=(CLOCK,))
+    with pytest.raises(InvariantViolated, match="only format 3 can"):
+        encode_state(msgspec.structs.replace(STORED, state=older))
+
+
+def test_a_program_that_knows_no_clocks_refuses_such_a_row_and_rollup_before_anything_else(monkeypatch):
+    for data, decode in ((golden("row_clock", 3), decode_row), (golden("rollup_clock", 3), decode_state)):
+        monkeypatch.setattr("persist_lib.format.log.NEWEST", 2)
+        with pytest.raises(NewerFormat, match="has format 3, and this release knows formats up to 2"):
+            decode(data, "key")
 
 
 def test_what_an_old_format_can_say_is_written_in_a_newer_one_where_the_shard_was_told_to():
@@ -233,7 +266,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
-        ([6, "schemas", 0], "Schema with 6 fields"),
+        ([6, "schemas", 0], "Schema with 7 fields"),
         ([6, "schemas", 0, 0, 0], "Column with 4 fields"),
         ([6, "since", 0], "Antichain with 2 fields"),
         ([5, 1], "Rollup with 4 fields"),
@@ -242,10 +275,11 @@ def with_more(value: object, path: list[int | str]) -> object:
     ids=str,
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
-    stored = msgspec.msgpack.decode(encode_row(ROW)[HEADER_BYTES:])
-    stored[6]["schemas"][0] += [True, True]  # its constraints, which are left out where there are none
+    schemas = (msgspec.structs.replace(CLOCK, unique=True, non_negative=True),)
+    row = msgspec.structs.replace(ROW, diff=msgspec.structs.replace(ROW.diff, schemas=schemas))
+    stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
     with pytest.raises(NewerFormat, match=named):
-        decode_row(framed(ROW_MAGIC, 1, msgspec.msgpack.encode(with_more(stored, path))), "key")
+        decode_row(framed(ROW_MAGIC, 3, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 def test_a_command_that_this_release_does_not_know_is_a_newer_format():
@@ -367,6 +401,7 @@ if __name__ == "__main__":
     files |= {f"rollup_v{format_}.bin": encode_state(stored) for format_, stored in STATES.items()}
     files["row_v3_constraints.bin"] = encode_row(CONSTRAINED_ROW)
     files["rollup_v3_constraints.bin"] = encode_state(CONSTRAINED_STATE)
+    files |= {"row_clock_v3.bin": encode_row(ROW_CLOCK), "rollup_clock_v3.bin": encode_state(STORED_CLOCK)}
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever
             (GOLDEN / name).write_bytes(data)

@@ -399,9 +399,9 @@ def test_changes_have_exact_times_and_edges(world: World) -> None:
     assert len(read.changes(None).to_pylist()) == 5
     for wrong in (-1, 2**64, "1", 1.5, True):
         with pytest.raises(InvalidUsage):
-            read.changes(wrong)  # type: ignore[arg-type]
+            read.changes(wrong)
         with pytest.raises(InvalidUsage):
-            read.changes(0, wrong)  # type: ignore[arg-type]
+            read.changes(0, wrong)
 
 
 def test_changes_respect_since(world: World) -> None:

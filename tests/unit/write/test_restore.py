@@ -148,7 +148,7 @@ def test_what_cannot_be_restored_is_refused(world: World) -> None:
         client.restore("nope", 0)
     for wrong in (-1, "1", None, 1.5, True):
         with pytest.raises(InvalidUsage):
-            client.restore("s", wrong)  # type: ignore[arg-type]
+            client.restore("s", wrong)
     read.downgrade_since(5)
     for dry_run in (True, False):
         with pytest.raises(SinceViolation):
