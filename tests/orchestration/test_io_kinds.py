@@ -208,6 +208,18 @@ def test_a_column_without_any_value_keeps_its_type_and_is_refused_where_it_has_n
     assert len(client.inspect("customers").state.schemas) == 1
 
 
+def test_added_columns_keep_the_constraints_of_a_schema(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    stored = persist.Schema({"id": "int64"}, {"name": "string"}, unique=True, non_negative=True)
+    client.open_writer("customers", stored)
+    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a"}]))
+    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a", "vip": True}]))
+    schema = client.inspect("customers").state.schemas[-1]
+    assert str(schema) == "(id: int64) -> (name: string, vip: bool), unique, non_negative"
+    assert rows(client) == [{"id": 1, "name": "a", "vip": True}]
+
+
 def test_added_columns_evolve_the_schema_and_old_rows_have_null_in_them(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance
 ) -> None:

@@ -311,7 +311,7 @@ def test_a_doubt_that_can_be_resolved_is_no_doubt(world: World, outcome: Outcome
     assert (done.upper, contents(world)) == (persist.at(1), {(1, "w"): 1})
 
 
-@pytest.mark.parametrize("arrives", ["before", "never", "late"])
+@pytest.mark.parametrize("arrives", ["before", "never", "late", "while it is repeated"])
 @pytest.mark.parametrize("then", ["nothing", "others", "many others"])
 @pytest.mark.parametrize("verb", ["append_now", "upsert"])
 def test_a_call_in_doubt_is_repeated_with_its_token_and_never_doubles(
@@ -347,7 +347,11 @@ def test_a_call_in_doubt_is_repeated_with_its_token_and_never_doubles(
     if arrives == "late":
         late[0]()
     token = told.value.token
-    again = world.client().open_writer("s", SCHEMA)  # another handle, as in a process that started anew
+    if arrives == "while it is repeated":
+        world.rival.before_next(late[0])
+    again = world.client(rival=world.rival).open_writer(
+        "s", SCHEMA
+    )  # another handle, as in a process that started anew
     done = getattr(again, verb)([one(1, "ours")], token=token)
     once = getattr(ours, verb)([one(1, "ours")], token=done.token or token)
     assert once.upper == done.upper or verb == "upsert"
