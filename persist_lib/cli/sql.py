@@ -192,6 +192,8 @@ def _told(failures: list[BaseException]) -> Iterator[None]:
             raise failures[0] from error
         if isinstance(error, OSError):
             raise
+        if isinstance(error, duckdb.InterruptException):
+            raise KeyboardInterrupt from error
         message = str(error).strip()
         if isinstance(error, (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError, pa.ArrowException)):
             raise InvalidUsage(f"the query failed. {message}", query_error=type(error).__name__) from error

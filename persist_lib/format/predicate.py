@@ -47,7 +47,6 @@ class Where:
             raise InvalidUsage(
                 f"filter must be a pyarrow expression, as in {_EXAMPLE}: got {shown(given)}", argument="filter"
             )
-        names = [name for name in columns.names if _refusal(given, _without(columns, name)) is not None]
         error = _refusal(given, columns)
         if error is not None:
             raise _no_filter(given, columns, error)
@@ -56,7 +55,7 @@ class Where:
                 f"the filter {_text(given)} refers to a column by its place; refer to it by its name, as in {_EXAMPLE}",
                 argument="filter", columns=columns.names,
             )  # fmt: skip
-        return cls(given, names)
+        return cls(given, _names(given, columns))
 
     def both(self, other: Where | None) -> Where:
         """The rows that both filters keep."""
@@ -148,6 +147,15 @@ def _refusal(expression: pc.Expression, columns: pa.Schema) -> str | None:
     except (pa.ArrowException, TypeError, ValueError) as error:
         return str(error)
     return None if pa.types.is_boolean(kind) else f"it is a {kind}, not true or false"
+
+
+def _names(expression: pc.Expression, columns: pa.Schema) -> list[str]:
+    """The columns that it looks at: those without which it cannot be evaluated."""
+    text = str(expression)
+    mentioned = pa.schema([field for field in columns if field.name in text])
+    if _refusal(expression, mentioned) is not None:  # a name may be written in another way
+        mentioned = columns
+    return [name for name in mentioned.names if _refusal(expression, _without(mentioned, name)) is not None]
 
 
 def _without(columns: pa.Schema, name: str) -> pa.Schema:

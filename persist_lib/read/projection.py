@@ -10,14 +10,16 @@ memory, and beyond a share of `merge_bytes` in sorted runs in temporary files, w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import IO, NamedTuple, Self
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from typing import IO, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.state import Part
 from persist_lib.errors import DiffOverflow, DiskFull
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.columns import array_of, integers
@@ -28,9 +30,13 @@ from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.read import contents
 from persist_lib.schema.schema import DIFF, TIME_FIELD, Column, Schema
 from persist_lib.shard.gathering import MOST_BYTES, pieces
-from persist_lib.shard.runs import Parallel, Stored, read_whole
+from persist_lib.shard.runs import Stored, read_part
+
+A = TypeVar("A")
 
 SPILL_ROWS = 1 << 14
+AHEAD = 4
+"""Parts that are read ahead while rows are added up."""
 
 
 class Shown(NamedTuple):
@@ -99,9 +105,7 @@ def at_once(
     schema = stored.schema
     names = shown.schema(schema).names
     if is_projection(schema, shown.columns):
-        if sum(part.rows for run in inputs for part in run.parts) * _WIDE > merge_bytes:
-            return None
-        return _projected_at_once(stored, inputs, shown, pool).select(names)
+        return _projected_at_once(stored, inputs, shown, merge_bytes, pool).select(names)
     table = contents.at_once(stored, inputs, shown.needed(schema), merge_bytes, pool)
     return None if table is None else shown.kept(table).select(names)
 
@@ -115,10 +119,6 @@ def of_keys(stored: Stored, inputs: Sequence[TaskInput], keys: Keys, shown: Show
         table = table.select(narrowed(schema.contents, shown.columns).names)
         table = _total([table]) if projected is None else consolidate(projected, table)
     return table.select(shown.schema(schema).names)
-
-
-_WIDE = 64
-"""About how many bytes a projected row takes while it is added up."""
 
 
 def projection_of(schema: Schema, columns: Sequence[str]) -> Schema | None:
@@ -187,17 +187,32 @@ def _projected(tables: Iterable[pa.Table], shown: Shown, schema: Schema) -> Iter
     return (shown.kept(table).select(names) for table in tables)
 
 
-def _projected_at_once(stored: Stored, inputs: Sequence[TaskInput], shown: Shown, pool: Executor) -> pa.Table:
+def _projected_at_once(
+    stored: Stored, inputs: Sequence[TaskInput], shown: Shown, merge_bytes: int, pool: Executor
+) -> pa.Table:
+    """The projection as one table. Some parts at a time are read and added up in the pool."""
     projected = projection_of(stored.schema, shown.columns or ())
+    needed = shown.needed(stored.schema)
 
-    def settle(table: pa.Table, _parallel: Parallel) -> pa.Table:
-        (table,) = _projected([table], shown, stored.schema)
+    def settled(pair: tuple[TaskInput, Part]) -> pa.Table:
+        # SUBTLE: not the pool's `map`: this runs in the pool's threads, which would wait for each other.
+        (table,) = _projected([read_part(stored, *pair, needed, times=False, use_threads=False)], shown, stored.schema)
         return table if projected is None else consolidate(projected, table, "split")
 
-    found = read_whole(stored, inputs, shown.needed(stored.schema), settle, pool, times=False)
+    tables = _ahead(pool, settled, [(run, part) for run in inputs for part in run.parts])
     empty = narrowed(stored.schema.contents, shown.columns).empty_table()
-    table = pa.concat_tables([empty, *found])
-    return _total([table]) if projected is None else consolidate(projected, table)
+    return pa.concat_tables([empty, *added_up(tables, projected, merge_bytes)]).combine_chunks()
+
+
+def _ahead(pool: Executor, call: Callable[[A], pa.Table], items: Sequence[A]) -> Iterator[pa.Table]:
+    """What the calls give, in order. They are made in the pool, a few of them ahead, which bounds memory."""
+    waiting: deque[Future[pa.Table]] = deque()
+    for item in items:
+        if len(waiting) >= AHEAD:
+            yield waiting.popleft().result()
+        waiting.append(pool.submit(call, item))
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def by_key(tables: Iterable[pa.Table], schema: Schema, columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -186,8 +186,14 @@ def test_the_names_of_a_filter_are_those_that_it_looks_at() -> None:
     cases: list[tuple[pc.Expression, tuple[str, ...]]] = [
         (pc.field("a") == 1, ("a",)), (pc.scalar(True), ()),
         ((pc.field("a") == 1) | pc.field("c").is_nan(), ("a", "c")),
-        (pc.field("b") == "FieldPath(0)", ("b",)), (reduce(lambda x, y: x & y, [pc.field("c") > 1] * 3), ("c",)),
+        (pc.field("b") == "FieldPath(0)", ("b",)), (pc.field("b") == "a", ("b",)), (pc.field("b") == "a c", ("b",)),
+        (reduce(lambda x, y: x & y, [pc.field("c") > 1] * 3), ("c",)),
     ]  # fmt: skip
+    odd = pa.schema([("a b", pa.int64()), ('"', pa.int64()), ("ü\n", pa.int64()), ("b", pa.int64())])
+    for name in odd.names:
+        where = Where.of(odd, pc.field(name) == 1)
+        assert where is not None
+        assert where.names == (name,)
     for expression, names in cases:
         where = Where.of(columns, expression)
         assert where is not None
