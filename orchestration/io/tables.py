@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
+import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import shown
@@ -183,7 +184,7 @@ def _declared(
     if given is None or isinstance(given, Schema):
         if given is None or times is None or given.times is not None:
             return given
-        return Schema(given.key, given.value, given.codec, times)
+        return msgspec.structs.replace(given, times=times)
     return _split(Schema(key=given).columns, key, times)
 
 
@@ -264,7 +265,7 @@ def _extended(stored: Schema, columns: Sequence[Column], key: list[str] | None) 
             problem="not additive", actual=stored,
         )  # fmt: skip
     new = [Column(name, column.type) for name, column in found.items() if name not in known]
-    return Schema(stored.key, (*stored.value, *new), stored.codec, stored.times) if new else stored
+    return msgspec.structs.replace(stored, value=(*stored.value, *new)) if new else stored
 
 
 _WAYS = (

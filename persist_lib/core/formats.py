@@ -15,8 +15,6 @@ new programs create during the upgrade must be readable for its old ones. Before
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from persist_lib.core.diff import StateDiff
 from persist_lib.schema.schema import Schema
 
@@ -37,12 +35,12 @@ COMMANDS = {"Upgrade": 2}
 """The commands that came after format 1."""
 
 
-def needed_by(schemas: Iterable[Schema]) -> int:
-    """The oldest format that can store these schemas."""
-    return max((CLOCKS if isinstance(schema, Schema) and schema.times else FIRST for schema in schemas), default=FIRST)
+def least_for(schema: object) -> int:
+    """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
+    return CLOCKS if isinstance(schema, Schema) and schema.times is not None else FIRST
 
 
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) is not None]
-    return max([FIRST, COMMANDS.get(command, FIRST), needed_by(diff.schemas), *fields])
+    return max([FIRST, COMMANDS.get(command, FIRST), *fields, *map(least_for, diff.schemas)])

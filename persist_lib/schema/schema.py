@@ -36,6 +36,8 @@ TIME_FIELD = pa.field(TIME, pa.uint64(), nullable=False)
 DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 Codec = Literal["columns", "json", "bytes"]
+PLAIN_FIELDS = 3
+"""How many fields of a schema are stored whatever they hold."""
 _NOT_NULL = " not null"
 
 
@@ -155,12 +157,6 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         """The user's columns, then `_diff`: what a snapshot yields."""
         return pa.schema([*self.data, DIFF_FIELD])
 
-    @cached_property
-    def stored(self) -> tuple[object, ...]:
-        """What is stored of it. Times are left out where they are plain integers, as they were before format 3."""
-        first = (self.key, self.value, self.codec)
-        return first if self.times is None else (*first, self.times)
-
     def show(self, time: int | Antichain) -> str:
         """A time or frontier of the shard as text: `2026-11-22T12:00:00Z` where times are a clock, else the integer."""
         if isinstance(time, Antichain):
@@ -205,6 +201,16 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         # SUBTLE: the models are no field, and still have to come along, as splits are read in other processes.
         key, value = self.models
         return Schema, (key or self.key, value or self.value, self.codec, self.times)
+
+
+def stored_form(schema: object) -> object:
+    """Its fields as they are stored: later ones only up to the last one that is set, as older formats have none."""
+    if not isinstance(schema, Schema):  # the encoder, or the decoder that proves its work, refuses it
+        return schema
+    fields = msgspec.structs.astuple(schema)
+    while len(fields) > PLAIN_FIELDS and not fields[-1]:
+        fields = fields[:-1]
+    return fields
 
 
 def check_schema(schema: object) -> Schema:
