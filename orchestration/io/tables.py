@@ -184,7 +184,7 @@ def _declared(
     if given is None or isinstance(given, Schema):
         if given is None or times is None or given.times is not None:
             return given
-        return Schema(given.key, given.value, given.codec, times)
+        return msgspec.structs.replace(given, times=times)
     return _split(Schema(key=given).columns, key, times)
 
 

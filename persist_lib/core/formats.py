@@ -16,8 +16,6 @@ new programs create during the upgrade must be readable for its old ones. Before
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from persist_lib.core.diff import StateDiff
 from persist_lib.schema.schema import Schema
 
@@ -39,12 +37,8 @@ COMMANDS = {"Upgrade": 2}
 """The commands that came after format 1."""
 
 
-def needed_by(schemas: Iterable[Schema]) -> int:
-    """The oldest format that can store these schemas. Whatever is no schema is for the encoder to refuse."""
-    return max((_least_for(schema) for schema in schemas), default=FIRST)
-
-
-def _least_for(schema: object) -> int:
+def least_for(schema: object) -> int:
+    """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
     says_more = isinstance(schema, Schema) and (schema.times is not None or bool(schema.constraints))
     return SCHEMAS_SAY_MORE if says_more else FIRST
 
@@ -52,4 +46,4 @@ def _least_for(schema: object) -> int:
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) is not None]
-    return max([FIRST, COMMANDS.get(command, FIRST), needed_by(diff.schemas), *fields])
+    return max([FIRST, COMMANDS.get(command, FIRST), *fields, *map(least_for, diff.schemas)])

@@ -12,7 +12,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
-from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, needed_by
+from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, least_for
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
 from persist_lib.core.state import (
@@ -46,7 +46,7 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return r.Exists("shard")
         case c.Create(_, format_) if not FIRST <= format_ <= NEWEST:
             return r.Malformed(f"format {format_}")
-        case c.Create(schema, format_) if (least := needed_by((schema,))) > format_:
+        case c.Create(schema, format_) if format_ < (least := least_for(schema)):
             return r.Malformed(f"a schema with a clock or constraints ({schema}) in format {format_}, not {least}")
         case c.Create(schema, format_):
             return _with_format(State(), seqno, format_, StateDiff(schemas=(schema,)))

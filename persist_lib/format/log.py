@@ -15,13 +15,13 @@ import msgspec
 
 from persist_lib.core.commands import Command
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, STATE_FIELDS, needed, needed_by
+from persist_lib.core.formats import FIRST, NEWEST, STATE_FIELDS, least_for, needed
 from persist_lib.core.state import Rollup, State
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
 from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
 from persist_lib.format.unknown import find_unknown
 from persist_lib.ids import SeqNo
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import stored_form
 
 ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
@@ -67,7 +67,11 @@ def encode_row(row: LogRow, format_: int | None = None) -> bytes:
     somewhere, of a wrong type say, ever becomes a row that others cannot read.
     """
     oldest = needed(row.command, row.diff)
-    data = framed(ROW_MAGIC, oldest if format_ is None else format_, _encoded(_storable(row)))
+    stored: object = row
+    if row.diff.schemas:
+        diff = msgspec.structs.replace(row.diff, schemas=tuple(map(stored_form, row.diff.schemas)))
+        stored = msgspec.structs.replace(row, diff=diff)
+    data = framed(ROW_MAGIC, oldest if format_ is None else format_, _encoded(stored))
     return _proven(data, decode_row, row)
 
 
@@ -89,8 +93,8 @@ def encode_state(stored: StoredState) -> bytes:
     state = stored.state
     ordered = {name: dict(sorted(getattr(state, name).items())) for name in MAPPINGS}
     canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(state, **ordered))
-    storable = msgspec.structs.replace(canonical.state, schemas=_schemas(state.schemas))
-    fields = msgspec.structs.astuple(storable)[: STATE_FIELDS[state.format]]
+    written = msgspec.structs.replace(canonical.state, schemas=tuple(map(stored_form, state.schemas)))
+    fields = msgspec.structs.astuple(written)[: STATE_FIELDS[state.format]]
     body = _encoded((canonical.seqno, canonical.digest, fields))
     return _proven(framed(ROLLUP_MAGIC, state.format, body), decode_state, canonical)
 
@@ -100,20 +104,9 @@ def decode_state(data: bytes, key: str) -> StoredState:
     stored: StoredState = _decode(data, key, ROLLUP_MAGIC, _states)
     if stored.state.format != row_format(data):
         raise Corrupt(f"{key} holds a state of format {stored.state.format}, in format {row_format(data)}", key=key)
-    if (least := needed_by(stored.state.schemas)) > row_format(data):
-        raise Corrupt(f"{key} says what only format {least} can, in format {row_format(data)}", key=key)
+    if (least := max(map(least_for, stored.state.schemas), default=FIRST)) > row_format(data):
+        raise Corrupt(f"{key} holds a schema that only format {least} has, in format {row_format(data)}", key=key)
     return stored
-
-
-def _storable(row: LogRow) -> LogRow:
-    if not row.diff.schemas:
-        return row
-    return msgspec.structs.replace(row, diff=msgspec.structs.replace(row.diff, schemas=_schemas(row.diff.schemas)))
-
-
-def _schemas(schemas: tuple[Schema, ...]) -> Any:
-    """Schemas as they are stored: of fields that came later, only those that are set."""
-    return tuple(schema.stored if isinstance(schema, Schema) else schema for schema in schemas)
 
 
 def row_format(data: bytes) -> int:

@@ -178,14 +178,6 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         """The user's columns, then `_diff`: what a snapshot yields."""
         return pa.schema([*self.data, DIFF_FIELD])
 
-    @cached_property
-    def stored(self) -> tuple[object, ...]:
-        """What is stored of it: its fields up to the last one that is set, as formats before 3 have only the first."""
-        fields = msgspec.structs.astuple(self)
-        while len(fields) > PLAIN_FIELDS and not fields[-1]:
-            fields = fields[:-1]
-        return fields
-
     def show(self, time: int | Antichain) -> str:
         """A time or frontier of the shard as text: `2026-11-22T12:00:00Z` where times are a clock, else the integer."""
         if isinstance(time, Antichain):
@@ -239,6 +231,16 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
 def _rebuilt(key: Side, value: Side, codec: Codec, times: Unit | None, *flags: bool) -> Schema:
     return Schema(key, value, codec, times, **dict(zip(CONSTRAINTS, flags, strict=True)))
+
+
+def stored_form(schema: object) -> object:
+    """Its fields as they are stored: later ones only up to the last one that is set, as older formats have none."""
+    if not isinstance(schema, Schema):  # the encoder, or the decoder that proves its work, refuses it
+        return schema
+    fields = msgspec.structs.astuple(schema)
+    while len(fields) > PLAIN_FIELDS and not fields[-1]:
+        fields = fields[:-1]
+    return fields
 
 
 def check_schema(schema: object) -> Schema:

@@ -164,12 +164,12 @@ def test_a_schema_whose_times_are_a_clock_still_decodes_and_says_so_in_one_field
 def test_an_older_format_cannot_say_that_times_are_a_clock(format_):
     diff = StateDiff(schemas=(CLOCK,), format=(1, 2) if format_ == 2 else None)
     row = msgspec.structs.replace(ROW_CLOCK, diff=diff)
-    with pytest.raises(InvariantViolated, match="only format 3 can"):
+    with pytest.raises(InvariantViolated, match="only format 3"):
         encode_row(row, format_)
-    with pytest.raises(Corrupt, match="only format 3 can"):
+    with pytest.raises(Corrupt, match="only format 3"):
         decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
     older = msgspec.structs.replace(STATES[format_].state, schemas=(CLOCK,))
-    with pytest.raises(InvariantViolated, match="only format 3 can"):
+    with pytest.raises(InvariantViolated, match="only format 3"):
         encode_state(msgspec.structs.replace(STORED, state=older))
 
 
