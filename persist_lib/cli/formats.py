@@ -130,16 +130,18 @@ def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: 
     """A table for people, in memory."""
     import pyarrow as pa
 
-    numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
+    is_ = pa.types
+    numbers = [field.name for field in schema
+               if is_.is_integer(field.type) or is_.is_floating(field.type) or is_.is_decimal(field.type)]  # fmt: skip
     table = plain_table(*schema.names, right=numbers)
     for batch in tables.batches():
         for row in batch.to_pylist():
             table.add_row(*(Text(cell(value), "dim" if value is None else "") for value in row.values()))
     if stream is None:
-        session.out.print(table)
+        session.out.print(table, crop=False)
         return
     out = console(open(os.dup(stream.fileno()), "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - closed below
-    out.print(table)
+    out.print(table, crop=False)
     out.file.close()
 
 
