@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from persist_lib.cli import duties, history, log, looking, reading, recovery, settings, show, writing
+from persist_lib.cli import duties, history, log, looking, reading, recovery, schemas, settings, show, writing
 from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices, Shared, Verbose, command, prose
 from persist_lib.core.duties import DUTIES
 
@@ -75,6 +75,8 @@ for duty in DUTIES:
     if not duty.is_upkeep:
         command(app, duty.name, duties.command_of(duty), LOOKING)
 
+command(app, "create", schemas.create, DATA)
+command(app, "evolve", schemas.evolve, DATA)
 command(app, "snapshot", reading.snapshot, DATA)
 command(app, "listen", reading.listen, DATA)
 command(app, "append", writing.append, DATA)

@@ -25,6 +25,7 @@ Shard = Annotated[
     str,
     typer.Argument(metavar="SHARD", help="The shard's name.", show_default=False, autocompletion=shard_names),
 ]
+NewShard = Annotated[str, typer.Argument(metavar="SHARD", help="The new shard's name.", show_default=False)]
 Shards = Annotated[
     list[str] | None,
     typer.Argument(metavar="SHARD...", help="Names of shards.", show_default=False, autocompletion=shard_names),
