@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from persist_lib.cli import duties, history, log, looking, reading, recovery, schemas, settings, show, writing
+from persist_lib.cli import (
+    diff,
+    duties,
+    history,
+    log,
+    looking,
+    reading,
+    recovery,
+    schemas,
+    settings,
+    show,
+    watch,
+    writing,
+)
 from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices, Shared, Verbose, command, prose
 from persist_lib.core.duties import DUTIES
 
@@ -69,6 +82,8 @@ HISTORY = "How much history is kept"
 command(app, "shards", looking.shards, LOOKING)
 command(app, "show", show.show, LOOKING)
 command(app, "log", log.log, LOOKING)
+command(app, "watch", watch.watch, LOOKING)
+command(app, "diff", diff.diff, LOOKING)
 command(app, "plan", looking.plan, LOOKING)
 command(app, "config", settings.config, LOOKING)
 for duty in DUTIES:
