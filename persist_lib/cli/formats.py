@@ -19,6 +19,8 @@ from persist_lib.errors import InvalidUsage
 ROWS_AT_ONCE = 10_000
 """Rows that become Python values at once."""
 CELL_WIDTH = 60
+WORD_WIDTH = 160
+"""A cell that is one word, such as a digest, is cut only beyond this."""
 
 
 class Counted:
@@ -156,4 +158,5 @@ def cell(value: object) -> str:
             value = repr(value)
     text = str(value)
     text = text if text.isprintable() else repr(text)[1:-1]
-    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
+    width = CELL_WIDTH if " " in text else WORD_WIDTH
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,7 +1,7 @@
 """Tables and text that fit the terminal: nothing breaks inside a number, a name, a moment or a digest.
 
 A table that is too wide first gets narrower columns of text, then less space between columns. If that is not enough,
-only its first columns stay side by side, and the others follow below each line as `name value`. So every value is there
+only its first columns stay side by side, and the others follow below each line as `name: value`. So every value is there
 at every width, and whole.
 """
 
@@ -153,13 +153,12 @@ class Fitted:
         while shown < len(least) and 1 + sum(least[: shown + 1]) + _GAP * shown <= width:
             shown += 1
         if shown < 2:  # the first cell is a heading
-            shown, least[0] = 1, 0
+            shown, least[0] = 1, min(least[0], max(width - 1, 1))
         if self.title:
             yield _styled(Text(self.title), "bold")
-        if shown > 1:
-            head = [Text(name) for name in self.columns[:shown]]
-            yield _styled(self._beside(head, least), "bold")
-            yield Text(" " + "─" * (sum(least[:shown]) + _GAP * (shown - 1)), no_wrap=True, overflow="ignore")
+        head = [Text(name) for name in self.columns[:shown]]
+        yield _styled(self._beside(head, least), "bold")
+        yield Text(" " + "─" * (sum(least[:shown]) + _GAP * (shown - 1)), no_wrap=True, overflow="ignore")
         for row in self.rows:
             if shown > 1 or row.cells[0].plain:
                 yield from (_styled(line, row.style) for line in self._side_by_side(row.cells[:shown], least))
@@ -187,11 +186,11 @@ class Fitted:
 
 
 def _pairs(names: Sequence[str], cells: Sequence[Text], places: Sequence[int], width: int) -> Iterator[Text]:
-    """Cells as `name value`, as many on a line as fit. A cell of several lines gets them all, indented."""
+    """Cells as `name: value`, as many on a line as fit. A cell of several lines gets them all, indented."""
     line = Text()
     for place in places:
         value, *more = cells[place].split("\n", allow_blank=True)
-        pair = Text.assemble((names[place], "dim"), " " if names[place] else "", value)
+        pair = Text.assemble((f"{names[place]}: " if names[place] else "", "dim"), value)
         if line.cell_len and (more or INDENT + line.cell_len + 3 + pair.cell_len > width):
             yield from _indented(line, width)
             line = Text()
