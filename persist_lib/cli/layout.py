@@ -1,8 +1,8 @@
 """Tables and text that fit the terminal: nothing breaks inside a number, a name, a moment or a digest.
 
 A table that is too wide first gets narrower columns of text, then less space between columns. If that is not enough,
-only its first columns stay side by side, and the others follow below each line as `name: value`. So every value is there
-at every width, and whole.
+only its first columns stay side by side, and the others follow below each line as `name: value`. So every value is
+there at every width, and whole.
 """
 
 from __future__ import annotations
