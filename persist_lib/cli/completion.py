@@ -12,14 +12,15 @@ SECONDS = 2.0
 """How long the shell waits for names, at most. A location that is far away gives none then."""
 
 
-def shard_names(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
+def shard_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of the location's shards that begin so, without those on the command line. Empty after any failure."""
     found: list[str] = []
     # SUBTLE: a thread of its own that is not waited for: connecting to a host that does not answer takes long.
     asking = threading.Thread(target=_ask, args=(_options(ctx), found), daemon=True)
     asking.start()
     asking.join(SECONDS)
-    return [name for name in found if name.startswith(incomplete) and name not in args]
+    typed = ctx.params.get("names") or ()
+    return [name for name in found if name.startswith(incomplete) and name not in typed]
 
 
 def _options(ctx: typer.Context) -> dict[str, str | None]:

@@ -54,9 +54,11 @@ def _entries(old: Mapping[K, V], new: Mapping[K, V]) -> tuple[tuple[K, V | None,
 
 def _edits(old: tuple[Batch, ...], new: tuple[Batch, ...]) -> list[TraceEdit]:
     """The slices that differ. Each ends where a batch ends in both traces, so that its two sides stand for the same."""
-    ends = {batch.hi for batch in old} & {batch.hi for batch in new}
-    older, newer = _cut(old, ends), _cut(new, ends)
-    return [_edit(gone, came) for gone, came in zip_longest(older, newer, fillvalue=()) if gone != came]
+    end = old[-1].hi if old else 0
+    kept, appended = (tuple(batch for batch in new if (batch.lo >= end) is is_new) for is_new in (False, True))
+    ends = {batch.hi for batch in old} & {batch.hi for batch in kept}
+    pairs = [*zip_longest(_cut(old, ends), _cut(kept, ends), fillvalue=()), ((), appended)]
+    return [_edit(gone, came) for gone, came in pairs if gone != came]
 
 
 def _cut(trace: tuple[Batch, ...], ends: set[int]) -> list[tuple[Batch, ...]]:
