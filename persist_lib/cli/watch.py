@@ -16,7 +16,7 @@ from persist_lib.cli.arguments import Shards
 from persist_lib.cli.layout import Fitted
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable
-from persist_lib.errors import Damage, NotFound, PersistError
+from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -146,6 +146,8 @@ def watch(
     persist watch orders payments --every 0.5
     persist watch --count 60 --json | jq '.shards[] | {shard, appended_per_s}'
     """
+    if not every > 0:  # NaN passes the check of the option
+        raise InvalidUsage(f"--every is a number of seconds: got {every}", every=every)
     with session.open() as client:
         watcher = Watcher(client, names or ())
         with _screen(session) as draw:
