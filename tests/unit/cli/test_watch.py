@@ -103,6 +103,20 @@ def test_merged_batches_are_counted_by_the_log_and_not_by_what_is_left_of_them(c
     assert appended(client, "orders", before, version()) is None, "the rows are gone"
 
 
+def test_batches_that_were_merged_with_one_another_are_counted_by_the_log_too(client: persist.Client) -> None:
+    write = client.open_writer("large", SCHEMA)
+    write.compare_and_append([{"id": id_} for id_ in range(10_000)], 0, 1)
+    before = client.inspect("large")
+    for upper in range(1, 13):
+        write.compare_and_append([{"id": 7, "_diff": 1 if upper % 2 else -1}], upper, upper + 1)
+    client.set_hold("large", "audit", 12)
+    client.compact("large")
+    after = client.inspect("large")
+    new = [batch for batch in after.state.trace if batch.lo >= before.state.next_id]
+    assert [len(new), sum(batch.count for batch in new)] == [1, 0], "of the merged batch nothing is left"
+    assert appended(client, "large", before, after) == 12
+
+
 def test_damage_in_one_shard_does_not_hide_the_others(client: persist.Client, here: Path) -> None:
     watcher = Watcher(client)
     real = client.inspect
