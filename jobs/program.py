@@ -23,6 +23,7 @@ from jobs.session import SparkSettings
 from persist_lib.client import Client
 from persist_lib.core.cost import Cost, parse_prices
 from persist_lib.errors import NotFound
+from persist_lib.settings import config_of
 
 PIPES = "DAGSTER_PIPES_CONTEXT"
 Numbers = Mapping[str, float]
@@ -169,7 +170,7 @@ def opened(parsed: argparse.Namespace, lease_ms: int | None = None) -> Iterator[
 
     PERSIST_CONFIG has fields of `persist.Config` as JSON. `lease_ms` counts if it does not say otherwise.
     """
-    config = persist.Config.model_validate_json(os.environ.get("PERSIST_CONFIG") or "{}")
+    config = persist.Config.model_validate(config_of(os.environ))
     if lease_ms is not None and "lease_ms" not in config.model_fields_set:
         config = config.model_copy(update={"lease_ms": lease_ms})
     prices = parse_prices(parsed.prices) if parsed.prices else None

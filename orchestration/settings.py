@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +9,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from jobs.session import SparkSettings
-from persist_lib.arguments import shown
 from persist_lib.config import Config
 from persist_lib.core.cost import parse_prices
 from persist_lib.core.duties import MAINTENANCE_LEASE_MS
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.open import scheme_of
+from persist_lib.settings import config_of
 
 DEFAULTS: Mapping[str, Any] = {"lease_ms": MAINTENANCE_LEASE_MS}
 """The pipeline's own defaults. Its workers are kept up while they live. One that was killed keeps other workers from
 its shard until its lease ends."""
-EXAMPLE = '{"part_bytes": 67108864}'
 
 
 class Settings(BaseModel):
@@ -65,7 +63,7 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
     location = settings.location or environ.get("PERSIST_LOCATION")
     consensus = settings.consensus or environ.get("PERSIST_CONSENSUS")
     prices = settings.prices or environ.get("PERSIST_PRICES")
-    config = {**DEFAULTS, **(dict(settings.config) or _config(environ.get("PERSIST_CONFIG")))}
+    config = {**DEFAULTS, **(dict(settings.config) or config_of(environ))}
     for url in (location, consensus):
         if url:
             scheme_of(url)
@@ -78,15 +76,3 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
             "spark": settings.spark or SparkSettings.from_environment(environ),
         }
     )  # fmt: skip
-
-
-def _config(text: str | None) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise InvalidUsage(
-            f"PERSIST_CONFIG must be a JSON object, such as {EXAMPLE}: {error}. Got {shown(text)}"
-        ) from error
-    if not isinstance(found, dict):
-        raise InvalidUsage(f"PERSIST_CONFIG must be a JSON object, such as {EXAMPLE}: got {shown(text)}")
-    return found

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from persist_lib import public
     from persist_lib.public import *  # noqa: F403 - what `__getattr__` finds
 
-    __all__ = []
+    __all__: list[str] = []
     __all__ += public.__all__
 
 

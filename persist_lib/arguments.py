@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -53,6 +54,20 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - the message that quotes a value must not fail because of it
         text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+def near_names(typed: str, names: Iterable[str]) -> list[str]:
+    """The names that are similar to `typed`, the nearest first. Upper and lower case do not matter."""
+    folded: dict[str, list[str]] = {}
+    for name in names:
+        folded.setdefault(name.lower(), []).append(name)
+    return [name for near in get_close_matches(typed.lower(), folded) for name in folded[near]]
+
+
+def did_you_mean(typed: object, names: Iterable[str]) -> str:
+    """A part of a message, `Did you mean this or that? `, or nothing if no name is similar to what was typed."""
+    near = near_names(typed, names) if isinstance(typed, str) else []
+    return f"Did you mean {' or '.join(near)}? " if near else ""
 
 
 def native(value: object) -> object:

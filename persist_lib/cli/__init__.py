@@ -9,7 +9,14 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the `persist` command."""
-    from persist_lib.cli.app import app  # programs that import only `render` do not need typer
+    """Run the `persist` command, and exit with its status."""
+    import sys
 
-    app(prog_name="persist")
+    from persist_lib.cli import streams
+
+    def program() -> None:
+        from persist_lib.cli.app import app  # programs that import only `render` do not need typer
+
+        app(prog_name="persist")
+
+    sys.exit(streams.run(program))

@@ -6,8 +6,24 @@ from typing import Annotated
 
 import typer
 
-from persist_lib.cli import by_key, changing, duties, history, log, looking, reading, recovery, show, sql, writing
-from persist_lib.cli.command import AsJson, Consensus, Location, Prices, Shared, Verbose, command, prose
+from persist_lib.cli import (
+    by_key,
+    changing,
+    diff,
+    duties,
+    history,
+    log,
+    looking,
+    reading,
+    recovery,
+    schemas,
+    settings,
+    show,
+    sql,
+    watch,
+    writing,
+)
+from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices, Shared, Verbose, command, prose
 from persist_lib.core.duties import DUTIES
 
 app = typer.Typer(
@@ -31,6 +47,7 @@ def _root(
     json_: AsJson = False,
     verbose: Verbose = 0,
     prices: Prices = None,
+    config: Config = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,  # noqa: ARG001
 ) -> None:
     """Durable, definite, time-varying collections on plain object storage.
@@ -46,11 +63,14 @@ def _root(
     persist snapshot orders --as-of 9   its contents at a time
     persist maintain --all --dry-run    what upkeep would do (without --dry-run, it does it)
 
+    Options count over the environment ($PERSIST_LOCATION and others), and that over a persist.toml of this folder or
+    its parents, up to the repository's root or home. `persist config` shows what is in force, and says more.
+
     Exit codes: 0 done; 1 refused, or a store or the network failed; 2 wrong usage; 3 stored data is damaged (stop
     and investigate); 130 interrupted. Failures are printed on standard error, as one sentence that says what to do
     (with --json, as an object).
     """
-    ctx.obj = Shared(location, consensus, json_, verbose, prices)
+    ctx.obj = Shared(location, consensus, json_, verbose, prices, config)
 
 
 app.callback(help=prose(_root.__doc__ or ""))(_root)
@@ -65,11 +85,16 @@ HISTORY = "How much history is kept"
 command(app, "shards", looking.shards, LOOKING)
 command(app, "show", show.show, LOOKING)
 command(app, "log", log.log, LOOKING)
+command(app, "watch", watch.watch, LOOKING)
+command(app, "diff", diff.diff, LOOKING)
 command(app, "plan", looking.plan, LOOKING)
+command(app, "config", settings.config, LOOKING)
 for duty in DUTIES:
     if not duty.is_upkeep:
         command(app, duty.name, duties.command_of(duty), LOOKING)
 
+command(app, "create", schemas.create, DATA)
+command(app, "evolve", schemas.evolve, DATA)
 command(app, "snapshot", reading.snapshot, DATA)
 command(app, "listen", reading.listen, DATA)
 command(app, "changes", changing.changes, DATA)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from persist_lib.cli.completion import shard_names
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import TOP, Antichain, at
@@ -25,8 +26,15 @@ NUMBER = re.compile(r"[0-9]+(_[0-9]+)*")
 LAST = Times("us", lambda: END_S * 1_000 - 1)
 """Refuses what is no time whatever the clock says, before anything is opened."""
 
-Shard = Annotated[str, typer.Argument(metavar="SHARD", help="The shard's name.", show_default=False)]
-Shards = Annotated[list[str] | None, typer.Argument(metavar="SHARD...", help="Names of shards.", show_default=False)]
+Shard = Annotated[
+    str,
+    typer.Argument(metavar="SHARD", help="The shard's name.", show_default=False, autocompletion=shard_names),
+]
+NewShard = Annotated[str, typer.Argument(metavar="SHARD", help="The new shard's name.", show_default=False)]
+Shards = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SHARD...", help="Names of shards.", show_default=False, autocompletion=shard_names),
+]
 AllShards = Annotated[bool, typer.Option("--all", help="All shards of the location.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done, and why.")]
 

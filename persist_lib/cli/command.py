@@ -13,7 +13,7 @@ from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec
 import typer
 
 from persist_lib.cli.session import DEFAULT_LOCATION, Session, failures, log_to_stderr
-from persist_lib.errors import InvalidUsage
+from persist_lib.settings import PLACES, empty, resolve
 
 P = ParamSpec("P")
 
@@ -22,7 +22,7 @@ Location = Annotated[
     str | None,
     typer.Option(
         help=f"URL of the location, as in file:./data or s3://bucket/prefix. Default: $PERSIST_LOCATION, "
-        f"or {DEFAULT_LOCATION}.",
+        f"persist.toml, or {DEFAULT_LOCATION}.",
         metavar="URL",
         rich_help_panel=_PANEL,
         show_default=False,
@@ -31,7 +31,8 @@ Location = Annotated[
 Consensus = Annotated[
     str | None,
     typer.Option(
-        help="URL of the Consensus, if it is not at the location. Default: $PERSIST_CONSENSUS, or the location.",
+        help="URL of the Consensus, if it is not at the location. Default: $PERSIST_CONSENSUS, persist.toml, "
+        "or the location.",
         metavar="URL",
         rich_help_panel=_PANEL,
         show_default=False,
@@ -45,8 +46,18 @@ Prices = Annotated[
     str | None,
     typer.Option(
         help='What requests cost: s3 (its list prices), free, or JSON, as in \'{"get": 5e-7, "egress_gib": 0.09}\' for '
-        "what differs from S3's. Default: $PERSIST_PRICES, or s3 on S3 and free elsewhere.",
+        "what differs from S3's. Default: $PERSIST_PRICES, persist.toml, or s3 on S3 and free elsewhere.",
         metavar="PRICES",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        help="Fields of persist.Config as JSON, as in '{\"part_bytes\": 67108864}'. Each counts over the same one in "
+        "$PERSIST_CONFIG, and that over the one in persist.toml. `persist config` lists them.",
+        metavar="JSON",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -73,6 +84,7 @@ class Shared(NamedTuple):
     json_: bool = False
     verbose: int = 0
     prices: str | None = None
+    config: str | None = None
 
 
 _SHARED: list[tuple[str, object, object]] = [
@@ -81,6 +93,7 @@ _SHARED: list[tuple[str, object, object]] = [
     ("json_", AsJson, False),
     ("verbose", Verbose, 0),
     ("prices", Prices, None),
+    ("config", Config, None),
 ]
 
 
@@ -121,31 +134,20 @@ def open_session(own: Shared, before: Shared) -> Session:
 
 
 def placed(session: Session, own: Shared, before: Shared) -> Session:
-    """Set location, Consensus and prices, by the command's options, those before it, or the environment.
+    """Set location, Consensus, prices and settings.
 
-    The first of these that is given wins. Raises InvalidUsage for an empty value: an unset variable of a script looks
-    like that.
+    The command's options count over those before it, these over the environment, and that over `persist.toml`. Raises
+    InvalidUsage for an empty value: an unset variable of a script looks like that.
     """
-    return replace(
-        session,
-        location=_given("location", own.location, before.location) or DEFAULT_LOCATION,
-        consensus=_given("consensus", own.consensus, before.consensus),
-        prices=_given("prices", own.prices, before.prices),
-    )
+    options = {name: _given(name, own, before) for name in (*PLACES, "config")}
+    return replace(session, settings=resolve(options, os.environ))
 
 
-def _given(name: str, *options: str | None) -> str | None:
-    given = [(f"--{name}", value) for value in options if value is not None]
-    variable = f"PERSIST_{name.upper()}"
-    if not given and (value := os.environ.get(variable)) is not None:
-        given = [(f"${variable}", value)]
-    for source, value in given:
-        if not value.strip():
-            raise InvalidUsage(
-                f"{source} is empty: perhaps a variable is not set. Nothing was opened. Set it, or leave it out",
-                source=source,
-            )
-    return given[0][1] if given else None
+def _given(name: str, *options: Shared) -> str | None:
+    given = [value for one in options if (value := getattr(one, name)) is not None]
+    if not all(value.strip() for value in given):
+        raise empty(f"--{name}")
+    return given[0] if given else None
 
 
 def _signature(run: Callable[..., None]) -> inspect.Signature:

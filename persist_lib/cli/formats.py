@@ -19,6 +19,8 @@ from persist_lib.errors import InvalidUsage
 ROWS_AT_ONCE = 10_000
 """Rows that become Python values at once."""
 CELL_WIDTH = 60
+WORD_WIDTH = 160
+"""A cell that is one word, such as a digest, is cut only beyond this."""
 
 
 class Counted:
@@ -130,16 +132,18 @@ def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: 
     """A table for people, in memory."""
     import pyarrow as pa
 
-    numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
+    is_ = pa.types
+    numbers = [field.name for field in schema
+               if is_.is_integer(field.type) or is_.is_floating(field.type) or is_.is_decimal(field.type)]  # fmt: skip
     table = plain_table(*schema.names, right=numbers)
     for batch in tables.batches():
         for row in batch.to_pylist():
             table.add_row(*(Text(cell(value), "dim" if value is None else "") for value in row.values()))
     if stream is None:
-        session.out.print(table)
+        session.out.print(table, crop=False)
         return
     out = console(open(os.dup(stream.fileno()), "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - closed below
-    out.print(table)
+    out.print(table, crop=False)
     out.file.close()
 
 
@@ -154,4 +158,5 @@ def cell(value: object) -> str:
             value = repr(value)
     text = str(value)
     text = text if text.isprintable() else repr(text)[1:-1]
-    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
+    width = CELL_WIDTH if " " in text else WORD_WIDTH
+    return text if len(text) <= width else text[: width - 1] + "…"

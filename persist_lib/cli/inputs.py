@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from persist_lib.arguments import did_you_mean
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.times import Unit
@@ -48,7 +49,8 @@ def infer_schema(path: Path, key: list[str], times: Unit | None = None) -> Schem
     if first is None:
         raise InvalidUsage(f"{path} is empty, so no schema can be made from it", path=str(path))
     if missing := [name for name in key if name not in first.column_names]:
-        raise InvalidUsage(f"{path} has no columns {missing}; it has {first.column_names}", key=key)
+        meant = did_you_mean(missing[0], first.column_names)
+        raise InvalidUsage(f"{path} has no columns {missing}. {meant}It has {first.column_names}", key=key)
     types = {field.name: field.type for field in first.schema if field.name not in (TIME, DIFF)}
     value = {name: type_ for name, type_ in types.items() if name not in key}
     return Schema(key={name: types[name] for name in key}, value=value, times=times)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from persist_lib.cli import render, units
+from persist_lib.cli.layout import Fitted
 from persist_lib.cli.units import number, of, size
 from persist_lib.cli.values import Json, clock, jsonable, plan_value
 from persist_lib.core.duties import figures_of
@@ -68,7 +68,7 @@ def compacted(done: Compacted, dry_run: bool, times: Unit | None = None) -> Outc
     return Outcome(text, value, [_applied_table(done)])
 
 
-def _applied_table(done: Compacted) -> Table:
+def _applied_table(done: Compacted) -> Fitted:
     numbers = ("updates", "after", "read", "wrote", "took")
     table = render.plain_table("why", "batches", "version", "updates", "after", "read", "wrote", "took", right=numbers)
     for applied in done.applied:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from persist_lib.cli import units
+from persist_lib.cli.layout import Fitted
 from persist_lib.times import Times, Unit, show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -34,16 +33,12 @@ BATCHES_NAMED = 4
 """How many batches of a request a cell names one by one."""
 
 
-def plain_table(*columns: str, right: Iterable[str] = (), title: str | None = None) -> Table:
+def plain_table(*columns: str, right: Iterable[str] = (), title: str | None = None) -> Fitted:
     """An empty table in the common style; the columns in `right` are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    numbers = set(right)
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    return table
+    return Fitted(columns, frozenset(right), title)
 
 
-def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] = ()) -> Table:
+def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] = ()) -> Fitted:
     """One line a shard: frontiers, contents, batches by level, debt, garbage, and what holds history back.
 
     `failed` are pairs of a shard that could not be read and the reason.
@@ -63,7 +58,7 @@ def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] =
     return table
 
 
-def compare_table(before: Sequence[Census], after: Sequence[Census]) -> Table:
+def compare_table(before: Sequence[Census], after: Sequence[Census]) -> Fitted:
     """The same shards at two moments, measure by measure. A shard that is in only one of the two is left out."""
     table = plain_table("shard", "", "before", "after", right=("before", "after"))
     later = {census.shard: census for census in after}
@@ -74,7 +69,7 @@ def compare_table(before: Sequence[Census], after: Sequence[Census]) -> Table:
     return table
 
 
-def plan_table(plan: Plan, times: Unit | None = None) -> Table:
+def plan_table(plan: Plan, times: Unit | None = None) -> Fitted:
     """What a compaction would replace, why, and at what price; then what it leaves alone, and why.
 
     `times` is the clock that the shard's times are.
@@ -98,7 +93,7 @@ def plan_table(plan: Plan, times: Unit | None = None) -> Table:
     return table
 
 
-def levels_table(levels: Iterable[Level]) -> Table:
+def levels_table(levels: Iterable[Level]) -> Fitted:
     """The trace by size class, the largest first."""
     table = plain_table("level", "batches", "updates", "bytes", right=("batches", "updates", "bytes"))
     for level in levels:
@@ -111,7 +106,7 @@ def levels_table(levels: Iterable[Level]) -> Table:
     return table
 
 
-def census_table(census: Census, damaged: Sequence[str] = ()) -> Table:
+def census_table(census: Census, damaged: Sequence[str] = ()) -> Fitted:
     """Everything that a census counts, a line each, and what is known of damage."""
     table = plain_table("", census.shard)
     for name, value in census_lines(census):
@@ -216,7 +211,7 @@ def _holders(census: Census) -> Text:
     return text
 
 
-def _compare(table: Table, first: Census, second: Census) -> None:
+def _compare(table: Fitted, first: Census, second: Census) -> None:
     """Add a line for each measure; lines whose values are equal are dimmed."""
     name = first.shard
     for what, was, now in (

@@ -9,25 +9,26 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, TextIO
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 
-from persist_lib.cli import values
-from persist_lib.errors import NotFound, PersistError
+from persist_lib.arguments import did_you_mean
+from persist_lib.cli import streams, values
+from persist_lib.cli.layout import WIDE, Flow, fitting
+from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.settings import Settings
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.location import Location
 
 DEFAULT_LOCATION = "file:./data"
-PIPE_COLUMNS = 1000
-"""The width of an output that is not a terminal. No line is wrapped, so that `grep` and `awk` work."""
 
 Advance = Callable[[int, int], None]
 """Called with the number of items that are done and the total number."""
@@ -37,13 +38,21 @@ Advance = Callable[[int, int], None]
 class Session:
     """The options that all commands share, and the printing and opening that depend on them."""
 
-    location: str = DEFAULT_LOCATION
-    consensus: str | None = None
+    settings: Settings = field(default_factory=Settings)
     as_json: bool = False
     verbose: int = 0
-    prices: str | None = None
     out: Console = field(default_factory=lambda: console(sys.stdout))
     err: Console = field(default_factory=lambda: console(sys.stderr))
+
+    @property
+    def location(self) -> str:
+        """The URL of the location."""
+        return self.settings.text("location") or DEFAULT_LOCATION
+
+    @property
+    def consensus(self) -> str | None:
+        """The URL of Consensus, if it is elsewhere."""
+        return self.settings.text("consensus")
 
     def open(
         self, *, read_only: bool = True, create: bool = False, remembers: bool = False, maintains: bool = False
@@ -57,21 +66,32 @@ class Session:
         from persist_lib.core.cost import parse_prices
         from persist_lib.core.duties import MAINTENANCE_LEASE_MS
 
-        config = Config(lease_ms=MAINTENANCE_LEASE_MS) if maintains else None
-        prices = parse_prices(self.prices) if self.prices else None
+        leases = {"lease_ms": MAINTENANCE_LEASE_MS} if maintains else {}
+        config = Config.model_validate(leases | self.settings.config_values())
+        prices = None
+        if given := self.settings.prices:
+            try:
+                prices = parse_prices(given.value)
+            except InvalidUsage as error:
+                raise InvalidUsage(f"{given.source}: {error.message}", **error.fields) from error
 
         try:
             if remembers:
-                return open_client(open_remembering(self.location, self.consensus), prices=prices)
+                location = open_remembering(self.location, self.consensus)
+                return open_client(location, prices=prices, config=config)
             return open_client(
                 self.location, self.consensus, config=config, prices=prices, read_only=read_only, create=create
             )
         except NotFound as error:
             raise NotFound(
-                f"there is no location at {self.location}. Check --location, $PERSIST_LOCATION, and where you are; "
-                "`persist append --create` makes one",
+                f"there is no location at {self.location}{self._told_by()}. Check --location, $PERSIST_LOCATION, "
+                "persist.toml, and where you are; `persist create` and `persist append --create` make one",
                 url=self.location,
             ) from error
+
+    def _told_by(self) -> str:
+        given = self.settings.location
+        return f" (that is what {given.source} says)" if given else ""
 
     def answer(self, value: values.Json, *shown: RenderableType) -> None:
         """Print the answer: `value` with --json, otherwise `shown`."""
@@ -85,13 +105,12 @@ class Session:
         if self.as_json:
             return
         for renderable in shown:
-            is_text = isinstance(renderable, str)
-            self.out.print(renderable, soft_wrap=is_text, markup=False, highlight=False)
+            self.out.print(fitting(renderable), crop=False, markup=False, highlight=False)
 
     def note(self, message: str) -> None:
         """Print a remark on standard error; does nothing with --json."""
         if not self.as_json:
-            self.err.print(message, style="dim", soft_wrap=True, markup=False, highlight=False)
+            self.err.print(Flow(Text(message, "dim")), crop=False)
 
     def complain(self, error: BaseException, about: str = "") -> None:
         """Print a failure on standard error: a sentence, or an object with --json. With -v a traceback comes first."""
@@ -100,8 +119,7 @@ class Session:
         if self.as_json:
             self.err.out(values.encode(values.error_value(error)), highlight=False)
         else:
-            text = f"{about}{type(error).__name__}: {error}"
-            self.err.print(text, style="red", soft_wrap=True, markup=False, highlight=False)
+            self.err.print(Flow(Text(f"{about}{type(error).__name__}: {error}", "red")), crop=False)
 
     def at_a_shell(self, error: PersistError) -> PersistError:
         """The error as a user at a shell needs it. If it says that a shard does not exist, similar names are added."""
@@ -114,10 +132,10 @@ class Session:
             return error
         if shard in names:  # created since
             return error
-        near = near_names(shard, names)
-        meant = f"Did you mean {' or '.join(near)}? " if near else ""
+        meant = did_you_mean(shard, names)
         lists = "`persist shards --names` lists all" if names else "There are no other shards either"
-        said = f"there is no shard {shard!r} in {self.location}. {meant}{lists}; `persist append --create` makes one"
+        makes = "`persist create` and `persist append --create` make one"
+        said = f"there is no shard {shard!r} in {self.location}. {meant}{lists}; {makes}"
         return NotFound(said, shard=shard).with_traceback(error.__traceback__)
 
     @contextmanager
@@ -166,7 +184,7 @@ class _Console(Console):
 def console(stream: TextIO) -> Console:
     """A console on a stream: as wide as the terminal, or too wide to wrap anything."""
     is_wide = not stream.isatty() and "COLUMNS" not in os.environ
-    return _Console(file=stream, width=PIPE_COLUMNS if is_wide else None, emoji=False)
+    return _Console(file=stream, width=WIDE if is_wide else None, emoji=False)
 
 
 @contextmanager
@@ -182,19 +200,11 @@ def failures(session: Session) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from error
     except OSError as error:
-        session.complain(error)
+        session.complain(streams.told(error))
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         session.note("interrupted")
         raise typer.Exit(130) from error
-
-
-def near_names(typed: str, names: Sequence[str]) -> list[str]:
-    """The names that are similar to `typed`, the nearest first. Upper and lower case do not matter."""
-    folded: dict[str, list[str]] = {}
-    for name in names:
-        folded.setdefault(name.lower(), []).append(name)
-    return [name for near in get_close_matches(typed.lower(), folded) for name in folded[near]]
 
 
 def log_to_stderr(verbose: int) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from persist_lib.cli import damage, render, units
 from persist_lib.cli.arguments import Shard
+from persist_lib.cli.layout import Fitted, Flow
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable, state_value
 from persist_lib.frontier import Antichain
@@ -71,11 +71,11 @@ def _sections(
     yield Text("")
     for name, text in render.census_lines(census)[2:]:
         if name not in SAID_ELSEWHERE:
-            yield f"{name:<18} {text}"
-    yield f"{'damaged':<18} {damaged[0]}"
+            yield _measure(name, text)
+    yield _measure("damaged", damaged[0])
     yield from (f"  {line}" for line in damaged[1:])
     for number, schema in enumerate(state.schemas):
-        yield f"{f'schema {number}':<18} {schema}"
+        yield _measure(f"schema {number}", str(schema))
     yield Text("")
     yield (batches_table if every_batch else levels_table)(state.trace, state.times)
     if people := holders(version, now):
@@ -85,6 +85,10 @@ def _sections(
     yield from garbage_lines(census.garbage, census.garbage_size, collection)
     if census.retired:
         yield f"retired     {units.of(census.retired, 'id')}; `persist orphans` sweeps what they left"
+
+
+def _measure(name: str, text: str) -> Flow:
+    return Flow(Text(f"{name:<18} {text}"), hang=19)
 
 
 def readable(state: State) -> str:
@@ -101,7 +105,7 @@ def readable(state: State) -> str:
     return f"(can be read as of {show(first)} to {show(end - 1)})"
 
 
-def levels_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Table:
+def levels_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Fitted:
     """The trace by size class, with the times that the batches of each cover."""
     from persist_lib.core.trace import level_of, levels
 
@@ -118,7 +122,7 @@ def levels_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Table:
     return table
 
 
-def batches_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Table:
+def batches_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Fitted:
     """Every batch, oldest first."""
     numbers = ("updates", "diff sum", "bytes")
     table = render.plain_table(
@@ -166,7 +170,7 @@ def _kept(sizes: list[int]) -> dict[str, Any]:
     return {"garbage": len(sizes), "garbage_size": sum(sizes)}
 
 
-def holders_table(people: list[dict[str, Any]], times: Unit | None = None) -> Table:
+def holders_table(people: list[dict[str, Any]], times: Unit | None = None) -> Fitted:
     """What has a lease or a hold, and what that keeps."""
     table = render.plain_table("who", "what", "lease", "since", "reads from", "holds back")
     for who in people:

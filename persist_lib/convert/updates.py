@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.arguments import native, shown
+from persist_lib.arguments import did_you_mean, native, shown
 from persist_lib.convert.casting import cast_column
 from persist_lib.convert.codecs import Update, as_mappings, canonical_column, decode_rows
 from persist_lib.convert.inputs import from_pandas, pieces
@@ -258,8 +258,9 @@ def _missing(schema: Schema, name: str, found: list[str], row: int | None) -> In
 
 def _extra(schema: Schema, names: Sequence[object], row: int | None) -> SchemaMismatch:
     where = "" if row is None else f" of row {row}"
+    meant = did_you_mean(names[0], schema.names)
     return SchemaMismatch(
-        f"columns {shown(list(names))}{where} are not in the schema {schema}. Drop them, or evolve the schema: it may "
-        "gain nullable value columns",
+        f"columns {shown(list(names))}{where} are not in the schema {schema}. {meant}Drop them, or evolve the "
+        "schema: it may gain nullable value columns",
         problem="extra column", column=names[0], row=row, found=list(names), expected=schema.updates.names,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.arguments import not_pickled, parse_seconds, shown
+from persist_lib.arguments import did_you_mean, not_pickled, parse_seconds, shown
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, Refused, ShardFinished, SinceViolation, TimedOut
@@ -384,8 +384,10 @@ class ReadHandle(Leased):
             )
         names = tuple(columns)
         if unknown := [name for name in names if not isinstance(name, str) or name not in self.schema.names]:
+            meant = did_you_mean(unknown[0], self.schema.names)
             raise InvalidUsage(
-                f"shard {self.shard} has no columns {shown(unknown)}; it has {self.schema.names}", columns=columns
+                f"shard {self.shard} has no columns {shown(unknown)}. {meant}It has {self.schema.names}",
+                columns=columns,
             )
         return names
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from persist_lib.arguments import shown
+from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage
 
 _SIMPLE: dict[str, pa.DataType] = {
@@ -32,6 +32,9 @@ _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([\w/+:-]+))?\]")
 _DURATION = re.compile(r"duration\[(s|ms|us|ns)\]")
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
 _FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
+_EXAMPLES = (
+    "timestamp[us]", "timestamp[us, UTC]", "duration[us]", "decimal128(18, 2)", "fixed_size_binary[16]",
+)  # fmt: skip
 
 SUPPORTED = (
     f"{', '.join(_SIMPLE)}, timestamp[s|ms|us|ns] (no zone) or timestamp[us, UTC] (instants), duration[s|ms|us|ns], "
@@ -55,8 +58,9 @@ def parse_type(text: str) -> pa.DataType:
             return pa.decimal128(precision, scale)
     if (match := _FIXED.fullmatch(text)) and 1 <= int(match[1]) <= 4096:
         return pa.binary(int(match[1]))
+    meant = did_you_mean(text, (*_SIMPLE, *_ALIASES, *_EXAMPLES))
     raise InvalidUsage(
-        f"column type {shown(text)} is not supported; use {SUPPORTED}", problem="unsupported type", type=text
+        f"column type {shown(text)} is not supported. {meant}Use {SUPPORTED}", problem="unsupported type", type=text
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import Rollup, State, Version
 from persist_lib.core.validate import check_change, check_references, check_state
-from persist_lib.errors import Corrupt, HistoryRegressed, InvariantViolated, Missing
+from persist_lib.errors import Corrupt, HistoryRegressed, InvariantViolated, Missing, NotFound
 from persist_lib.format.digest import digest, verify
 from persist_lib.format.log import (
     GENESIS,
@@ -90,6 +90,30 @@ def fetch_newer(blob: Blob, consensus: Consensus, shard: ShardId, known: Version
     if newest is None or newest.seqno < known.seqno:
         raise _regressed(shard, known, None)
     return newest
+
+
+def fetch_at(blob: Blob, consensus: Consensus, shard: ShardId, newest: Version, seqno: SeqNo) -> Version:
+    """An older version, from the newest rollup before it and the rows after that; v0 is the empty state.
+
+    Raises NotFound if its rollup or rows are gone, as no reader needed them any more.
+    """
+    places = [at for at in newest.state.rollups if at <= seqno]
+    start = Version(SeqNo(0), State(), GENESIS)
+    if places:
+        at = max(places)
+        start = fetch_rollup(blob, shard, (at, newest.state.rollups[at])) or start
+    version = start
+    while version.seqno < seqno:
+        rows = consensus.scan(shard, SeqNo(version.seqno + 1), min(seqno - version.seqno, SCAN_ROWS))
+        if not rows or rows[0].seqno != version.seqno + 1:
+            oldest = min(newest.state.rollups, default=newest.seqno)
+            raise NotFound(
+                f"v{seqno} of shard {shard} cannot be read any more: no reader needed its part of the log, so it was "
+                f"truncated. The versions from v{oldest} to v{newest.seqno} are there",
+                shard=shard, seqno=seqno, oldest=oldest,
+            )  # fmt: skip
+        version = _apply_rows(shard, version, rows)
+    return version
 
 
 def next_row(version: Version, diff: StateDiff, state: State, token: bytes, command: str, now: int) -> LogRow:

@@ -405,6 +405,7 @@ def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: st
 
 LOOKING = [
     ("shards",), ("census",), ("show", "orders"), ("log", "orders"), ("plan", "orders"), ("hold", "list", "orders"),
+    ("diff", "orders", "3"), ("watch", "--count", "1"), ("evolve", "orders", "--add", "note:string", "--dry-run"),
     ("snapshot", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("set-retention", "orders"),
 ]  # fmt: skip
 
@@ -634,7 +635,7 @@ def every_command() -> list[tuple[str, ...]]:
 
 def test_every_command_has_help_with_an_example():
     found = every_command()
-    assert len(found) == 21 + len(duties.DUTIES)
+    assert len(found) == 26 + len(duties.DUTIES)
     for words in found:
         text = CliRunner().invoke(app, [*words, "--help"]).stdout
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words

@@ -1,0 +1,41 @@
+"""Completion of shard names in a shell: quick, and silent about whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+import typer
+
+SECONDS = 2.0
+"""How long the shell waits for names, at most. A location that is far away gives none then."""
+
+
+def shard_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of the location's shards that begin so, without those on the command line. Empty after any failure."""
+    found: list[str] = []
+    # SUBTLE: a thread of its own that is not waited for: connecting to a host that does not answer takes long.
+    asking = threading.Thread(target=_ask, args=(_options(ctx), found), daemon=True)
+    asking.start()
+    asking.join(SECONDS)
+    typed = ctx.params.get("names") or ()
+    return [name for name in found if name.startswith(incomplete) and name not in typed]
+
+
+def _options(ctx: typer.Context) -> dict[str, str | None]:
+    """The location and Consensus as they are given on the command line so far."""
+    own, before = ctx.params, ctx.find_root().params
+    return {name: own.get(name) or before.get(name) for name in ("location", "consensus")}
+
+
+def _ask(options: dict[str, str | None], found: list[str]) -> None:
+    with suppress(BaseException):  # a shell shows what is printed in the middle of what is typed
+        from persist_lib.cli.session import DEFAULT_LOCATION
+        from persist_lib.location.open import open_location
+        from persist_lib.settings import resolve
+
+        settings = resolve(options, os.environ)
+        url, consensus = settings.text("location") or DEFAULT_LOCATION, settings.text("consensus")
+        with open_location(url, consensus, read_only=True) as location:
+            found.extend(sorted(location.consensus.list_keys()))

@@ -1,0 +1,244 @@
+"""`persist watch`: a live view of shards, at one request a look and one more for each shard that has moved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from persist_lib.cli import units
+from persist_lib.cli.arguments import Shards
+from persist_lib.cli.layout import Fitted
+from persist_lib.cli.session import Session
+from persist_lib.cli.values import jsonable
+from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
+from persist_lib.ids import SeqNo, parse_shard_id
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
+    from persist_lib.core.state import State, Version
+
+THREADS = 8
+LOG_ROWS = 1024
+"""The most rows of a shard's log that are read to tell how much was appended between two looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A shard at a look. `appended` is how many updates came since the look before; None: the log does not tell."""
+
+    shard: str
+    version: Version | None = None
+    appended: int | None = 0
+    debt: int = 0
+    moved: bool = True
+    problem: str = ""
+
+    def value(self, seconds: float) -> dict[str, Any]:
+        """The same for machines. `seconds` is how long ago the look before was."""
+        if self.version is None:
+            return {"shard": self.shard, "problem": self.problem}
+        state = self.version.state
+        rate = None if self.appended is None or not seconds else self.appended / seconds
+        return {
+            "shard": self.shard, "seqno": self.version.seqno, "moved": self.moved, "since": jsonable(state.since),
+            "upper": jsonable(state.upper), "lag": lag(state), "updates": state.count, "appended": self.appended,
+            "appended_per_s": rate, "batches": len(state.trace), "debt": self.debt, "readers": len(state.readers),
+            "holds": len(state.holds), "finished": state.is_finished(),
+        }  # fmt: skip
+
+
+class Watcher:
+    """Looks at shards again and again: those that are named, or all. The newest seqnos of all come in one request."""
+
+    def __init__(self, client: Client, names: Sequence[str] = ()) -> None:
+        self._client = client
+        self._names = [str(parse_shard_id(name)) for name in dict.fromkeys(names)]
+        self._seen: dict[str, Seen] = {}
+        self._heads: dict[str, SeqNo] = {}
+
+    def look(self) -> list[Seen]:
+        """Look at the shards, in the order of their names. Raises NotFound for a name that no shard has."""
+        heads = self._client.consensus.heads()
+        for name in self._names:
+            if name not in heads:
+                raise NotFound(f"there is no shard {name!r} in {self._client.url}", shard=name)
+        names = self._names or sorted(heads)
+        moved = [name for name in names if heads[name] != self._heads.get(name)]
+        found = {seen.shard: seen for seen in self._read_all(moved)}
+        self._heads = {name: _seqno(found.get(name), heads[name]) for name in names}
+        self._seen = {name: found.get(name) or _unmoved(self._seen[name]) for name in names}
+        return [self._seen[name] for name in names]
+
+    def _read_all(self, names: Sequence[str]) -> list[Seen]:
+        if len(names) < 2:
+            return [self._read(name) for name in names]
+        with self._client.runtime.pool(min(THREADS, len(names)), "persist-watch") as pool:
+            return list(pool.map(self._read, names))
+
+    def _read(self, name: str) -> Seen:
+        from persist_lib.core.plan.compaction import plan_compaction
+
+        client, before = self._client, self._seen.get(name)
+        try:
+            version = client.inspect(name)
+            came: int | None = 0
+            if before is not None and before.version is not None:
+                came = appended(client, name, before.version, version)
+        except PersistError as error:
+            return Seen(name, problem=f"{type(error).__name__}: {error.message}")
+        return Seen(name, version, came, plan_compaction(version.state, client.policy()).debt)
+
+
+def _seqno(seen: Seen | None, head: SeqNo) -> SeqNo:
+    """The seqno that was looked at, which may be newer than the head was."""
+    return head if seen is None or seen.version is None else seen.version.seqno
+
+
+def _unmoved(seen: Seen) -> Seen:
+    return Seen(seen.shard, seen.version, 0, seen.debt, moved=False, problem=seen.problem)
+
+
+def appended(client: Client, shard: str, before: Version, after: Version) -> int | None:
+    """How many updates were appended between two versions; None if the rows that say so are gone, or too many."""
+    from persist_lib.format.log import decode_row
+    from persist_lib.shard.log import row_name
+
+    new = [batch for batch in after.state.trace if batch.hi > before.state.next_id]
+    if all(batch.lo >= before.state.next_id and batch.hi == batch.lo + 1 for batch in new):
+        return sum(batch.count for batch in new)  # none of them was merged yet
+    number = after.seqno - before.seqno
+    rows = client.consensus.scan(shard, SeqNo(before.seqno + 1), min(number, LOG_ROWS))
+    if len(rows) < number or rows[0].seqno != before.seqno + 1:
+        return None
+    edits = [decode_row(row.data, row_name(parse_shard_id(shard), row.seqno)).diff.trace for row in rows]
+    return sum(batch.count for edit in edits if edit and not edit.removed for batch in edit.added)
+
+
+def lag(state: State) -> int | None:
+    """How many times since is behind upper; None if one of them is empty."""
+    since, upper = state.since.time, state.upper.time
+    return None if since is None or upper is None else upper - since
+
+
+def watch(
+    session: Session,
+    names: Shards = None,
+    every: Annotated[float, typer.Option(min=0.05, max=86_400, metavar="SECONDS", help="Look this often.")] = 2.0,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="COUNT", help="End after this many looks. Default: at Ctrl-C.", show_default=False),
+    ] = None,
+) -> None:
+    """Watch shards live: frontiers, what is appended in a second, batches, debt, readers and holds.
+
+    All shards, or those that are named. A look costs one request for all shards together, and one for each that has
+    moved. In a terminal the table is redrawn in place. Otherwise it prints a line for each shard that has moved, or
+    with --json an object a look. Ctrl-C ends it, with exit code 130.
+
+    \b
+    persist watch
+    persist watch orders payments --every 0.5
+    persist watch --count 60 --json | jq '.shards[] | {shard, appended_per_s}'
+    """
+    if not every > 0:  # NaN passes the check of the option
+        raise InvalidUsage(f"--every is a number of seconds: got {every}", every=every)
+    with session.open() as client:
+        watcher = Watcher(client, names or ())
+        with _screen(session) as draw:
+            _watch(session, watcher, every, count, draw)
+
+
+def _watch(session: Session, watcher: Watcher, every: float, count: int | None, draw: Draw | None) -> None:
+    looks, last = 0, 0.0
+    while True:
+        try:
+            found = watcher.look()
+        except (Damage, NotFound):
+            raise
+        except PersistError as error:
+            if not looks:
+                raise
+            session.complain(error, "trying again: ")  # a store may be away for a while
+            found = []
+        now = time.monotonic()
+        seconds, last = (now - last if looks else 0.0), now
+        looks += 1
+        if draw is not None:
+            draw(found, seconds)
+        elif session.as_json:
+            session.answer({"seconds": round(seconds, 3), "shards": [seen.value(seconds) for seen in found]})
+        else:
+            session.show(*(line_of(seen, seconds) for seen in found if seen.moved))
+        if looks == count:
+            return
+        time.sleep(every)
+
+
+Draw = Callable[[Sequence[Seen], float], None]
+
+
+def _screen(session: Session) -> AbstractContextManager[Draw | None]:
+    """What draws in a terminal; None elsewhere."""
+    if session.as_json or not session.out.is_terminal:
+        return nullcontext()
+    return _Screen(session)
+
+
+class _Screen(AbstractContextManager[Draw | None]):
+    """A table that is redrawn in place, and stays when it ends."""
+
+    def __init__(self, session: Session) -> None:
+        from rich.live import Live  # loaded only when there is a terminal
+
+        self._live = Live(console=session.out, auto_refresh=False)
+
+    def __enter__(self) -> Draw:
+        self._live.start()
+        return self._draw
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def _draw(self, found: Sequence[Seen], seconds: float) -> None:
+        if found:
+            self._live.update(table_of(found, seconds), refresh=True)
+
+
+def table_of(found: Sequence[Seen], seconds: float) -> Fitted:
+    """One line a shard."""
+    columns = ("shard", "version", "since", "upper", "lag", "updates", "new/s", "batches", "debt", "held by")
+    table = Fitted(columns, frozenset(columns[1:-1]))
+    for seen in found:
+        if seen.version is None:
+            table.add_row(seen.shard, *[""] * 8, Text(f"cannot be read: {seen.problem}", "red"))
+            continue
+        cells = _cells(seen, seconds)
+        table.add_row(seen.shard, *cells.values(), style="" if seen.moved else "dim")
+    return table
+
+
+def line_of(seen: Seen, seconds: float) -> str:
+    """The same as a line, for an output that is no terminal."""
+    if seen.version is None:
+        return f"{seen.shard} cannot be read: {seen.problem}"
+    return f"{seen.shard} " + "  ".join(f"{name} {cell}" for name, cell in _cells(seen, seconds).items())
+
+
+def _cells(seen: Seen, seconds: float) -> dict[str, str]:
+    assert seen.version is not None  # noqa: S101 - for the type checker
+    state, rate = seen.version.state, seen.value(seconds)["appended_per_s"]
+    behind = lag(state)
+    held = ((len(state.readers), "reader"), (len(state.holds), "hold"))
+    return {
+        "version": f"v{seen.version.seqno}", "since": str(state.since), "upper": str(state.upper),
+        "lag": "-" if behind is None else units.number(behind), "updates": units.number(state.count),
+        "new/s": "-" if rate is None else f"{rate:,.1f}", "batches": units.number(len(state.trace)),
+        "debt": units.number(seen.debt) if seen.debt else "-",
+        "held by": ", ".join(units.of(number, noun) for number, noun in held if number) or "nothing",
+    }  # fmt: skip

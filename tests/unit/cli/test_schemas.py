@@ -1,0 +1,198 @@
+"""`persist create` and `persist evolve`: declared columns, dry runs, and the same thing twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+import persist_lib as persist
+from persist_lib.cli.app import app
+from persist_lib.cli.schemas import build_schema, parse_columns, python_of
+from persist_lib.errors import InvalidUsage
+from tests.unit.cli.shells import SETTINGS
+
+COLUMNS = ("--key", "id:int64", "--value", "name:string", "--value", "price:decimal(10,2)?")
+SCHEMA = persist.Schema(key={"id": "int64"}, value={"name": "string", "price": "decimal128(10, 2)"})
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    env: dict[str, str | None] = {f"PERSIST_{name}": None for name in SETTINGS}
+    return CliRunner().invoke(app, list(words), env={**env, "COLUMNS": None})
+
+
+def done(*words: str) -> Any:
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def fails(code: int, *words: str) -> str:
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def version(name: str = "items") -> Any:
+    with persist.open("file:./data", read_only=True) as client:
+        return client.inspect(name)
+
+
+def test_a_shard_has_the_columns_that_were_declared_and_python_opens_it_with_the_same_words() -> None:
+    shown = run("create", "items", *COLUMNS)
+    assert shown.stdout.startswith("created items in file:/")
+    assert version().state.schemas == (SCHEMA,)
+    said = shown.stderr.split("in Python: ")[1]
+    assert eval(said, {"persist": persist}) == SCHEMA
+    with persist.open("file:./data") as client:
+        client.open_shard("items", SCHEMA)
+
+
+def test_creating_the_same_again_changes_nothing_and_another_is_refused() -> None:
+    assert done("create", "items", *COLUMNS)["created"] is True
+    before = version()
+    assert done("create", "items", *COLUMNS)["created"] is False
+    assert "exists already" in run("create", "items", *COLUMNS).stdout
+    for other in (COLUMNS[:-2], ("--key", "id:string"), (*COLUMNS, "--value", "more:bool")):
+        said = fails(2, "create", "items", *other)
+        assert "SchemaMismatch: shard items exists already, with the schema (id: int64) ->" in said
+        assert "persist evolve" in said
+    assert version() == before
+
+
+def test_a_dry_run_makes_neither_a_shard_nor_a_location(here: Path) -> None:
+    assert "would create items in file:./data: (id: int64)" in run("create", "items", *COLUMNS, "--dry-run").stdout
+    assert list(here.iterdir()) == []
+    run("create", "other", *COLUMNS)
+    assert done("create", "items", *COLUMNS, "--dry-run")["schema"]["value"]["price"] == "decimal128(10, 2)"
+    with persist.open("file:./data", read_only=True) as client:
+        assert client.shards() == ["other"]
+
+
+def test_a_finished_name_is_not_used_again() -> None:
+    run("create", "items", *COLUMNS)
+    run("finish", "items", "--yes")
+    assert fails(1, "create", "items", *COLUMNS).startswith("ShardFinished")
+    assert fails(1, "evolve", "items", "--add", "x:int64").startswith("ShardFinished")
+
+
+def test_columns_are_added_once_and_only_when_it_is_no_dry_run() -> None:
+    run("create", "items", *COLUMNS)
+    before = version()
+    assert "would add note: string" in run("evolve", "items", "--add", "note:string", "--dry-run").stdout
+    assert version() == before
+    assert done("evolve", "items", "--add", "note:string", "--add", "seen:date")["added"] == [
+        "note: string",
+        "seen: date32",
+    ]
+    after = version()
+    assert [column.name for column in after.state.schemas[-1].value] == ["name", "price", "note", "seen"]
+    assert done("evolve", "items", "--add", "note:string")["added"] == []
+    assert done("evolve", "items", "--add", "note:string", "--add", "note:string")["added"] == []
+    assert done("create", "items", *COLUMNS)["created"] is False, "the schema that it was created with is still its own"
+    assert version() == after
+
+
+@pytest.mark.parametrize(("added", "said"), [
+    ("note:strng", "column type 'strng' is not supported. Did you mean string"),
+    ("name:binary", "has a column (name: string) already, which cannot become (name: binary)"),
+    ("id:string", "has a column (id: int64) already"),
+    ("m:int64 not null", "must be nullable, as older updates have no value for it"),
+    ("_time:int64", "must not be _time or _diff"),
+    ("note", "a column is a name and a type"), (":int64", "a column is a name and a type"), ("", "a name and a type"),
+    ("note:", "a column is a name and a type"), ("note:?", "a column is a name and a type"),
+    ("a:timestamp[us, Mars]", "time zone 'Mars' is not known"), ("a:int64 not null?", "use only one of them"),
+])  # fmt: skip
+def test_what_cannot_be_added_is_refused_in_words_and_nothing_is_changed(added: str, said: str) -> None:
+    run("create", "items", *COLUMNS)
+    before = version()
+    for dry in ((), ("--dry-run",)):
+        assert said in fails(2, "evolve", "items", "--add", added, *dry)
+    assert version() == before
+
+
+def test_evolving_needs_a_column_and_a_shard() -> None:
+    run("create", "items", *COLUMNS)
+    assert "name a column to add" in fails(2, "evolve", "items")
+    assert "Did you mean items?" in fails(1, "evolve", "itms", "--add", "x:int64")
+    assert "must differ" in fails(2, "evolve", "items", "--add", "x:int64", "--add", "x:string")
+
+
+@pytest.mark.parametrize("words", [
+    ("create", "items"), ("create", "items", "--value", "a:int64"), ("create", "items", "--key", "id"),
+    ("create", "items", "--key", ""), ("create", "", "--key", "id:int64"), ("create", "a/b", "--key", "id:int64"),
+    ("create", "items", "--key", "id:int64", "--value", "id:int64"), ("create", "items", "--key", "id:decimal(99,1)"),
+    ("create", "items", "--like", "no.csv", "--key", "id"), ("create", "items", "--like", "x.csv"),
+    ("create", "items", "--like", "x.csv", "--key", "di"), ("create", "items", "--like", "x.txt", "--key", "id"),
+    ("create", "items", "--like", "empty.csv", "--key", "id"),
+    ("create", "items", "--location", "", "--key", "id:int64"),
+])  # fmt: skip
+def test_a_wrong_call_makes_nothing(here: Path, words: tuple[str, ...]) -> None:
+    (here / "x.csv").write_text("id,name\n1,a\n")
+    (here / "x.txt").write_text("id,name\n1,a\n")
+    (here / "empty.csv").write_text("")
+    result = run(*words)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+    assert not (here / "data").exists()
+
+
+def test_a_file_gives_its_types_for_all_columns_or_for_some(here: Path) -> None:
+    table = pa.table({"id": pa.array([1], pa.uint8()), "b": ["x"], "c": [1.5], "_time": [3], "_diff": [1]})
+    pq.write_table(table, here / "like.parquet")
+    assert build_schema(["id"], [], here / "like.parquet") == persist.Schema(
+        key={"id": "uint8"}, value={"b": "string", "c": "float64"}
+    )
+    assert build_schema(["b,id"], ["c"], here / "like.parquet") == persist.Schema(
+        key={"b": "string", "id": "uint8"}, value={"c": "float64"}
+    )
+    assert build_schema(["id:int64"], ["c:float32 not null"], here / "like.parquet") == persist.Schema(
+        key={"id": "int64"}, value={"c": "float32 not null"}
+    )
+    with pytest.raises(InvalidUsage, match=r"no column 'bb'\. Did you mean b\?"):
+        build_schema(["id"], ["bb"], here / "like.parquet")
+    (here / "like.csv").write_text("id,day\n1,2026-01-02\n")
+    assert done("create", "items", "--like", "like.csv", "--key", "id")["schema"] == {
+        "key": {"id": "int64"}, "value": {"day": "date32"},
+    }  # fmt: skip
+    (here / "like.jsonl").write_text('{"id": 1, "name": "x"}\n')
+    assert done("create", "lines", "--like", "like.jsonl", "--key", "id")["schema"]["value"] == {"name": "string"}
+
+
+@pytest.mark.parametrize("text", [
+    "bool", "int8", "uint64", "float32", "string", "binary", "date32", "time64[us]", "timestamp[us]", "timestamp[ns]",
+    "timestamp[us, UTC]", "timestamp[us, +02:00]", "duration[ms]", "decimal128(18, 2)", "fixed_size_binary[16]",
+])  # fmt: skip
+def test_every_type_that_the_help_lists_is_taken_with_null_and_without(text: str) -> None:
+    [plain], [asked], [without] = (parse_columns([f"a:{text}{end}"]) for end in ("", "?", " not null"))
+    assert plain == asked == persist.Schema(key={"a": text}).key[0]
+    assert (plain.nullable, without.nullable, without.type) == (True, False, plain.type)
+    assert eval(python_of(persist.Schema(key=(without,))), {"persist": persist}).key == (without,)
+
+
+def test_a_clock_and_constraints_are_declared_and_said(here: Path) -> None:
+    words = ("create", "c", "--key", "id:int64", "--value", "name:string", "--times", "ms", "--unique", "--non-negative")
+    answer = done(*words)
+    assert answer["schema"] == {
+        "key": {"id": "int64"}, "value": {"name": "string"}, "times": "ms", "unique": True, "non_negative": True,
+    }  # fmt: skip
+    assert done(*words)["created"] is False
+    schema = persist.Schema({"id": "int64"}, {"name": "string"}, times="ms", unique=True, non_negative=True)
+    assert eval(python_of(schema), {"persist": persist}) == schema
+    with persist.open(f"file:{here}/data") as client:
+        assert client.inspect("c").state.schemas[-1] == schema
+    refused = run(*words[:7])
+    assert refused.exit_code == 2
+    assert "times=ms, unique, non_negative" in refused.output.replace("\n", " ")
