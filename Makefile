@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ $(PACKAGES): $(wildcard requirements/*.txt) scripts/setup
 	scripts/setup packages
 	@touch $@
 
-$(PROJECT): $(PACKAGES) pyproject.toml
+$(PROJECT): $(PACKAGES) pyproject.toml pipeline/pyproject.toml
 	scripts/setup project
 	@touch $@
 
@@ -95,6 +95,9 @@ ui: $(PROJECT) ## look at the Dagster UI in a headless Chromium, and keep its pi
 bench: $(PROJECT) ## figures beside their peers: NAME=one QUICK=1
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m bench $(NAME) $(if $(QUICK),--quick)
 
+wheels: $(PACKAGES) ## both distributions as wheels and sdists in dist/: persist-lib, and persist-pipeline with jobs and orchestration
+	rm -rf dist && scripts/wheels dist && ls dist/*
+
 COMPILE = .venv/bin/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade)
 
@@ -103,7 +106,8 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/java.in -o requirements/java.txt
-	$(COMPILE) --all-extras pyproject.toml requirements/dev.in requirements/bench.in -o requirements/dev.txt
+	$(COMPILE) --all-extras --no-emit-package persist-lib pyproject.toml pipeline/pyproject.toml requirements/dev.in requirements/bench.in \
+		-o requirements/dev.txt
 
 clean: ## remove caches, demo output and the virtual environment; never data
-	rm -rf .venv build demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
