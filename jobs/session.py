@@ -58,7 +58,7 @@ class SparkSettings(BaseModel):
     master: str | None = None
     """None: the master of spark-submit, else this machine."""
     remote: str | None = None
-    driver_memory: str = Field("1g", pattern=r"^\d+[kmgt]$")
+    driver_memory: str = Field(default="1g", pattern=r"^\d+[kmgt]$")
     """Tasks merge outside of the JVM, so it only needs room for plans and results."""
     app_name: str = "persist"
     conf: Mapping[str, str] = {}
