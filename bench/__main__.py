@@ -29,6 +29,7 @@ BENCHMARKS = {
     "read-history": "bench.reading:read_history",
     "maintain-small": "bench.reading:maintain_small",
     "survey": "bench.survey:survey",
+    "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m"}
 """Benchmarks that take many minutes and run only if they are named."""

@@ -32,6 +32,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.read import contents
 from persist_lib.read.contents import may_be_split
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.runs import Stored, boundaries, inputs_of, overlapping
 
@@ -154,7 +155,7 @@ class Split(msgspec.Struct, frozen=True):
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
         target = _narrowed(self.schema.contents, self.columns)
-        return pa.concat_tables([target.empty_table(), *self.batches(blob)]).combine_chunks()
+        return pa.concat_tables([empty_table(target), *self.batches(blob)]).combine_chunks()
 
 
 class Snapshot:
@@ -207,7 +208,7 @@ class Snapshot:
         with self._spent.again():
             table = self._read(whole)
         if table is None:
-            return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
+            return pa.concat_tables([empty_table(self.schema), *self.batches()]).combine_chunks()
         return table
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
@@ -332,7 +333,7 @@ def _older(tables: Run, schema: Schema) -> Run:
 
     SUBTLE: the sum that is held back for the next table is a partial one. Only a whole sum may raise DiffOverflow.
     """
-    last = schema.contents.empty_table()
+    last = empty_table(schema.contents)
     for table in tables:
         summed = consolidate(schema, pa.concat_tables([last, table.select(schema.contents.names)]), "split")
         if summed.num_rows:
