@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
@@ -147,3 +148,9 @@ def bare_environ(**more: str) -> dict[str, str]:
     """The environment of this process without what would let a program find this tree or our settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PERSIST", "PYTHON", "DAGSTER"))}
     return {**kept, **more}
+
+
+def python_of(name: str) -> SpecifierSet | None:
+    """Which versions of Python an installed package says that it is for."""
+    asked = metadata.metadata(name).json.get("requires_python")
+    return SpecifierSet(str(asked)) if asked else None
