@@ -11,15 +11,24 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = {
-    "client": ("Client", "Opening a location, and what a client does.", ["open", "Client", "Config", "CacheConfig", "Runtime"]),
+    "client": (
+        "Client", "Opening a location, and what a client does.", ["open", "Client", "Config", "CacheConfig", "Runtime"],
+    ),
     "schema": ("Schemas and updates", "What rows and changes look like.", ["Schema", "Update", "decode_rows"]),
-    "write": ("Writing", "Appends, and what they answer.", ["WriteHandle", "Appended", "Append", "Batching", "Verdict"]),
-    "read": ("Reading", "Snapshots, and following a shard.", ["ReadHandle", "Snapshot", "Split", "Listen", "Updates", "Progress"]),
+    "write": (
+        "Writing", "Appends, and what they answer.", ["WriteHandle", "Appended", "Append", "Batching", "Verdict"],
+    ),
+    "read": (
+        "Reading", "Snapshots, and following a shard.",
+        ["ReadHandle", "Snapshot", "Split", "Listen", "Updates", "Progress"],
+    ),
     "times": ("Times", "Frontiers: how far something has come.", ["Antichain", "at", "TOP"]),
     "upkeep": (
         "Upkeep and cost", "What maintenance finds and does, and what it costs.",
@@ -49,30 +58,35 @@ def api_pages() -> Iterator[tuple[str, str, str]]:
         raise LookupError(f"GROUPS of {__file__} and persist_lib.public differ in {', '.join(sorted(wrong))}")
     for address, (title, sentence, names) in groups.items():
         entries = "".join(f"::: persist_lib.public.{name}\n\n" for name in names)
-        yield f"api/{address}.md", title, f"# {title}\n\n{sentence} All names are those of `import persist_lib as persist`.\n\n{entries}"
+        yield (
+            f"api/{address}.md",
+            title,
+            f"# {title}\n\n{sentence} All names are those of `import persist_lib as persist`.\n\n{entries}",
+        )
 
 
 def command_page() -> str:
     """What `--help` of each command prints."""
-    os.environ |= {"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    sys.path.insert(0, str(ROOT))  # SUBTLE: MkDocs takes away what a hook adds while it is imported
-    import typer.main
+    with patch.dict(os.environ, COLUMNS="100", TERMINAL_WIDTH="100", NO_COLOR="1", TERM="dumb"):
+        # SUBTLE: only here, as MkDocs takes away what a hook adds to the path while it is imported.
+        sys.path.insert(0, str(ROOT))
+        app = import_module("persist_lib.cli.app").app
+        sections = [_section(app, path) for path in _commands(import_module("typer.main").get_command(app))]
+    return "# The command\n\nWhat `persist` and each of its commands print with `--help`.\n" + "".join(sections)
 
-    from persist_lib.cli.app import app
 
-    def commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
-        yield path
-        for name, command in getattr(group, "commands", {}).items():
-            yield from commands(command, *path, name)
+def _commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from _commands(command, *path, name)
 
-    text = "# The command\n\nWhat `persist` and each of its commands print with `--help`.\n"
-    for path in commands(typer.main.get_command(app)):
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            app([*path, "--help"], prog_name="persist", standalone_mode=False)
-        shown = "\n".join(line.rstrip() for line in printed.getvalue().strip("\n").splitlines())
-        text += f"\n## {' '.join(('persist', *path))}\n\n```text\n{shown}\n```\n"
-    return text
+
+def _section(app: Any, path: tuple[str, ...]) -> str:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        app([*path, "--help"], prog_name="persist", standalone_mode=False)
+    shown = "\n".join(line.rstrip() for line in printed.getvalue().strip("\n").splitlines())
+    return f"\n## {' '.join(('persist', *path))}\n\n```text\n{shown}\n```\n"
 
 
 def design_notes() -> dict[str, str]:
@@ -100,12 +114,10 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that come from the code."""
-    from mkdocs.structure.files import File
-
-    for address, _, text in api_pages():
-        files.append(File.generated(config, address, content=text))
-    files.append(File.generated(config, "command.md", content=command_page()))
-    files.append(File.generated(config, "design/index.md", content=design_page()))
+    generated = import_module("mkdocs.structure.files").File.generated  # MkDocs is only where the site is built
+    pages = {address: text for address, _, text in api_pages()}
+    for address, text in {**pages, "command.md": command_page(), "design/index.md": design_page()}.items():
+        files.append(generated(config, address, content=text))
     return files
 
 

@@ -29,6 +29,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)(?P<more>[^`\n]*)$")
@@ -91,7 +92,9 @@ def check_fences(blocks: list[Block]) -> None:
 def run(blocks: list[Block], page: str) -> int:
     """Run all snippets of a page; returns how many there were."""
     check_fences(blocks)
-    names: dict[str, Any] = {"__name__": "__main__"}
+    # As a program has it: what pickles a class of the page, or resolves its annotations, looks into this module.
+    program = sys.modules["__main__"] = ModuleType("__main__")
+    names = program.__dict__
     count = 0
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
         if not block.is_run:
@@ -127,7 +130,7 @@ def _run_python(block: Block, names: dict[str, Any], page: str) -> str:
     names["_answered"] = _answered
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(ast.fix_missing_locations(tree), page, "exec"), names)
+        exec(compile(ast.fix_missing_locations(tree), page, "exec", dont_inherit=True), names)
     return printed.getvalue()
 
 
