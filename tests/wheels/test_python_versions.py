@@ -30,9 +30,9 @@ def test_both_distributions_name_the_same_versions() -> None:
     assert NAMED == ["3.11", "3.12", "3.13"]
 
 
-@pytest.mark.parametrize("version", NAMED[1:])  # the first is what `make check` looks at
-def test_the_code_type_checks_for_that_version(version: str, tmp_path: Path) -> None:
-    where = ["--python-version", version, "--cache-dir", str(tmp_path)]
+def test_the_code_type_checks_for_the_newest_too(tmp_path: Path) -> None:
+    """The oldest is what `make check` looks at. What a release between them has taken away, the newest lacks as well."""
+    where = ["--python-version", NAMED[-1], "--cache-dir", str(tmp_path)]
     command = [sys.executable, "-m", "mypy", *where, "persist_lib", "jobs", "orchestration"]
     done = subprocess.run(command, cwd=built.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
