@@ -31,7 +31,7 @@ def test_both_distributions_name_the_same_versions() -> None:
 
 
 def test_the_code_type_checks_for_the_newest_too(tmp_path: Path) -> None:
-    """The oldest is what `make check` looks at. What a release between them has taken away, the newest lacks as well."""
+    """The oldest is what `make check` looks at. What a release between them took away, the newest lacks as well."""
     where = ["--python-version", NAMED[-1], "--cache-dir", str(tmp_path)]
     command = [sys.executable, "-m", "mypy", *where, "persist_lib", "jobs", "orchestration"]
     done = subprocess.run(command, cwd=built.ROOT, capture_output=True, text=True, check=False)
