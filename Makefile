@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench docs docs-serve wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ $(PACKAGES): $(wildcard requirements/*.txt) scripts/setup
 	scripts/setup packages
 	@touch $@
 
-$(PROJECT): $(PACKAGES) pyproject.toml
+$(PROJECT): $(PACKAGES) pyproject.toml pipeline/pyproject.toml
 	scripts/setup project
 	@touch $@
 
@@ -95,6 +95,23 @@ ui: $(PROJECT) ## look at the Dagster UI in a headless Chromium, and keep its pi
 bench: $(PROJECT) ## figures beside their peers: NAME=one QUICK=1
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m bench $(NAME) $(if $(QUICK),--quick)
 
+SITE := .venv/docs/.packages
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs
+
+$(SITE): $(PROJECT) requirements/docs.txt
+	.venv/bin/uv venv --quiet --clear --python $(PYTHON_IN_VENV) .venv/docs
+	.venv/bin/uv pip sync --quiet --python .venv/docs/bin/python --require-hashes requirements/docs.txt
+	@touch $@
+
+docs: $(SITE) ## the site of the documents in build/site: pages, API and CLI references; a broken link is an error
+	$(MKDOCS) build --strict
+
+docs-serve: $(SITE) ## the same on a local port, rebuilt at each change: PORT=8000
+	$(MKDOCS) serve --dev-addr 127.0.0.1:$(or $(PORT),8000)
+
+wheels: $(PROJECT) ## both distributions as wheels and sdists in dist/: persist-lib, and persist-pipeline with jobs and orchestration
+	rm -rf dist && scripts/wheels dist && ls dist/*
+
 COMPILE = .venv/bin/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade)
 
@@ -103,7 +120,9 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/java.in -o requirements/java.txt
-	$(COMPILE) --all-extras pyproject.toml requirements/dev.in requirements/bench.in -o requirements/dev.txt
+	$(COMPILE) --all-extras --no-emit-package persist-lib pyproject.toml pipeline/pyproject.toml requirements/dev.in requirements/bench.in \
+		-o requirements/dev.txt
+	$(COMPILE) --constraint requirements/dev.txt pyproject.toml requirements/docs.in -o requirements/docs.txt
 
 clean: ## remove caches, demo output and the virtual environment; never data
-	rm -rf .venv build demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse

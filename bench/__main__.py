@@ -30,6 +30,7 @@ BENCHMARKS = {
     "maintain-small": "bench.reading:maintain_small",
     "survey": "bench.survey:survey",
     "upsert": "bench.upsert:upsert",
+    "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m"}
 """Benchmarks that take many minutes and run only if they are named."""

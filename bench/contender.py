@@ -45,7 +45,7 @@ def ours(_size: int, url: str, consensus: str) -> Iterator[Append]:
             try:
                 write.compare_and_append([{**row, "_time": upper}], upper, upper + 1)
             except persist.UpperMismatch as mismatch:
-                upper = mismatch.actual.time  # type: ignore[attr-defined]
+                upper = mismatch.actual.time
                 return False
             upper += 1
             return True

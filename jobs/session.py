@@ -17,6 +17,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,7 +58,7 @@ class SparkSettings(BaseModel):
     master: str | None = None
     """None: the master of spark-submit, else this machine."""
     remote: str | None = None
-    driver_memory: str = Field("1g", pattern=r"^\d+[kmgt]$")
+    driver_memory: str = Field(default="1g", pattern=r"^\d+[kmgt]$")
     """Tasks merge outside of the JVM, so it only needs room for plans and results."""
     app_name: str = "persist"
     conf: Mapping[str, str] = {}
@@ -153,10 +154,13 @@ def _runs_here(spark: SparkSession, settings: SparkSettings) -> bool:
 
 def _zipped(packages: tuple[str, ...]) -> bytes:
     """The packages as a zip: the same bytes for the same code."""
-    root = Path(__file__).resolve().parent.parent
     with tempfile.SpooledTemporaryFile() as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted(path for package in packages for path in (root / package).rglob("*.py")):
-                archive.writestr(zipfile.ZipInfo(path.relative_to(root).as_posix()), path.read_bytes())
+            for package in packages:
+                # Each from where it is: they are two distributions, and one may be a checkout and the other installed.
+                folder = Path(str(import_module(package).__file__)).parent
+                for path in sorted(folder.rglob("*.py")):
+                    name = (Path(package) / path.relative_to(folder)).as_posix()
+                    archive.writestr(zipfile.ZipInfo(name), path.read_bytes())
         file.seek(0)
         return file.read()

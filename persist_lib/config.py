@@ -56,45 +56,45 @@ class Settings(BaseModel):
 class CacheConfig(Settings):
     """A cache of the parts and rollups that a client reads, in chunks of up to 8 MiB. Its limits are in bytes."""
 
-    path: str | None = Field(None, pattern=r"^[^\x00]+$")
+    path: str | None = Field(default=None, pattern=r"^[^\x00]+$")
     """A directory on a local disk, which several processes and locations may share. None: in memory only."""
-    disk_bytes: int = Field(1024 * MIB, ge=0, le=MOST_BYTES)
+    disk_bytes: int = Field(default=1024 * MIB, ge=0, le=MOST_BYTES)
     """The most that all cache files hold, from all processes and locations. A chunk above half of this is not kept."""
-    memory_bytes: int = Field(64 * MIB, ge=0, le=MOST_BYTES)
+    memory_bytes: int = Field(default=64 * MIB, ge=0, le=MOST_BYTES)
     """The most that each client keeps in memory. A chunk that is found in memory is not read from disk."""
 
 
 class Config(Settings):
     """Settings of a client. Sizes in bytes, durations as the name says. Values out of bounds are refused."""
 
-    inline_bytes: int = Field(16 * KIB, ge=0, le=256 * KIB)
+    inline_bytes: int = Field(default=16 * KIB, ge=0, le=256 * KIB)
     """A batch at most this large is stored in the state itself: one compare-and-set, no object."""
-    part_bytes: int = Field(128 * MIB, ge=64 * KIB, le=1024 * MIB)
+    part_bytes: int = Field(default=128 * MIB, ge=64 * KIB, le=1024 * MIB)
     """About the size of one object. Larger costs memory per task, smaller costs requests."""
-    lease_ms: int = Field(15 * 60_000, ge=100, le=400 * 86_400_000)
+    lease_ms: int = Field(default=15 * 60_000, ge=100, le=400 * 86_400_000)
     """How long a reader or writer lives without a heartbeat. Longer delays collection after a crash."""
-    rollup_every: int = Field(128, ge=1, le=1 << 32)
+    rollup_every: int = Field(default=128, ge=1, le=1 << 32)
     """Transitions between rollups: the most that opening a shard has to replay."""
-    timeout_s: float = Field(60.0, gt=0, le=LONGEST_S)
+    timeout_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
     """How long a call may take, in seconds, unless the caller passes another timeout."""
-    poll_s: float = Field(0.01, gt=0, le=LONGEST_S)
+    poll_s: float = Field(default=0.01, gt=0, le=LONGEST_S)
     """Seconds between a listener's first polls for updates. It backs off to twice that when nothing comes."""
-    buffer_bytes: int = Field(64 * MIB, ge=64 * KIB, le=MOST_BYTES)
+    buffer_bytes: int = Field(default=64 * MIB, ge=64 * KIB, le=MOST_BYTES)
     """How many bytes `append_async` accepts while an append is outstanding. It bounds the memory of a writer and the
     size of one commit."""
-    merge_bytes: int = Field(256 * MIB, ge=1 * MIB, le=MOST_BYTES)
+    merge_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=MOST_BYTES)
     """Memory for buffered windows of a merge."""
-    read_threads: int = Field(4, ge=1, le=64)
+    read_threads: int = Field(default=4, ge=1, le=64)
     """How many objects a reader fetches in parallel."""
-    compaction_weight: float = Field(0.5, gt=0, le=1e12)
+    compaction_weight: float = Field(default=0.5, gt=0, le=1e12)
     """A batch is in debt below this share of all that is newer. Larger: fewer batches, more rewriting."""
-    compaction_advance: float = Field(1 / 3, gt=0, le=1e12)
+    compaction_advance: float = Field(default=1 / 3, gt=0, le=1e12)
     """A batch is rewritten when since has passed about this share of its updates. Smaller: less history, more work."""
-    spark_above_bytes: int = Field(64 * MIB, ge=0, le=MOST_BYTES)
+    spark_above_bytes: int = Field(default=64 * MIB, ge=0, le=MOST_BYTES)
     """Compactions that read more than this go to Spark when the engine is `auto`."""
-    task_bytes: int = Field(128 * MIB, ge=64 * KIB, le=MOST_BYTES)
+    task_bytes: int = Field(default=128 * MIB, ge=64 * KIB, le=MOST_BYTES)
     """The input of one merge task."""
-    format: int | None = Field(None, ge=1, le=255)
+    format: int | None = Field(default=None, ge=1, le=255)
     """The log format in which shards are created. None: the default of this release. While a fleet is upgraded machine
     by machine, set it to the newest format that the oldest program of the fleet knows."""
     cache: CacheConfig | None = None

@@ -36,6 +36,7 @@ None holds a password: `redacted` keeps them out of what people read.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # Greedy up to the last `@`, as a password may hold one, or a slash or a space, where it is not encoded as it should be.
 # After a host that no `@` follows, digits are a port.
@@ -60,7 +61,7 @@ class PersistError(Exception):
         super().__init__(self.message)
         self.fields = {name: redacted(value) if isinstance(value, str) else value for name, value in fields.items()}
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:  # so that `mismatch.actual.time` type-checks in a user's program
         # Only called for names not found otherwise; `fields` may be missing while unpickling.
         fields = self.__dict__.get("fields", {})
         if name in fields:

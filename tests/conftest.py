@@ -1,4 +1,4 @@
-"""What all tests share: how hypothesis runs, and the seed of random histories.
+"""What all tests share: how hypothesis runs, the seed of random histories, and the wheels of this tree.
 
 Without PERSIST_SEED they are the same in each run. PERSIST_SEED=fresh, as `make test` has it, draws a seed and says it
 at the top of the report; with that number in its place the same histories come again. PERSIST_SEED=fixed is as without.
@@ -10,9 +10,12 @@ import os
 import secrets
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import built
 
 VARIABLE = "PERSIST_SEED"
 
@@ -52,3 +55,16 @@ def pytest_report_header() -> str:
     """How to have the same histories again."""
     seed = os.environ.get(VARIABLE)
     return f"random histories: {'fixed' if seed is None else f'repeat them with {VARIABLE}={seed}'}"
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def wheels(shared_folder: Path) -> built.Wheels:
+    """The wheels of both distributions of this tree, built once for all workers."""
+    return built.built_in(shared_folder / "wheels")

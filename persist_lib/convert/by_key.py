@@ -19,6 +19,7 @@ from persist_lib.arguments import native, shown
 from persist_lib.convert.codecs import canonical_column, canonical_json
 from persist_lib.convert.updates import iter_updates
 from persist_lib.errors import InvalidUsage
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import is_instance, values_of
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
 
@@ -60,7 +61,7 @@ def without_times(schema: Schema, updates: object) -> Iterator[pa.Table]:
 
 
 def _joined(columns: pa.Schema, tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables([columns.empty_table(), *(table.select(columns.names) for table in tables)])
+    return pa.concat_tables([empty_table(columns), *(table.select(columns.names) for table in tables)])
 
 
 def _check_ones(table: pa.Table, what: str) -> None:

@@ -17,6 +17,7 @@ from persist_lib.convert.codecs import Update, is_row
 from persist_lib.convert.rows import build_column
 from persist_lib.convert.times import read_values
 from persist_lib.errors import InvalidUsage
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import is_instance
 from persist_lib.schema.schema import TIME
 from persist_lib.times import Times
@@ -89,7 +90,7 @@ def _batches(data: Any) -> Iterator[pa.Table | pa.RecordBatch]:
     try:
         reader = pa.RecordBatchReader.from_stream(data)
         batch = next(reader, None)
-        yield reader.schema.empty_table() if batch is None else batch
+        yield empty_table(reader.schema) if batch is None else batch
         yield from reader
     except pa.ArrowInvalid as error:
         raise _no_structs(data, error) from error

@@ -31,6 +31,7 @@ from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.kernel.columns import POOL, array_of, plain_table
 from persist_lib.kernel.keys import slice_sorted
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 VERSION: Final = 1
@@ -258,7 +259,7 @@ class PartFile:
     def conformed(self, tables: Sequence[pa.Table]) -> pa.Table:
         """Rows with the wanted columns as they are stored, as the reader's schema has them."""
         wanted = set(self._wanted(b"", None) or self._stored.names)
-        empty = pa.schema([field for field in self._stored if field.name in wanted]).empty_table()
+        empty = empty_table(pa.schema([field for field in self._stored if field.name in wanted]))
         return self._finish(
             pa.concat_tables([table.select(empty.schema.names) for table in (empty, *tables)]), None, None
         )

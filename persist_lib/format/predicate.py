@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import plain_table
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -141,7 +142,7 @@ def _evaluate(expression: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
 
 def _refusal(expression: pc.Expression, columns: pa.Schema) -> str | None:
     """Why the expression is no filter on these columns; None if it is one."""
-    empty = columns.empty_table() if columns.names else _ANY
+    empty = empty_table(columns) if columns.names else _ANY
     try:
         kind = _evaluate(expression, empty).type
     except (pa.ArrowException, TypeError, ValueError) as error:

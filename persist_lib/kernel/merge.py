@@ -25,6 +25,7 @@ from persist_lib.kernel.columns import Rows, array_of, integers, joined, plain, 
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, OnOverflow, add_up, consolidate
 from persist_lib.kernel.keys import encode_cell
 from persist_lib.kernel.order import adjacent_ties, columns_in_order, sort_order
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema
 
 MERGE_BYTES = 256 << 20
@@ -135,7 +136,7 @@ class _Merge:
         if self._carry is not None:
             tables.insert(0, self._carry)
         if not tables:
-            return self._target.empty_table()
+            return empty_table(self._target)
         table = tables[0] if len(tables) == 1 else _end_to_end(tables)
         columns = columns_in_order(self._schema, table)
         order = None

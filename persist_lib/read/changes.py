@@ -18,6 +18,7 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read.doors import Doors
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.runs import Stored, inputs_of, overlapping
 
@@ -54,7 +55,7 @@ class Changes(Doors):
 
     def to_arrow(self) -> pa.Table:
         """The updates as one table."""
-        return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
+        return pa.concat_tables([empty_table(self.schema), *self.batches()]).combine_chunks()
 
     def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the updates that `where` keeps. Query engines read through this."""
@@ -129,4 +130,4 @@ class Changes(Doors):
             return merged
         # Rows that differ in columns that this reader does not have become equal, in any order of their times.
         narrow = [table.select(schema.updates.names) for table in merged]
-        return iter([consolidate(schema, pa.concat_tables([schema.updates.empty_table(), *narrow]))])
+        return iter([consolidate(schema, pa.concat_tables([empty_table(schema.updates), *narrow]))])

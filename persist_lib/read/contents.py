@@ -21,6 +21,7 @@ from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, add_up, consolidate
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import Run, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.shard.gathering import SHARE, Gathered, gather_contents
 from persist_lib.shard.lookup import look_up
@@ -49,7 +50,7 @@ def at_once(
     They have to be streamed when compaction split a sum. That sum has to be added up again, to raise DiffOverflow if it
     does not fit.
     """
-    empty = stored.schema.contents.empty_table()
+    empty = empty_table(stored.schema.contents)
     if is_one_time(inputs):
         found = read_whole(stored, inputs, columns, lambda table, _: table, pool, times=False)
         empty = empty.select([name for name in empty.schema.names if columns is None or name in (*columns, DIFF)])

@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 
 from persist_lib.format.predicate import Where
 from persist_lib.read.doors import reader_of
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME
 
 if TYPE_CHECKING:
@@ -120,12 +121,12 @@ def lazy_frame_of(source: Doors) -> pl.LazyFrame:
             if left is not None and (left := left - frame.height) <= 0:
                 return
 
-    return register_io_source(read, schema=_frame(pl, source.schema.empty_table()).schema)
+    return register_io_source(read, schema=_frame(pl, empty_table(source.schema)).schema)
 
 
 def chain_empty(source: Doors, names: Sequence[str], expression: pc.Expression | None) -> Iterator[pa.Table]:
     """The rows, and an empty table first, so that there is always one."""
-    yield pa.schema([source.schema.field(name) for name in names]).empty_table()
+    yield empty_table(pa.schema([source.schema.field(name) for name in names]))
     yield from filtered(source, names, expression)
 
 

@@ -28,6 +28,7 @@ from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import COPIES, Run, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.read import contents
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME_FIELD, Column, Schema
 from persist_lib.shard.gathering import MOST_BYTES, pieces
 from persist_lib.shard.runs import Stored, read_part
@@ -200,7 +201,7 @@ def _projected_at_once(
         return table if projected is None else consolidate(projected, table, "split")
 
     tables = _ahead(pool, settled, [(run, part) for run in inputs for part in run.parts])
-    empty = narrowed(stored.schema.contents, shown.columns).empty_table()
+    empty = empty_table(narrowed(stored.schema.contents, shown.columns))
     return pa.concat_tables([empty, *added_up(tables, projected, merge_bytes)]).combine_chunks()
 
 
@@ -219,7 +220,7 @@ def by_key(tables: Iterable[pa.Table], schema: Schema, columns: Sequence[str]) -
     """Add up contents in key order, of which all key columns are left. The rows of the last key wait for more."""
     names = narrowed(schema.contents, columns).names
     projected, keys = Schema(key=_chosen(schema, columns)), Schema(key=schema.key)
-    waiting = narrowed(schema.contents, columns).empty_table()
+    waiting = empty_table(narrowed(schema.contents, columns))
     for table in tables:
         window = consolidate(projected, pa.concat_tables([waiting, table.select(names)]), "split")
         ties = adjacent_ties(columns_in_order(keys, window)) if window.num_rows else None
@@ -267,7 +268,7 @@ class _Sums:
     def result(self, merge_bytes: int) -> Iterator[pa.Table]:
         """The sums in order. Raises DiffOverflow."""
         if not self._spilled:
-            table = pa.concat_tables([self._schema.contents.empty_table(), *self._held])
+            table = pa.concat_tables([empty_table(self._schema.contents), *self._held])
             yield from pieces(consolidate(self._schema, table))
             return
         self._settle()
@@ -282,7 +283,7 @@ class _Sums:
             file.close()
 
     def _settle(self) -> None:
-        table = pa.concat_tables([self._schema.contents.empty_table(), *self._held])
+        table = pa.concat_tables([empty_table(self._schema.contents), *self._held])
         table = consolidate(self._schema, table, "split")
         self._held, self._bytes = [table], table.nbytes
         self._settled = self._bytes

@@ -34,6 +34,7 @@ from persist_lib.read.doors import Doors
 from persist_lib.read.keyed import packed, unpacked
 from persist_lib.read.projection import Shown
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.gathering import pieces
 from persist_lib.shard.lookup import holding
@@ -168,7 +169,7 @@ class Split(msgspec.Struct, frozen=True):
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
         target = self._shown.schema(self.schema)
-        return pa.concat_tables([target.empty_table(), *self.batches(blob)]).combine_chunks()
+        return pa.concat_tables([empty_table(target), *self.batches(blob)]).combine_chunks()
 
 
 class Snapshot(Doors):
@@ -253,7 +254,7 @@ class Snapshot(Doors):
         with self._spent.again():
             table = self._read(whole)
         if table is None:
-            return pa.concat_tables([self.schema.empty_table(), *self.batches()]).combine_chunks()
+            return pa.concat_tables([empty_table(self.schema), *self.batches()]).combine_chunks()
         return table
 
     def splits(self, n: int) -> list[Split]:

@@ -21,6 +21,7 @@ from persist_lib.format.parts import decode_inline, within
 from persist_lib.format.ranged import ChunkedReader, Map
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME
 from persist_lib.shard.runs import Stored, source_of
 
@@ -52,7 +53,7 @@ def look_up(
     else:
         # SUBTLE: not `pool.map` inside: this runs in the pool's threads, which would wait for each other.
         found = list(pool.map(lambda pair: _of_part(stored, pair[0], pair[1], keys, wanted, None), pairs))
-    return pa.concat_tables([target.empty_table(), *(table.select(target.names) for table in found)])
+    return pa.concat_tables([empty_table(target), *(table.select(target.names) for table in found)])
 
 
 def _of_part(

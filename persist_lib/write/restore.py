@@ -23,6 +23,7 @@ from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.read import contents
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME_FIELD, Schema
 from persist_lib.shard.runs import Stored, inputs_of, overlapping
 from persist_lib.times import TimeLike, Times, once
@@ -57,7 +58,7 @@ class _Counting:
 
     def __init__(self, schema: Schema) -> None:
         self.rows = self.added = self.retracted = 0
-        self.sample = schema.contents.empty_table()
+        self.sample = empty_table(schema.contents)
 
     def over(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """The same tables."""

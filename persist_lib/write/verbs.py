@@ -32,6 +32,7 @@ from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME_FIELD, Schema
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
@@ -116,7 +117,7 @@ class Verbs(ABC):
         held: list[Lock] = []
         try:
             known = None if token is None else bounds_of(token)
-            empty = self.schema.contents.empty_table()
+            empty = empty_table(self.schema.contents)
             tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
             table = pa.concat_tables([empty, *tables])
             deadline = self._begin(timeout, held)
@@ -244,7 +245,7 @@ class Verbs(ABC):
         token: bytes | None, spent: Spending,
     ) -> Appended:  # fmt: skip
         """`append` where there are constraints: what lies beyond upper is checked there, and appended only there."""
-        table = pa.concat_tables([self.schema.updates.empty_table(), *tables])
+        table = pa.concat_tables([empty_table(self.schema.updates), *tables])
         races = 0
         while True:
             reached = self._before(lambda: within(deadline, self._fetch_writable)).state.upper

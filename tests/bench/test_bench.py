@@ -20,6 +20,7 @@ from bench.__main__ import BENCHMARKS
 from bench.append import added, bulk_append, small_append
 from bench.cost import Log, cost, kind_of
 from bench.figures import Figure, beside, in_turn
+from bench.imports import imports
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
@@ -33,7 +34,7 @@ from persist_lib.kernel.consolidate import consolidate
 ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
-    "a census of each shard",
+    "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
 }  # fmt: skip
 """What is beside a bound, or beside another figure of ours."""
 
@@ -85,7 +86,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     "measure",
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
-        maintain_small, survey, upsert,
+        maintain_small, survey, upsert, imports,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:

@@ -17,6 +17,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.core.formats import NEWEST
 from persist_lib.testing import contents_of
+from tests import built
 from tests.conformance.stores import CONSENSUSES
 from tests.integration import fleet
 
@@ -25,16 +26,15 @@ WORKER = Path(__file__).with_name("fleet_worker.py")
 SHARD = "orders"
 
 
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("old")
-    return fleet.install(fleet.build(folder / "wheel", is_next=False), folder / "env")
+@pytest.fixture(scope="session")
+def old(tmp_path_factory: pytest.TempPathFactory, wheels: built.Wheels) -> Path:
+    return built.install(tmp_path_factory.mktemp("old") / "env", wheels["persist-lib"])
 
 
-@pytest.fixture(scope="module")
-def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("new")
-    return fleet.install(fleet.build(folder / "wheel", is_next=True), folder / "env")
+@pytest.fixture(scope="session")
+def new(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Path:
+    next_one = built.Wheels(built.shared(shared_folder / "next", fleet.build_next))
+    return built.install(tmp_path_factory.mktemp("new") / "env", next_one["persist-lib"])
 
 
 class Place:

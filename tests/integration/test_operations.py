@@ -34,6 +34,7 @@ from persist_lib.location.s3.blob import S3Blob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import contents_of
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
+from tests.docs.runner import blocks_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "operations.md").read_text()
@@ -46,8 +47,7 @@ def section(title: str) -> str:
 
 
 def blocks(language: str, text: str = TEXT) -> list[str]:
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
-    return [re.sub(rf"^{indent}", "", code, flags=re.MULTILINE) for indent, code in found]
+    return [block.code for block in blocks_of(text) if block.language == language]
 
 
 def first_cells(text: str) -> list[str]:

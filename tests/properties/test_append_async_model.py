@@ -57,7 +57,7 @@ class Asked:
     def settle(self, outcome: Any) -> None:
         self.outcome = outcome
         if isinstance(outcome, Indeterminate):
-            self.token = outcome.token  # type: ignore[assignment]
+            self.token = outcome.token
 
     def look(self) -> None:
         """Take over what the future says by now."""

@@ -165,7 +165,7 @@ class VerbsMachine(RuleBasedStateMachine):
         assert (self.appended(changes, step) is None) == (broken is None)
         if broken is not None:
             assert broken.rows
-            assert lower <= broken.time < lower + step  # type: ignore[operator]
+            assert lower <= broken.time < lower + step
 
     @rule(twice=st.sampled_from([1, 5]), words=st.permutations(["a", "b", None]))
     def upsert_two_rows_of_one_key(self, twice: int, words: list[Any]) -> None:

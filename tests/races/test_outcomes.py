@@ -305,9 +305,9 @@ def test_appends_that_went_together_are_known_one_by_one_in_another_process(memo
         assert len(tokens) == 1
         other = world.client().open_writer(SHARD, SCHEMA)
         for n in range(3):
-            done = other.compare_and_append([row(n, "ours", n)], n, n + 1, token=told.value.token)  # type: ignore[arg-type]
+            done = other.compare_and_append([row(n, "ours", n)], n, n + 1, token=told.value.token)
             assert (done.attempts == 0) is (outcome is Outcome.HAPPENED_UNKNOWN)
-        again = write.compare_and_append([row(1, "ours", 1)], 1, 2, token=told.value.token)  # type: ignore[arg-type]
+        again = write.compare_and_append([row(1, "ours", 1)], 1, 2, token=told.value.token)
         assert (again.attempts, again.count) == (0, 1)
         assert world.client().inspect(SHARD).state.count == 3
         world.close()

@@ -129,7 +129,7 @@ class SqliteConsensus:
         """Return the newest seqnos of one moment."""
         return sqlite_file.heads_of(self._read(HEADS, ()), self.path)
 
-    def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+    def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         def read(session: Session) -> list[Any]:
             try:
                 rows = session.cursor.execute(sql, values).fetchall()

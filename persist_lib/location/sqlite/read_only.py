@@ -59,7 +59,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
     def heads(self) -> dict[str, SeqNo]:
         return sqlite_file.heads_of(self._read(HEADS, ()), self._path)
 
-    def _read(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+    def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         failure: apsw.Error | OSError | None = None
         for _ in range(ATTEMPTS):
             try:
@@ -73,7 +73,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
                 return rows
         raise self._failed(failure)
 
-    def _read_locked(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+    def _read_locked(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         def read(session: Session) -> list[Any]:
             rows = session.cursor.execute(sql, values).fetchall()
             check_in_place(session)
@@ -81,7 +81,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
 
         return self._connections.use(read)
 
-    def _read_still(self, sql: str, values: tuple[object, ...]) -> list[Any] | None:
+    def _read_still(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any] | None:
         """Return the rows, or None when another process opened or changed the database during the read."""
         before = _identity(self._path)
 

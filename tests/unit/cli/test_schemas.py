@@ -183,7 +183,19 @@ def test_every_type_that_the_help_lists_is_taken_with_null_and_without(text: str
 
 
 def test_a_clock_and_constraints_are_declared_and_said(here: Path) -> None:
-    words = ("create", "c", "--key", "id:int64", "--value", "name:string", "--times", "ms", "--unique", "--non-negative")
+    words = ("create", "c", "--key", "id:int64", "--value", "name:string")
+    words += ("--times", "ms", "--unique", "--non-negative")
+        "create",
+        "c",
+        "--key",
+        "id:int64",
+        "--value",
+        "name:string",
+        "--times",
+        "ms",
+        "--unique",
+        "--non-negative",
+    )
     answer = done(*words)
     assert answer["schema"] == {
         "key": {"id": "int64"}, "value": {"name": "string"}, "times": "ms", "unique": True, "non_negative": True,
@@ -193,6 +205,6 @@ def test_a_clock_and_constraints_are_declared_and_said(here: Path) -> None:
     assert eval(python_of(schema), {"persist": persist}) == schema
     with persist.open(f"file:{here}/data") as client:
         assert client.inspect("c").state.schemas[-1] == schema
-    refused = run(*words[:7])
+    refused = run(*words[:6])
     assert refused.exit_code == 2
     assert "times=ms, unique, non_negative" in refused.output.replace("\n", " ")

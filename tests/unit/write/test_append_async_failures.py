@@ -228,11 +228,11 @@ def test_the_token_of_those_sent_together_decides_all_of_them(
     # The last one first, and one twice.
     for n in (3, 0, 3, 1, 2):
         if asynchronous:
-            future = write.append_async(*batches[n], token=tokens[n])  # type: ignore[arg-type]
+            future = write.append_async(*batches[n], token=tokens[n])
             write.flush()
             done = future.result()
         else:
-            done = write.compare_and_append(*batches[n], token=tokens[n])  # type: ignore[arg-type]
+            done = write.compare_and_append(*batches[n], token=tokens[n])
         assert (done.count, done.upper) == (1 if n == 1 else 2, persist.at(5))
     read = world.client().open_reader("s")
     assert len(contents_of(read.snapshot(4).to_arrow())) == 8
@@ -255,7 +255,7 @@ def test_what_did_not_happen_is_told_to_all_by_any_token(world: World) -> None:
         error = futures[n].exception()
         assert isinstance(error, Indeterminate)
         with pytest.raises(UpperMismatch):
-            write.compare_and_append(*batches[n], token=error.token)  # type: ignore[arg-type]
+            write.compare_and_append(*batches[n], token=error.token)
     assert len(contents_of(world.client().open_reader("s").snapshot(1).to_arrow())) == 2
 
 
@@ -312,7 +312,7 @@ def test_a_rival_that_wins_every_other_race_never_makes_an_append_go_missing(wor
             upper = write.append_async([row(n, time=upper)], upper, upper + 1).result(0).upper.time or 0
             mine += 1
         except UpperMismatch as error:
-            upper = error.actual.time  # type: ignore[attr-defined]
+            upper = error.actual.time
     assert mine == 20
     assert upper == 40
     found = contents_of(world.client().open_reader("s").snapshot(39).to_arrow())

@@ -210,7 +210,7 @@ def test_nothing_is_deleted_once_a_commit_may_refer_to_it(world: World, outcome:
     storm.blows = False
     assert len([*world.inner.blob.list("s/")]) >= 3
     assert not world.count("delete", "delete_many")
-    assert write.compare_and_append(parts(3), 0, 1, token=told.value.token).count == 4800  # type: ignore[arg-type]
+    assert write.compare_and_append(parts(3), 0, 1, token=told.value.token).count == 4800
     check_world(client, "s")
 
 

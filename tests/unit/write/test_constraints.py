@@ -100,7 +100,7 @@ def test_only_touched_keys_are_looked_up(world: World) -> None:
     many = [row(n, time=3) for n in range(200, 230)] + [row(n, time=3) for n in range(30)]
     with pytest.raises(ConstraintViolated, match="30 keys") as told:
         write.compare_and_append(many, 3, 4)
-    assert (told.value.count, len(told.value.rows)) == (30, 10)  # type: ignore[arg-type]
+    assert (told.value.count, len(told.value.rows)) == (30, 10)
 
 
 @pytest.mark.parametrize("door", ["append", "append_now", "compare_and_append"])

@@ -1,0 +1,58 @@
+"""What an import and a `--help` load, counted in modules: seconds depend on the machine (`make bench NAME=imports`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+OPTIONAL = {
+    "pandas", "polars", "boto3", "botocore", "psycopg", "psycopg_pool", "pyspark", "dagster", "duckdb", "typer", "rich",
+    "jobs", "orchestration",
+}  # fmt: skip
+"""What only an extra, the command or the pipeline needs."""
+SLOW = {"pyarrow", "numpy", "pydantic", "msgspec", "apsw", "xxhash"} | OPTIONAL
+HELP = """
+import typer.main
+from persist_lib.cli.app import app
+
+def names(group, *path):
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from names(command, *path, name)
+
+every = list(names(typer.main.get_command(app)))
+assert len(every) > 15, every
+for path in every:
+    app([*path, "--help"], standalone_mode=False)
+"""
+
+
+def loaded_by(program: str) -> set[str]:
+    """The packages that a program has loaded when it ends, with those that Python loads for itself."""
+    last = "\nimport sys\nprint()\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program + last], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_import_alone_loads_the_standard_library_and_nothing_else() -> None:
+    assert loaded_by("import persist_lib as persist") & SLOW == set()
+
+
+def test_what_is_used_loads_no_extra_and_not_the_command() -> None:
+    program = """
+import persist_lib as persist
+with persist.open("memory:") as client:
+    write, read = client.open_shard("s", persist.Schema(key={"id": "int64"}, value={"text": "string"}))
+    write.compare_and_append([{"id": 1, "text": "x"}], 0, 1)
+    assert read.snapshot(as_of=0).to_arrow().num_rows == 1
+    client.maintain("s")
+"""
+    loaded = loaded_by(program)
+    assert loaded & OPTIONAL == set()
+    assert "pyarrow" in loaded, "so that the test can see what is loaded"
+
+
+def test_the_help_of_every_command_is_shown_without_arrow_and_without_the_library() -> None:
+    loaded = loaded_by(HELP)
+    assert loaded & {"pyarrow", "numpy", "apsw", "pandas"} == set()
+    assert "rich" in loaded
