@@ -82,7 +82,7 @@ def _spread(url: str, peer: Peer, rows: int, keys: int, rounds: int) -> list[Fig
 
 
 def _together(url: str, peer: Peer, rows: int, keys: int) -> Figure:
-    """Keys from the middle, all in a row group or two."""
+    """Keys that follow those that are there, all in a row group or two."""
     done: list[persist.Changed] = []
 
     def ours() -> float:
@@ -91,7 +91,7 @@ def _together(url: str, peer: Peer, rows: int, keys: int) -> Figure:
 
     mine, theirs = beside(ours, lambda: peer.run(call="merge together")[0], ROUNDS)
     cost = done[-1].cost
-    note = f"in the middle; {cost.requests} requests, {cost.bytes_read / MIB:.1f} MiB read"
+    note = f"at the end; {cost.requests} requests, {cost.bytes_read / MIB:.1f} MiB read"
     return Figure(f"upsert-{keys}-together", mine, theirs, "s", "deltalake's merge", at_most=1.0, note=note,
                   settings=peer.settings)  # fmt: skip
 
