@@ -277,8 +277,9 @@ class Client(Upkeep, Terms):
         deadline = self.runtime.deadline(self.config.timeout_s if timeout is None else parse_seconds(timeout))
         if not dry_run:
             self._writable("restore")
+        time = self._times(name, to).as_of(to, "to")
         reader = partial(self.open_reader, name, purpose="restore")
-        return restore(reader, None if dry_run else partial(self.open_writer, name), to, deadline)
+        return restore(reader, None if dry_run else partial(self.open_writer, name), time, deadline)
 
     def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
         """Find out what became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.

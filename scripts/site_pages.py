@@ -23,11 +23,12 @@ GROUPS = {
     ),
     "schema": ("Schemas and updates", "What rows and changes look like.", ["Schema", "Update", "decode_rows"]),
     "write": (
-        "Writing", "Appends, and what they answer.", ["WriteHandle", "Appended", "Append", "Batching", "Verdict"],
+        "Writing", "Appends, and what they answer.",
+        ["WriteHandle", "Appended", "Changed", "Restored", "Append", "Batching", "Verdict"],
     ),
     "read": (
         "Reading", "Snapshots, and following a shard.",
-        ["ReadHandle", "Snapshot", "Split", "Listen", "Updates", "Progress"],
+        ["ReadHandle", "Snapshot", "Changes", "Split", "Listen", "Updates", "Progress"],
     ),
     "times": ("Times", "Frontiers: how far something has come.", ["Antichain", "at", "TOP"]),
     "upkeep": (

@@ -134,8 +134,7 @@ def closure(requirement: str) -> set[str]:
         for extra in ("", *one.extras):
             if (key := (canonicalize_name(one.name), extra)) not in found:
                 found.add(key)
-                every = map(Requirement, metadata.requires(one.name) or ())
-                asked += [each for each in every if each.marker is None or each.marker.evaluate({"extra": extra})]
+                asked += _asked_by(one.name, extra)
     return {name for name, _ in found}
 
 
@@ -148,6 +147,14 @@ def bare_environ(**more: str) -> dict[str, str]:
     """The environment of this process without what would let a program find this tree or our settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PERSIST", "PYTHON", "DAGSTER"))}
     return {**kept, **more}
+
+
+def _asked_by(name: str, extra: str) -> list[Requirement]:
+    if name in PROJECTS:  # by its pyproject: what is installed of it may be older
+        found = project(name)
+        return [*map(Requirement, found["optional-dependencies"][extra] if extra else found["dependencies"])]
+    every = map(Requirement, metadata.requires(name) or ())
+    return [each for each in every if each.marker is None or each.marker.evaluate({"extra": extra})]
 
 
 def python_of(name: str) -> SpecifierSet | None:

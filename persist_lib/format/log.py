@@ -105,7 +105,7 @@ def decode_state(data: bytes, key: str) -> StoredState:
     if stored.state.format != row_format(data):
         raise Corrupt(f"{key} holds a state of format {stored.state.format}, in format {row_format(data)}", key=key)
     if (least := max(map(least_for, stored.state.schemas), default=FIRST)) > row_format(data):
-        raise Corrupt(f"{key} holds a schema that only format {least} has, in format {row_format(data)}", key=key)
+        raise Corrupt(f"{key} says what only format {least} can, in format {row_format(data)}", key=key)
     return stored
 
 

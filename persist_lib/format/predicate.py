@@ -24,7 +24,7 @@ from persist_lib.schema.schema import DIFF, TIME
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _EXAMPLE = 'pyarrow.compute.field("cents") > 100'
-_ANY = pa.table({"": pa.array([0], pa.int8())})
+_ANY = pa.table({"": pa.nulls(1, pa.int8())})  # SUBTLE: no list, for which pyarrow would import pandas
 
 
 class Where:

@@ -26,7 +26,6 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME_FIELD, Schema
 from persist_lib.shard.runs import Stored, inputs_of, overlapping
-from persist_lib.times import TimeLike, Times, once
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
 from persist_lib.write.times import next_time
@@ -75,24 +74,22 @@ class _Counting:
 def restore(
     open_reader: Callable[[], ReadHandle],
     open_writer: Callable[[Schema], WriteHandle] | None,
-    to: TimeLike,
+    to: int,
     deadline: Deadline,
 ) -> Restored:
     """Append what leads from the contents now to those as of `to`; without a writer, only say what that is.
 
     Another append in between makes it begin anew, so that it takes back what is there at the time of the append.
     """
-    clock_ms = once(deadline.runtime.clock_ms)
     while True:
         with open_reader() as read:
-            time = Times(read.schema.times, clock_ms).as_of(to, "to")
-            reading = read.acquire(time)
+            reading = read.acquire(to)
             state = reading.version.state
             if state.schemas[-1] != read.schema:
                 continue  # it has evolved since: what is in new columns has to be taken back too
-            _check(read.schema, read.shard, time, state, writes=open_writer is not None)
+            _check(read.schema, read.shard, to, state, writes=open_writer is not None)
             counting = _Counting(read.schema)
-            tables = counting.over(_difference(read, state, time))
+            tables = counting.over(_difference(read, state, to))
             first = next(tables, None)
             appended = None
             if first is not None and open_writer is not None:
@@ -107,7 +104,7 @@ def restore(
                     pass
             reading.release()
             return Restored(
-                time, state.upper.time, counting.rows, counting.added, counting.retracted,
+                to, state.upper.time, counting.rows, counting.added, counting.retracted,
                 counting.sample.combine_chunks(), appended,
             )  # fmt: skip
 

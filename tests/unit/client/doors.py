@@ -107,13 +107,43 @@ def listened(place: Place, value: Any) -> int | None:
 
 def snapshot(place: Place, value: Any) -> int | None:
     """The contents hold what happened at the time itself, and nothing later."""
+    then_and_later(place)
+    found = place.read.snapshot(value)
+    assert ids(found) == [1, 2]
+    return found.as_of
+
+
+def then_and_later(place: Place) -> None:
+    """Append an update at the time, and one just after it."""
     place.write.append(
         [{"id": 2, "w": "b", "_time": place.target}, {"id": 3, "w": "c", "_time": place.target + 1}],
         place.target, place.target + 2,
     )  # fmt: skip
-    found = place.read.snapshot(value)
-    assert [row["id"] for row in found.to_pylist()] == [1, 2]
-    return found.as_of
+
+
+def ids(found: persist.Snapshot | persist.Changes) -> list[int]:
+    return [row["id"] for row in found.to_pylist()]
+
+
+def changed_since(place: Place, value: Any) -> int | None:
+    then_and_later(place)
+    found = place.read.changes(value)
+    assert ids(found) == [3]
+    return found.from_
+
+
+def changed_until(place: Place, value: Any) -> int | None:
+    then_and_later(place)
+    found = place.read.changes(None, value)
+    assert ids(found) == [1, 2]
+    return found.to
+
+
+def restored(place: Place, value: Any) -> int | None:
+    then_and_later(place)
+    found = place.client.restore("s", value)
+    assert ids(place.read.snapshot()) == [1, 2]
+    return found.to
 
 
 def until(place: Place, value: Any) -> int | None:
@@ -157,6 +187,9 @@ DOORS: dict[str, tuple[int, Door]] = {
     "judge_append(expected_upper)": (0, judged(0, 5, lambda p, v: (v, p.target + 5))),
     "judge_append(new_upper)": (-10, judged(-10, 0, lambda p, v: (p.target - 10, v))),
     "snapshot(as_of)": (0, snapshot),
+    "changes(from_)": (0, changed_since),
+    "changes(to)": (0, changed_until),
+    "restore(to)": (0, restored),
     "listen(as_of)": (0, listened),
     "listen(until)": (0, until),
     "wait_for_upper": (0, exactly(lambda p, v: p.read.wait_for_upper(v, timeout=0))),
@@ -170,7 +203,7 @@ DOORS: dict[str, tuple[int, Door]] = {
         appended(lambda v: pd.DataFrame({"id": [2], "w": ["b"], "_time": pd.Series([v], dtype=object)})),
     ),
 }
-ROUNDS_DOWN = ("snapshot(as_of)", "listen(as_of)")
+ROUNDS_DOWN = ("snapshot(as_of)", "listen(as_of)", "changes(from_)", "changes(to)", "restore(to)")
 """Doors at which a time between two of the clock is the one before it: the contents are the same."""
 
 BERLIN, NEW_YORK = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York")
