@@ -45,7 +45,7 @@ def for_readme() -> Preparation:
 import persist_lib as persist
 row = {{"order_id": 1, "state": "placed", "cents": 999}}
 updates, rows, more = [row], [row], [row]
-schema = persist.Schema(key={{"order_id": "int64"}}, value={{"state": "string", "cents": "int64"}})
+schema = persist.Schema(key={{"order_id": "int64"}}, value={{"state": "string", "cents": "int64"}}, times="ms")
 with persist.open({blobs!r}, {log!r}) as first, first.open_writer("orders", schema) as writer:
     writer.compare_and_append([], 0, 2)
 """
@@ -55,7 +55,7 @@ assert uppers == [persist.at(3), persist.at(1), persist.at(1)], uppers
 client.close()
 """
     places = {"s3://bucket/prefix": blobs, "postgresql://user@host/database": log}
-    shards = {f"Append({shard}, ": f'Append(client.open_writer("{shard}", orders), ' for shard in "ab"}
+    shards = {f"Append({shard}, ": f'Append(client.open_writer("{shard}", schema), ' for shard in "ab"}
     return Preparation(before, after, places | shards)
 
 
