@@ -122,6 +122,7 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) requirements/java.in -o requirements/java.txt
 	$(COMPILE) --all-extras --no-emit-package persist-lib pyproject.toml pipeline/pyproject.toml requirements/dev.in requirements/bench.in \
 		-o requirements/dev.txt
+	$(COMPILE) requirements/ducklake.in -o requirements/ducklake.txt
 	$(COMPILE) --constraint requirements/dev.txt pyproject.toml requirements/docs.in -o requirements/docs.txt
 
 clean: ## remove caches, demo output and the virtual environment; never data
