@@ -71,8 +71,18 @@ def install_ducklake() -> None:
     """Put DuckLake and its DuckDB into `LAKE`, unless they are there."""
     if not (LAKE / "duckdb_extension_ducklake").is_dir():
         uv = Path(sys.executable).with_name("uv")
-        words = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", LAKE, "-r", LAKE_PINS]
-        subprocess.run([uv, *words], check=True)
+        words = [
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--require-hashes",
+            "--target",
+            str(LAKE),
+            "-r",
+            str(LAKE_PINS),
+        ]
+        subprocess.run([str(uv), *words], check=True)
 
 
 @contextmanager
