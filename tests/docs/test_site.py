@@ -35,7 +35,8 @@ def test_the_site_is_built_with_its_references(tree: Path) -> None:
     done = build(tree)
     assert done.returncode == 0, done.stderr
     site = tree / "build" / "site"
-    assert "compare_and_append" in (site / "api" / "write.html").read_text()
+    for page, call in (("write", "WriteHandle.upsert"), ("client", "Client.set_hold"), ("read", "Snapshot.to_duckdb")):
+        assert f'id="persist_lib.public.{call}"' in (site / "api" / f"{page}.html").read_text(), "inherited ones too"
     assert "persist hold set" in (site / "command.html").read_text()
     for page in ("install", "operations", "design/index", "design/0001-transitions-answer-diffs"):
         assert (site / f"{page}.html").exists(), page
