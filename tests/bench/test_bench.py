@@ -92,7 +92,8 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
     figures = measure(True)
     assert figures
-    assert all(figure.ours > 0 and figure.peer > 0 for figure in figures)
+    # What is added to a bare transaction is a difference, which may be below 0 beside other load.
+    assert all(figure.ours > 0 and figure.peer > 0 for figure in figures if figure.unit != "ms more")
     told = {figure.peer_name: figure.settings for figure in figures}
     assert all(told[name] for name in told.keys() - BESIDE_OURSELVES)
 
@@ -120,7 +121,7 @@ def test_a_peer_runs_in_a_process_of_its_own_and_says_how_it_is_configured(tmp_p
     assert rows == 5
 
 
-@pytest.mark.parametrize("name", ["bare", "duck", "lake", "spark_peer"])
+@pytest.mark.parametrize("name", ["bare", "duck", "lake", "merges", "spark_peer"])
 def test_no_peer_imports_anything_of_ours(name: str) -> None:
     """Not our memory pools, not our threads, not our session."""
     program = (

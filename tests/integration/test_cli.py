@@ -600,6 +600,7 @@ def test_options_count_before_and_after_the_command_and_those_after_it_win(sh: S
 def run_process(root: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     program = [str(Path(sys.executable).with_name("persist")), *words]
     env = {**os.environ, "PERSIST_LOCATION": f"file:{root}"}
+    env.pop("COLUMNS", None)  # some shells export it, and then lines are as long as it says
     return subprocess.run(program, env=env, text=True, timeout=60, check=False, **options)
 
 
