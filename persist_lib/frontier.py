@@ -100,14 +100,3 @@ def parse_time(value: object, what: str) -> int:
 
 def _no_frontier(value: object) -> InvalidUsage:
     return InvalidUsage(f"a frontier compares with frontiers, as in persist.at(5): got {shown(value)}", value=value)
-
-
-def parse_frontier(value: object, what: str) -> Antichain:
-    """A frontier from what users write: an Antichain, a time, or `[]` / `()` for the empty one."""
-    if isinstance(value, Antichain):
-        return value
-    if isinstance(value, (list, tuple)) and len(value) == 0:
-        return TOP
-    if isinstance(value, (list, tuple)) and len(value) == 1:
-        return at(parse_time(value[0], what))
-    return at(parse_time(value, what))

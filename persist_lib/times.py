@@ -254,20 +254,6 @@ def show_duration(distance: int, unit: Unit) -> str:
     return " ".join([*found, f"{rest} {unit}"] if rest or not found else found)
 
 
-def next_time(unit: Unit | None, upper: Antichain, clock_ms: int) -> int:
-    """The next time at which something can be appended: of a clock now, but never before upper; otherwise upper.
-
-    `clock_ms` is now in milliseconds since 1970. A clock that goes back, or is behind another machine's, gives the
-    upper. Raises InvalidUsage where the shard is closed for writing, and at the end of the clock.
-    """
-    if upper.time is None:
-        raise InvalidUsage("the shard is closed for writing, so there is no next time", upper=upper)
-    if unit is None:
-        return upper.time
-    found = max(upper.time, clock_ms * PER_SECOND[unit] // 1_000)
-    return Times(unit, lambda: clock_ms).parse(found, "the next time")
-
-
 def parse_unit(value: object) -> Unit | None:
     """The clock of a schema: "ms", "us", or None for plain integers. Raises InvalidUsage for anything else."""
     if value is None:

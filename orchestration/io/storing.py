@@ -23,8 +23,8 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.times import next_time
 from persist_lib.write.handle import WriteHandle
+from persist_lib.write.times import next_time
 
 ATTEMPTS = 32
 """How often a run makes its difference anew because other runs were first."""
@@ -97,7 +97,7 @@ def _writer(client: Client, shard: str, resolve: Resolve) -> WriteHandle:
 def _replace(client: Client, write: WriteHandle, given: Given) -> Stored:
     version = write.machine.fetch()
     upper = _open_upper(write, version)
-    time = next_time(write.schema.times, at(upper), client.runtime.clock_ms())
+    time = next_time(write.schema, write.machine.shard, at(upper), client.runtime)
     new = consolidate(write.schema, converted(write.schema, given, time, client.runtime.clock_ms))
     if new.num_rows and pc.min(new[DIFF]).as_py() < 0:
         raise InvalidUsage(

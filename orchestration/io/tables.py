@@ -75,6 +75,7 @@ def resolve(given: Given, stored: Schema | None, metadata: Mapping[str, Any], an
     times = _times_of(metadata)
     declared = _declared(metadata, annotation, key, times)
     _check_times(stored, declared, times)
+    _check_constraints(stored, declared)
     names = [name for name in given.names if name not in RESERVED]
     if declared is not None:
         if names and (missing := [name for name in declared.names if name not in names]):
@@ -225,6 +226,19 @@ def _check_times(stored: Schema | None, declared: Schema | None, times: Unit | N
             f"the asset says that its times are a clock in {' and in '.join(sorted(said))} ({TIMES} or {SCHEMA}), and "
             f"{what}. Nothing was written. What times are never changes: give the asset another shard with "
             "persist/shard",
+            problem="not additive", actual=stored,
+        )  # fmt: skip
+
+
+def _check_constraints(stored: Schema | None, declared: Schema | None) -> None:
+    """Refuse a constraint that the asset's own schema has and the shard's does not: it would not be kept."""
+    if stored is None or declared is None:
+        return
+    if missing := [name for name in declared.constraints if name not in stored.constraints]:
+        raise SchemaMismatch(
+            f"the asset says that its shard is {' and '.join(missing)} ({SCHEMA}), and the shard has the schema "
+            f"{stored}, which is not. Nothing was written. Constraints never change: give the asset another shard with "
+            "persist/shard, or leave them out",
             problem="not additive", actual=stored,
         )  # fmt: skip
 

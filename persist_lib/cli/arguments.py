@@ -58,11 +58,6 @@ def time_words(text: str, what: str) -> int | str:
     return _words(text.strip(), text, what, "")
 
 
-def parse_time(text: str, what: str, times: Times) -> int:
-    """The last time of the shard that is not after what was typed, for an as_of. `times` are those of its schema."""
-    return times.as_of(time_words(text, what), what)
-
-
 def _words(inner: str, text: str, what: str, more: str) -> int | str:
     if NUMBER.fullmatch(inner):
         return check_time(int(inner), what)

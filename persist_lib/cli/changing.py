@@ -11,7 +11,7 @@ from persist_lib.cli import formats, units
 from persist_lib.cli.arguments import DryRun, Shard, time_words
 from persist_lib.cli.reading import AT_ONCE_S, TABLE_ROWS, Format, Limit, Output, Wait
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import jsonable
+from persist_lib.cli.values import clock, jsonable
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -74,7 +74,8 @@ def _print(session: Session, shard: str, found: Changes, kind: str, output: Path
         if kind == "table":
             formats.write_table(session, stream if output else None, found.schema, counted)
         else:
-            formats.WRITERS[kind](stream, found.schema, counted, {"shard": shard, "from": found.from_, "to": found.to})
+            head = {"shard": shard, "from": found.from_, "to": found.to, **clock(found.shard_schema().times)}
+            formats.WRITERS[kind](stream, found.schema, counted, head)
     if counted.is_cut:
         session.note(f"only the first {units.number(rows)}; --limit 0 prints all")
     return counted.rows
@@ -103,6 +104,7 @@ def restore(
     value = {
         "shard": shard, "to": done.to, "upper": done.upper, "rows": done.rows, "added": done.added,
         "retracted": done.retracted, "seqno": seqno, "dry_run": dry_run, "cost": jsonable(done.cost),
+        **clock(schema.times),
     }  # fmt: skip
     if session.as_json:
         sample = formats.encode([row for batch in formats.rows_of(done.sample) for row in batch.to_pylist()])

@@ -15,6 +15,7 @@ from rich.text import Text
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session, console
 from persist_lib.errors import InvalidUsage
+from persist_lib.times import show_time
 
 ROWS_AT_ONCE = 10_000
 """Rows that become Python values at once."""
@@ -137,7 +138,7 @@ def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: 
                if is_.is_integer(field.type) or is_.is_floating(field.type) or is_.is_decimal(field.type)]  # fmt: skip
     table = plain_table(*schema.names, right=numbers)
     for batch in tables.batches():
-        for row in batch.to_pylist():
+        for row in _with_shown_times(batch).to_pylist():
             table.add_row(*(Text(cell(value), "dim" if value is None else "") for value in row.values()))
     if stream is None:
         session.out.print(table, crop=False)
@@ -145,6 +146,18 @@ def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: 
     out = console(open(os.dup(stream.fileno()), "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - closed below
     out.print(table, crop=False)
     out.file.close()
+
+
+def _with_shown_times(batch: Any) -> Any:
+    """The same rows; where times are a clock, `_time` is text as all times of the shard are shown."""
+    import pyarrow as pa
+
+    place = batch.schema.get_field_index("_time")
+    if place < 0 or not pa.types.is_timestamp(batch.schema.field(place).type):
+        return batch
+    unit = batch.schema.field(place).type.unit
+    texts = [show_time(time, unit) for time in batch.column(place).cast(pa.int64()).to_pylist()]
+    return batch.set_column(place, "_time", pa.array(texts, pa.string()))
 
 
 def cell(value: object) -> str:

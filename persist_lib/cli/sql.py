@@ -15,12 +15,14 @@ from persist_lib.cli.arguments import time_words
 from persist_lib.cli.as_of import Query, Reference, parse_query
 from persist_lib.cli.reading import TABLE_ROWS, Format, Limit, Output
 from persist_lib.cli.session import Session
+from persist_lib.cli.values import clock
 from persist_lib.errors import Determinate, InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     import duckdb
 
     from persist_lib.client import Client
+    from persist_lib.schema.schema import Schema
 
 ROWS_AT_ONCE = 100_000
 
@@ -55,7 +57,7 @@ def sql(
         connection = open_.enter_context(_connect())
         tables = _tables(connection, client, parsed, times, open_, failures)
         reader = _execute(connection, parsed.sql)
-        head = {"tables": [{"shard": shard, "as_of": as_of} for shard, as_of, _ in tables]}
+        head = {"tables": [{"shard": shard, "as_of": as_of, **clock(read.times)} for shard, as_of, read in tables]}
         rows = (TABLE_ROWS if kind == "table" else 0) if limit is None else limit
         schema = _named(reader.schema)
         counted = formats.Counted(_presentable(reader, schema, is_text=kind in ("csv", "parquet")), rows)
@@ -67,7 +69,7 @@ def sql(
     if counted.is_cut:
         session.note(f"only the first {units.number(rows)}; --limit 0 prints all")
     if kind == "table" or output is not None:
-        said = ", ".join(f"{shard} as of {shown}" for shard, _, shown in tables)
+        said = ", ".join(f"{shard} as of {read.show(as_of)}" for shard, as_of, read in tables)
         session.note(f"{units.of(counted.rows, 'row')}{f'; {said}' if said else ''}")
 
 
@@ -93,8 +95,8 @@ def _tables(
     times: dict[Reference, int | str],
     open_: ExitStack,
     failures: list[BaseException],
-) -> list[tuple[str, int, str]]:
-    """Open the shards that the query names, and register them. Returns their names, and their times as for people."""
+) -> list[tuple[str, int, Schema]]:
+    """Open the shards that the query names, and register them. Returns their names, times and schemas."""
     from persist_lib.read.engines import dataset_of
     from persist_lib.times import Times, once
 
@@ -121,7 +123,7 @@ def _tables(
         time = None if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
         snapshot = open_.enter_context(readers[shard].snapshot(time, timeout=0.001))
         connection.register(table, dataset_of(snapshot, failures.append))
-        found.append((shard, snapshot.as_of, schema.show(snapshot.as_of)))
+        found.append((shard, snapshot.as_of, schema))
     return list(dict.fromkeys(found))
 
 

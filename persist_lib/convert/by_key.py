@@ -50,14 +50,23 @@ def parse_rows(schema: Schema, rows: object) -> pa.Table:
 
 def without_times(schema: Schema, updates: object) -> Iterator[pa.Table]:
     """Updates whose time the caller does not choose, with time 0. Raises InvalidUsage for any other time."""
-    for table in iter_updates(schema, updates, time=0):
-        if _first_other(table, TIME, 0) is not None:
-            raise InvalidUsage(
-                f"column {TIME!r}: this call takes the next time itself. Leave the column out, or use "
-                "compare_and_append, where the caller says the times",
-                problem="time", column=TIME,
-            )  # fmt: skip
-        yield table
+    try:
+        for table in iter_updates(schema, updates, time=0):
+            if _first_other(table, TIME, 0) is not None:
+                raise _has_times()
+            yield table
+    except InvalidUsage as error:
+        if error.fields.get("column") == TIME and error.fields.get("problem") == "value":
+            raise _has_times() from error  # what is wrong with a time does not matter, as none is wanted
+        raise
+
+
+def _has_times() -> InvalidUsage:
+    return InvalidUsage(
+        f"column {TIME!r}: this call takes the next time itself. Leave the column out, or use compare_and_append, "
+        "where the caller says the times",
+        problem="time", column=TIME,
+    )  # fmt: skip
 
 
 def _joined(columns: pa.Schema, tables: list[pa.Table]) -> pa.Table:
@@ -82,11 +91,11 @@ def _first_other(table: pa.Table, name: str, only: int) -> int | None:
 
 
 def _has_columns(keys: object) -> bool:
-    """Whether these keys come with names of columns, and are no array of values."""
+    """Whether these keys come with names of columns, and are no array of values. Snapshots are such keys."""
     pandas = sys.modules.get("pandas")
     if isinstance(keys, (pa.Table, pa.RecordBatch)) or (pandas is not None and isinstance(keys, pandas.DataFrame)):
         return True
-    return hasattr(keys, "__arrow_c_stream__") and hasattr(keys, "columns")
+    return hasattr(keys, "__arrow_c_stream__") and (hasattr(keys, "columns") or not isinstance(keys, Iterable))
 
 
 def _key_rows(schema: Schema, keys: Any) -> Any:

@@ -34,7 +34,7 @@ class Runtime:
     background: bool = True
     """Whether leases are kept up in the background; a simulation calls `client.heartbeat()` itself."""
     clock_ms: Callable[[], int] = _clock_ms
-    """Now, in milliseconds since 1970. Only times such as "1 hour ago" come from it; it deletes nothing."""
+    """Now, in milliseconds since 1970. A clock's next time and "1 hour ago" come from it; it deletes nothing."""
 
     def __post_init__(self) -> None:
         check_callable(self.monotonic, "monotonic", "nothing")

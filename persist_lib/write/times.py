@@ -9,7 +9,7 @@ from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import ShardId, parse_token
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
-from persist_lib.times import next_time as clock_next
+from persist_lib.times import END_S, PER_SECOND
 
 _TOKEN = struct.Struct(">4sQQ16s")
 _MARK = b"next"
@@ -17,11 +17,24 @@ _MARK = b"next"
 
 def next_time(schema: Schema, shard: ShardId, upper: Antichain, runtime: Runtime) -> int:
     """The time at which a call writes that leaves the choice to the library: of a clock now, but never before upper;
-    otherwise upper. Raises InvalidUsage at the end of all times.
+    otherwise upper.
+
+    A clock that goes back, or is behind another machine's, gives upper. Raises InvalidUsage where the shard is closed
+    for writing, and at the end of all times: of a clock, at the end of the year 9999.
     """
-    if upper.time is None or upper.time >= MAX_TIME:
-        raise InvalidUsage(f"shard {shard}: upper is {upper}, so there is no next time to write at", shard=shard)
-    return clock_next(schema.times, upper, 0 if schema.times is None else runtime.clock_ms())
+    least, unit = upper.time, schema.times
+    if least is not None and unit is None and least < MAX_TIME:
+        return least
+    if least is not None and unit is not None:
+        found = max(least, runtime.clock_ms() * PER_SECOND[unit] // 1_000)
+        if found < END_S * PER_SECOND[unit]:
+            return found
+    ends = "the shard is closed for writing" if least is None else "its times end there"
+    raise InvalidUsage(
+        f"shard {shard}: upper is {schema.show(upper)}, and {ends}, so there is no next time to write at. This call "
+        "wrote nothing; write to another shard",
+        shard=shard, upper=upper,
+    )  # fmt: skip
 
 
 def format_token(runtime: Runtime, lower: Antichain, upper: Antichain) -> bytes:

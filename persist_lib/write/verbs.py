@@ -209,13 +209,11 @@ class Verbs(ABC):
                 lower = version.state.upper
                 if known is not None and known[1] != lower:
                     continue  # upper has moved since: ask again what became of it
-                if is_dry or not changes.num_rows:
+                if not changes.num_rows:
+                    return Changed(version.seqno, lower, 0, b"", 0, spent.cost), counts
+                token, time, upper = self._named(lower, known)
+                if is_dry:
                     return Changed(version.seqno, lower, changes.num_rows, b"", 0, spent.cost), counts
-                time = next_time(self.schema, self.machine.shard, lower, self.machine.runtime)
-                upper = at(time + 1)
-                if known is not None:
-                    time, upper = (known[2].time or 1) - 1, known[2]
-                token = known[0] if known is not None else format_token(self.machine.runtime, lower, upper)
                 try:
                     done = self._send_at(changes, time, lower, upper, deadline, token, spent, is_checked=is_checked)
                     return _changed(done, time), counts
@@ -226,6 +224,15 @@ class Verbs(ABC):
                         raise
                 if deadline.has_passed():
                     raise self._out_of_time(deadline, races)
+
+    def _named(
+        self, lower: Antichain, known: tuple[bytes, Antichain, Antichain] | None
+    ) -> tuple[bytes, int, Antichain]:
+        """The token of an append at `lower`, its time and its new upper: those of an earlier call, or fresh ones."""
+        if known is not None:
+            return known[0], (known[2].time or 1) - 1, known[2]
+        time = next_time(self.schema, self.machine.shard, lower, self.machine.runtime)
+        return format_token(self.machine.runtime, lower, at(time + 1)), time, at(time + 1)
 
     def _repeated(
         self, token: bytes, lower: Antichain, upper: Antichain, deadline: Deadline, spent: Spending

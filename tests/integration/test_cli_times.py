@@ -178,3 +178,25 @@ def test_a_wrong_frontier_makes_no_location(sh: Shell, tmp_path: Path):
         2, "append", "orders", csv(tmp_path / "in.csv", T), "--lower", "0", "--upper", "2026-11-23T00:00", *CREATE
     )
     assert not sh.root.exists()
+
+
+def test_calls_by_key_changes_and_restores_show_moments_and_say_the_clock(sh: Shell, tmp_path: Path):
+    sh("create", "orders", "--key", "id:int64", "--value", "state:string", "--times", "ms", "--unique")
+    file = tmp_path / "in.csv"
+    file.write_text("id,state\n1,new\n2,new\n")
+    said = sh("upsert", "orders", file)
+    assert re.search(r"2 inserted; 2 updates at time 20\S+Z, upper is \[20\S+Z\]", said), said
+    assert re.search(r"nothing was written, upper is \[20\S+Z\]", sh("upsert", "orders", file))
+    before = sh.json("changes", "orders")
+    file.write_text("id,state\n1,paid\n")
+    done = sh.json("upsert", "orders", file)
+    (keys := tmp_path / "keys.csv").write_text("id\n2\n")
+    assert re.search(r"1 deleted; 1 update at time 20\S+Z", sh("delete", "orders", keys))
+    dry = sh.json("restore", "orders", "--to", before["to"], "--dry-run")
+    assert [one["times"] for one in (before, done, dry)] == ["ms"] * 3
+    table = sh("changes", "orders", "--from", before["to"]).splitlines()
+    shown = {word for line in table for word in line.split() if word.startswith("20") and word.endswith("Z")}
+    with sh.client() as client, client.open_reader("orders") as read:
+        assert read.schema.show(done["time"]) in shown, table
+        sh("restore", "orders", "--to", read.schema.show(before["to"]))
+        assert {(row["id"], row["state"]) for row in read.snapshot().to_pylist()} == {(1, "new"), (2, "new")}

@@ -220,6 +220,32 @@ def test_added_columns_keep_the_constraints_of_a_schema(
     assert rows(client) == [{"id": 1, "name": "a", "vip": True}]
 
 
+def test_constraints_that_the_shard_cannot_get_any_more_are_refused(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    plain = persist.Schema({"id": "int64"}, {"name": "string"})
+    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a"}], {"persist/schema": plain}))
+    before = client.inspect("customers").seqno
+    strict = persist.Schema({"id": "int64"}, {"name": "string"}, unique=True)
+    error = failure(folder, instance, asset_of(lambda: [{"id": 2, "name": "b"}], {"persist/schema": strict}))
+    assert "says that its shard is unique (persist/schema), and the shard has the schema" in error.message
+    assert client.inspect("customers").seqno == before
+    assert rows(client) == [{"id": 1, "name": "a"}]
+
+
+def test_contents_that_break_a_constraint_are_refused_and_nothing_is_stored(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    strict = persist.Schema({"id": "int64"}, {"name": "string"}, times="ms", unique=True)
+    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a"}], {"persist/schema": strict}))
+    twice = [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}, {"id": 2, "name": "d"}]
+    error = failure(folder, instance, asset_of(lambda: twice, {"persist/schema": strict}))
+    assert "the schema says unique" in error.message
+    assert rows(client) == [{"id": 1, "name": "a"}]
+    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}]))
+    assert rows(client) == [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}], "a schema without them leaves them"
+
+
 def test_added_columns_evolve_the_schema_and_old_rows_have_null_in_them(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance
 ) -> None:

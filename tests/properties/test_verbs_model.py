@@ -6,11 +6,13 @@ of a call, so that the call was decided on what is not so any more.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -22,6 +24,7 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, Indeterminate, LeaseExpired
 from persist_lib.ids import SeqNo
 from persist_lib.testing import Chances, Outcome, Rival, check_world, contents_of
+from persist_lib.times import PER_SECOND, Unit
 from tests.worlds import World
 
 CONFIGS = [
@@ -38,6 +41,8 @@ ACTS = st.one_of(
     st.none(), st.tuples(st.just("upsert"), UPSERTS), st.tuples(st.just("delete"), KEYS),
     st.tuples(st.just("append"), CHANGES), st.tuples(st.just("advance"), st.none()),
 )  # fmt: skip
+SKEWS = (0.0, -2.5, 40.0)
+"""By how many seconds the clocks of the clients are off."""
 Row = tuple[Any, Any]
 Change = tuple[Any, Any, int, int]
 """Id, word, how far after lower, diff."""
@@ -58,11 +63,14 @@ class VerbsMachine(RuleBasedStateMachine):
     url = "memory:"
 
     @initialize(
-        config=st.sampled_from(CONFIGS), seed=st.integers(0, 1000), unique=st.booleans(), non_negative=st.booleans()
-    )
-    def begin(self, config: persist.Config, seed: int, unique: bool, non_negative: bool) -> None:
+        config=st.sampled_from(CONFIGS), seed=st.integers(0, 1000), unique=st.booleans(), non_negative=st.booleans(),
+        times=st.sampled_from([None, "ms", "us"]),
+    )  # fmt: skip
+    def begin(self, config: persist.Config, seed: int, unique: bool, non_negative: bool, times: Unit | None) -> None:
         self.world, self.config = World(self.url, seed), config
-        self.schema = persist.Schema({"id": "int64"}, {"word": "string"}, unique=unique, non_negative=non_negative)
+        self.schema = persist.Schema(
+            {"id": "int64"}, {"word": "string"}, times=times, unique=unique, non_negative=non_negative
+        )
         self.faults = Chances(seed, FAULTS)
         self.faults.stop()
         self.rival = Rival(self.world.inner.consensus)
@@ -70,6 +78,9 @@ class VerbsMachine(RuleBasedStateMachine):
             self.world.client(config, rival=self.rival), self.world.client(config, plan=self.faults),
             self.world.client(config),
         ]  # fmt: skip
+        for client, skew in zip(self.clients, SKEWS, strict=True):
+            skewed = partial(lambda clock, ms: clock() + ms, client.runtime.clock_ms, round(skew * 1_000))
+            client.runtime = dataclasses.replace(client.runtime, clock_ms=skewed)
         self.writers = [client.open_writer("s", self.schema) for client in self.clients]
         self.checker = self.world.client()
         self.now: Counter[Row] = Counter()
@@ -78,6 +89,20 @@ class VerbsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.world.close()
+
+    def next_upper(self) -> int:
+        """Upper after a call that takes the next time: one more, or of a clock whatever it was when the call asked."""
+        if self.schema.times is None:
+            return self.upper + 1
+        found = self.checker.inspect("s").state.upper.time
+        per_ns = PER_SECOND[self.schema.times] / 10**9
+        assert found is not None
+        assert found > self.upper, "times never go back"
+        assert found == self.upper + 1 or found - 1 <= max(self.clocks()) * per_ns, "no clock was there yet"
+        return found
+
+    def clocks(self) -> list[int]:
+        return [self.world.clock() + round(skew * 10**9) for skew in SKEWS]
 
     # --- what calls do, by definition -------------------------------------------------------------------------------
 
@@ -91,7 +116,7 @@ class VerbsMachine(RuleBasedStateMachine):
             for row in had:
                 del self.now[row]
             self.now[key, word] = 1
-        self.upper += bool(inserted + updated)
+        self.upper = self.next_upper() if inserted + updated else self.upper
         return persist.Changed(
             SeqNo(0), persist.at(self.upper), 0, b"", 0, inserted=inserted, updated=updated, unchanged=unchanged
         )
@@ -101,12 +126,12 @@ class VerbsMachine(RuleBasedStateMachine):
         deleted = len({row[0] for row in gone})
         for row in gone:
             del self.now[row]
-        self.upper += bool(deleted)
+        self.upper = self.next_upper() if deleted else self.upper
         return persist.Changed(
             SeqNo(0), persist.at(self.upper), 0, b"", 0, deleted=deleted, unchanged=len(set(keys)) - deleted
         )
 
-    def appended(self, changes: Sequence[Change], step: int) -> str | None:
+    def appended(self, changes: Sequence[Change], step: int, upper: Callable[[], int] | None = None) -> str | None:
         """Add the changes, if that breaks no constraint at any of their times; otherwise the first that breaks."""
         now = Counter(self.now)
         for time in range(step):
@@ -119,8 +144,12 @@ class VerbsMachine(RuleBasedStateMachine):
             each_once = all(now[row] == 1 for row in live) and len({row[0] for row in live}) == len(live)
             if self.schema.unique and not each_once:
                 return "unique"
-        self.now, self.upper = Counter({row: n for row, n in now.items() if n}), self.upper + step
+        self.now = Counter({row: n for row, n in now.items() if n})
+        self.upper = self.upper + step if upper is None else upper()
         return None
+
+    def appended_now(self, changes: Sequence[Change]) -> str | None:
+        return self.appended(changes, 1, self.next_upper) if changes else None
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -143,7 +172,7 @@ class VerbsMachine(RuleBasedStateMachine):
             return self.writers[who].append_now(rows, token=token)
 
         broken = broken_by(lambda: self.call(who, act, call))
-        assert self.appended(changes, 1 if changes else 0) == (broken and broken.constraint)
+        assert self.appended_now(changes) == (broken and broken.constraint)
 
     @rule(
         who=st.sampled_from([0, 2]), changes=CHANGES, step=st.integers(1, 4), back=st.integers(0, 2), data=st.booleans()
@@ -219,7 +248,7 @@ class VerbsMachine(RuleBasedStateMachine):
                 else:
                     rows = [{"id": key, "word": word, "_diff": diff} for key, word, _, diff in given]
                     write.append_now(rows)
-                    assert self.appended(given, 1 if given else 0) is None
+                    assert self.appended_now(given) is None
             except LeaseExpired:
                 continue
             except persist.ConstraintViolated:
@@ -244,7 +273,7 @@ class VerbsMachine(RuleBasedStateMachine):
     def set_retention(self, distance: int | None) -> None:
         self.checker.set_retention("s", distance)
 
-    @rule(ms=st.sampled_from([1_000, 30_000]))
+    @rule(ms=st.sampled_from([1_000, 30_000, -5_000]))
     def time_passes(self, ms: int) -> None:
         self.world.clock.advance(ms / 1000)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -232,3 +235,53 @@ def test_progress_is_told_as_tasks_finish_and_the_job_is_named_by_its_shard(
     assert "compacting" in told[0][0]
     assert told[0][0].endswith("on Spark")
     assert engine.slots() == 2
+
+
+def statistics(client: persist.Client, folder: Path, shard: str) -> list[tuple[bool, ...]]:
+    """For each part of a shard, which columns of its first row group have statistics."""
+    keys = [part.key for batch in client.inspect(shard).state.trace for part in batch.parts]
+    groups = [pq.ParquetFile(stored_at(folder, key)).metadata.row_group(0) for key in keys]
+    return [tuple(group.column(i).is_stats_set for i in range(group.num_columns)) for group in groups]
+
+
+def stored_at(folder: Path, key: str) -> Path:
+    (found,) = [path for path in folder.rglob("*") if path.is_file() and path.name.startswith(key.rpartition("/")[2])]
+    return found
+
+
+def test_parts_of_earlier_releases_get_statistics_and_what_the_schema_says_holds_on(
+    client: persist.Client, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = persist.Schema({"id": "int64"}, {"word": "string", "price": "float64"}, times="ms", unique=True)
+    newer = persist.Schema(
+        {"id": "int64"}, {"word": "string", "price": "float64", "day": "date32"}, times="ms", unique=True
+    )
+    noon = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
+    words = [str(seed) * 20 for seed in range(1_000)]
+    rows = [{"id": id_, "word": words[id_ % 1_000], "price": id_ / 4} for id_ in range(30_000)]
+    write = client.open_writer("s", older)
+    with monkeypatch.context() as patch:
+        patch.setattr("persist_lib.format.parquet.statistics_columns", lambda _: [])
+        for n in range(3):
+            some = [{**row, "_time": noon + dt.timedelta(hours=n)} for row in rows[n::3]]
+            write.compare_and_append(some, write.upper, noon + dt.timedelta(hours=n + 1))
+    client.evolve_schema("s", newer)
+    write = client.open_writer("s", newer)
+    write.upsert([{**rows[7], "day": noon.date()}])
+    assert {any(part) for part in statistics(client, folder, "s")[:3]} == {False}
+    read = client.open_reader("s")
+    asked = pc.field("word") == words[7]
+    before = [read.snapshot(at, filter=asked).to_arrow() for at in (noon, noon + dt.timedelta(hours=2), None)]
+    assert on_spark(client, ["s"], SparkEngine(client, lambda: spark)) == {"s": None}
+    assert client.census("s").batches == 1
+    assert set(statistics(client, folder, "s")) == {(True, True, False, True, False, False)}, "all data but floats"
+    after = [read.snapshot(at, filter=asked).to_arrow() for at in (noon, noon + dt.timedelta(hours=2), None)]
+    assert [table.num_rows for table in after] == [10, 30, 30]
+    assert after == before
+    with pytest.raises(persist.ConstraintViolated):
+        write.append_now([{"id": 29_999, "word": "again", "price": 0.0, "day": None}])
+    assert write.upsert([{**rows[7], "day": None}]).updated == 1
+    day = pc.field("day").is_valid()
+    assert read.snapshot(filter=day).to_pylist() == []
+    assert [row["id"] for row in read.snapshot(write.upper.time - 2, filter=day).to_pylist()] == [7]  # type: ignore[operator]
+    assert client.restore("s", noon).retracted == 20_000

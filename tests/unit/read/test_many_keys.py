@@ -244,3 +244,16 @@ def test_keys_are_found_as_their_bytes_say() -> None:
         assert keys.find(table).tolist() == found
         there = {encode_row(PAIRS, table, row) for row in range(rows)}
         assert keys.found_in(table).tolist() == [name in there for name in sorted(names)]
+
+
+def test_the_keys_of_one_snapshot_are_read_from_another(client: persist.Client) -> None:
+    schema = persist.Schema({"id": "int64"}, {"word": "string"})
+    orders, _ = client.open_shard("late", schema)
+    orders.append_now([{"id": 2, "word": "late"}, {"id": 9, "word": "late"}])
+    write, read = client.open_shard("all", schema)
+    write.append_now([{"id": id_, "word": "w"} for id_ in range(5)])
+    late = client.open_reader("late").snapshot(columns=["id"])
+    assert read.snapshot(keys=late).to_pylist() == [{"id": 2, "word": "w", "_diff": 1}]
+    assert write.delete(late).deleted == 1
+    with pytest.raises(persist.PersistError, match="word"):
+        read.snapshot(keys=client.open_reader("late").snapshot())

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at, meet_all, parse_frontier, parse_time
+from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at, meet_all, parse_time
+from persist_lib.times import PLAIN
 
 TIMES = st.one_of(st.integers(0, 3), st.integers(0, MAX_TIME), st.sampled_from([MAX_TIME, MAX_TIME - 1]))
 FRONTIERS = st.one_of(st.just(TOP), TIMES.map(at))
@@ -75,13 +76,13 @@ def test_a_frontier_prints_as_the_antichain_it_is(frontier, text):
     [(0, MINIMUM), (5, at(5)), ([], TOP), ((), TOP), ([7], at(7)), ((7,), at(7)), (TOP, TOP), (MAX_TIME, at(MAX_TIME))],
 )
 def test_users_write_times_and_lists(written, frontier):
-    assert parse_frontier(written, "upper") == frontier
+    assert PLAIN.frontier(written, "upper") == frontier
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**64, 1.0, "5", None, True, [1, 2], [None], {}, [True], [-1], np.float64(3)])
 def test_what_is_no_frontier_is_refused_with_its_name_and_value(wrong):
     with pytest.raises(InvalidUsage, match="expected_upper") as caught:
-        parse_frontier(wrong, "expected_upper")
+        PLAIN.frontier(wrong, "expected_upper")
     assert "expected_upper" in caught.value.fields
 
 

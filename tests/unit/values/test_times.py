@@ -19,7 +19,7 @@ from persist_lib.convert.times import read_column, shown_times
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, TOP, at
 from persist_lib.schema.schema import Schema
-from persist_lib.times import END_S, PER_SECOND, UNITS, Times, moment, next_time, once, show_duration, show_time
+from persist_lib.times import END_S, PER_SECOND, UNITS, Times, moment, once, show_duration, show_time
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 NOW_MS = 1_795_305_600_123
@@ -236,18 +236,6 @@ def test_a_shard_of_integers_knows_no_durations():
             times(None).distance(given, "d")
     assert times(None).distance(np.uint64(7), "d") == 7
     assert times(None).show_distance(1_000) == "1,000"
-
-
-def test_the_next_time_is_now_but_never_before_upper():
-    assert next_time("ms", at(5), NOW_MS) == NOW_MS
-    assert next_time("us", at(5), NOW_MS) == NOW_MS * 1000
-    assert next_time("ms", at(NOW_MS + 7), NOW_MS) == NOW_MS + 7, "the clock went back, or is behind another machine's"
-    assert next_time(None, at(5), NOW_MS) == 5
-    for unit in (*UNITS, None):
-        with pytest.raises(InvalidUsage, match="closed for writing"):
-            next_time(unit, TOP, NOW_MS)
-    with pytest.raises(InvalidUsage, match="9999"):
-        next_time("ms", at(END_S * 1000), NOW_MS)
 
 
 def test_processes_in_different_zones_agree():

@@ -196,3 +196,32 @@ def test_any_appends_and_restores_end_where_they_should(steps: list[Any]) -> Non
                     sums[i, w] = sums.get((i, w), 0) + d
                 contents.append({key: n for key, n in sums.items() if n})
             assert contents_of(read.snapshot().to_arrow()) == contents[-1]
+
+
+def test_a_dry_run_of_a_read_only_client_goes_on_where_blobs_vanish(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, looking = world.client(TINY), world.client(TINY, read_only=True)
+    filled(client)
+    expected = client.restore("s", 13, dry_run=True)
+    machine, acts = looking.machine("s"), [lambda: vanish(client)]
+
+    class Vanishing:
+        def __getattr__(self, name: str) -> Any:
+            if acts:
+                acts.pop()()
+            return getattr(client.machine("s").reads, name)
+
+    monkeypatch.setattr(machine, "reads", Vanishing())
+    found = looking.restore("s", 13, dry_run=True)
+    assert not acts
+    assert (found.rows, found.added, found.retracted) == (expected.rows, expected.added, expected.retracted)
+    assert contents_of(found.sample) == contents_of(expected.sample)
+
+
+def vanish(client: persist.Client) -> None:
+    """Replace all batches, and delete what they were in."""
+    client.compact("s", policy=persist.Policy(weight=1e9))
+    for _ in range(3):
+        client.maintain("s")
+    assert client.census("s").garbage == 0
