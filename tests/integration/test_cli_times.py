@@ -102,7 +102,7 @@ def test_ago_is_reckoned_from_now(sh: Shell):
 
 TABLES = (
     "shards", "show orders", "show orders --batches", "census orders", "hold list orders", "log orders",
-    "maintain orders", "retention orders", "plan orders",
+    "maintain orders", "retention orders", "plan orders", "diff orders 1",
 )  # fmt: skip
 
 
@@ -117,8 +117,9 @@ def test_every_table_shows_moments_and_json_has_integers_and_says_the_clock(made
             assert "2026-11-22T1" in text, command
     assert "(can be read as of" in shown["show orders"]
     assert "7 days behind upper" in shown["census orders"]
-    assert "retention none → 7 days" in shown["log orders"]
-    for command in ("hold list orders", "set-retention orders", "plan orders"):
+    for command in ("log orders", "diff orders 1"):
+        assert "retention none → 7 days" in shown[command]
+    for command in ("hold list orders", "set-retention orders", "plan orders", "diff orders 1"):
         assert made.json(*command.split())["times"] == "ms", command
     assert made.json("set-retention", "orders")["retention"] == 604_800_000
     (census,) = made.json("census", "orders")["shards"]
