@@ -10,12 +10,14 @@ import typer
 from persist_lib.cli import units
 from persist_lib.cli.arguments import DryRun, Shard
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import jsonable
+from persist_lib.cli.values import clock, jsonable
 from persist_lib.cli.writing import schema_for
 from persist_lib.errors import InvalidUsage
+from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
+    from persist_lib.schema.schema import Schema
     from persist_lib.write.verbs import Changed
 
 Rows = Annotated[
@@ -69,7 +71,7 @@ def upsert(
         schema = schema_for(client, shard, file, key)
         with client.open_writer(shard, schema) as write:
             done = write.upsert(read_file(file, schema), dry_run=dry_run)
-        _answer(session, client, shard, done, dry_run)
+        _answer(session, client, shard, schema, done, dry_run)
 
 
 def delete(session: Session, shard: Shard, file: Keys, dry_run: DryRun = False) -> None:
@@ -88,21 +90,24 @@ def delete(session: Session, shard: Shard, file: Keys, dry_run: DryRun = False) 
         schema = schema_for(client, shard, None, None)
         with client.open_writer(shard, schema) as write:
             done = write.delete(read_file(file, Schema(schema.key)), dry_run=dry_run)
-        _answer(session, client, shard, done, dry_run)
+        _answer(session, client, shard, schema, done, dry_run)
 
 
-def _answer(session: Session, client: Client, shard: str, done: Changed, dry_run: bool) -> None:
+def _answer(session: Session, client: Client, shard: str, schema: Schema, done: Changed, dry_run: bool) -> None:
+    times = Times(schema.times, lambda: 0)
     cost = client.metrics().cost
     counts = {name: getattr(done, name) for name in COUNTS}
     what = ", ".join(f"{units.number(count)} {name}" for name, count in counts.items() if count) or "no keys"
     if dry_run:
         said = f"{shard}: would be {what} ({units.of(done.count, 'update')}); nothing was changed"
     elif done.time is None:
-        said = f"{shard}: {what}; nothing was written, upper is {done.upper}"
+        said = f"{shard}: {what}; nothing was written, upper is {times.show(done.upper)}"
     else:
         wrote = units.of(done.count, "update")
-        said = f"{shard} v{done.seqno}: {what}; {wrote} at time {done.time}, upper is {done.upper}"
+        said = (
+            f"{shard} v{done.seqno}: {what}; {wrote} at time {times.show(done.time)}, upper is {times.show(done.upper)}"
+        )
     value = {"shard": shard, "seqno": done.seqno, "upper": jsonable(done.upper), "time": done.time}
     value |= {"updates": done.count, **counts, "dry_run": dry_run, "token": done.token.hex(), "attempts": done.attempts}
-    session.answer({**value, "cost": jsonable(cost)}, said)
+    session.answer({**value, **clock(schema.times), "cost": jsonable(cost)}, said)
     session.note(units.spent(cost))

@@ -15,9 +15,10 @@ from persist_lib.cli import units
 from persist_lib.cli.arguments import Shards
 from persist_lib.cli.layout import Fitted
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import jsonable
+from persist_lib.cli.values import clock, jsonable
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
+from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
@@ -49,7 +50,7 @@ class Seen:
             "shard": self.shard, "seqno": self.version.seqno, "moved": self.moved, "since": jsonable(state.since),
             "upper": jsonable(state.upper), "lag": lag(state), "updates": state.count, "appended": self.appended,
             "appended_per_s": rate, "batches": len(state.trace), "debt": self.debt, "readers": len(state.readers),
-            "holds": len(state.holds), "finished": state.is_finished(),
+            "holds": len(state.holds), "finished": state.is_finished(), **clock(state.times),
         }  # fmt: skip
 
 
@@ -233,11 +234,11 @@ def line_of(seen: Seen, seconds: float) -> str:
 def _cells(seen: Seen, seconds: float) -> dict[str, str]:
     assert seen.version is not None  # noqa: S101 - for the type checker
     state, rate = seen.version.state, seen.value(seconds)["appended_per_s"]
-    behind = lag(state)
+    behind, times = lag(state), Times(state.times, lambda: 0)
     held = ((len(state.readers), "reader"), (len(state.holds), "hold"))
     return {
-        "version": f"v{seen.version.seqno}", "since": str(state.since), "upper": str(state.upper),
-        "lag": "-" if behind is None else units.number(behind), "updates": units.number(state.count),
+        "version": f"v{seen.version.seqno}", "since": times.show(state.since), "upper": times.show(state.upper),
+        "lag": "-" if behind is None else times.show_distance(behind), "updates": units.number(state.count),
         "new/s": "-" if rate is None else f"{rate:,.1f}", "batches": units.number(len(state.trace)),
         "debt": units.number(seen.debt) if seen.debt else "-",
         "held by": ", ".join(units.of(number, noun) for number, noun in held if number) or "nothing",

@@ -19,6 +19,7 @@ from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.refusals import refused
+from persist_lib.times import Unit, show_time
 from persist_lib.write.looking import Looking
 
 WHAT = {"unique": "each key has at most one row, once", "non_negative": "no row's multiplicity is below 0"}
@@ -41,16 +42,16 @@ def check_constraints(machine: Machine, updates: pa.Table, lower: Antichain, dea
     if version.state.upper != lower:
         return  # another writer was first, so that the commit is refused
     if (found := find_violation(schema, contents, relevant)) is not None:
-        raise violated(machine.shard, found)
+        raise violated(machine.shard, found, schema.times)
 
 
-def violated(shard: ShardId, found: Violation) -> ConstraintViolated:
+def violated(shard: ShardId, found: Violation, times: Unit | None) -> ConstraintViolated:
     """The error that names the constraint and the first few rows."""
     keys = "keys" if found.constraint == "unique" else "rows"
     return ConstraintViolated(
         f"shard {shard}: the schema says {found.constraint} ({WHAT[found.constraint]}), and after this append "
-        f"{found.breaks} {keys} would break that at time {found.time}, first {found.rows[:3]}. Nothing was written. "
-        f"Retract what the shard holds for these keys in the same append, or use upsert",
+        f"{found.breaks} {keys} would break that at time {show_time(found.time, times)}, first {found.rows[:3]}. "
+        f"Nothing was written. Retract what the shard holds for these keys in the same append, or use upsert",
         shard=shard, constraint=found.constraint, time=found.time, count=found.breaks, rows=found.rows,
     )  # fmt: skip
 
