@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from persist_lib import public
     from persist_lib.public import *  # noqa: F403 - what `__getattr__` finds
 
+    __version__: str
     __all__: list[str] = []
     __all__ += public.__all__
 
@@ -27,6 +28,10 @@ def __getattr__(name: str) -> object:
 
     Loading Arrow takes a second. `persist --help` and shell completion import this package and do not need Arrow.
     """
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - it takes a while, and few ask
+
+        return version("persist-lib")
     names = vars(import_module("persist_lib.public"))
     if name == "__all__" or name in names.get("__all__", ()):
         globals()[name] = names[name]

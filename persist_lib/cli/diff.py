@@ -13,13 +13,15 @@ from persist_lib.cli import log, units
 from persist_lib.cli.arguments import Shard
 from persist_lib.cli.layout import Fitted
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import batch_value, jsonable
+from persist_lib.cli.values import batch_value, clock, jsonable
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo, parse_shard_id
+from persist_lib.times import Times, Unit
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.compare import Comparison
     from persist_lib.core.state import State, Version
+    from persist_lib.frontier import Antichain
 
 VERSION = re.compile(r"v?([0-9]{1,18})")
 
@@ -63,15 +65,16 @@ def diff(
             for seqno in (first, last)
         )
     found = compare(before.state, after.state)
-    lines = list(_changes(found))
+    lines, times = list(_changes(found, after.state.times)), Times(after.state.times, lambda: 0)
     measures = _measures(before.state, after.state)
     table = Fitted(("", f"v{first}", f"v{last}"), frozenset((f"v{first}", f"v{last}")))
     for name, (was, now) in measures.items():
         if was != now:
-            table.add_row(name, _shown(was), _shown(now))
+            table.add_row(name, _shown(was, times), _shown(now, times))
     said = f"{shard}: v{first} and v{last} have the same state" if not lines else f"{shard} from v{first} to v{last}"
-    shown: list[RenderableType] = [table, *lines] if lines else []
-    session.answer({"shard": shard, **_value(before, after, found, measures), "changes": lines}, said, *shown)
+    shown: list[RenderableType] = [*([table] if table.row_count else []), *lines]
+    value = {"shard": shard, **clock(after.state.times), **_value(before, after, found, measures), "changes": lines}
+    session.answer(value, said, *shown)
 
 
 def _version(text: str, what: str) -> int:
@@ -86,17 +89,17 @@ def _measures(before: State, after: State) -> dict[str, tuple[Any, Any]]:
     return dict(zip(("since", "upper", "batches", "updates", "bytes"), zip(*values, strict=True), strict=True))
 
 
-def _shown(value: object) -> str:
-    return units.number(value) if isinstance(value, int) else str(value)
+def _shown(value: int | Antichain, times: Times) -> str:
+    return units.number(value) if isinstance(value, int) else times.show(value)
 
 
-def _changes(found: Comparison) -> Iterator[str]:
-    """What differs, a sentence each."""
+def _changes(found: Comparison, times: Unit | None) -> Iterator[str]:
+    """What differs, a sentence each. `times` is the clock of the shard."""
     from persist_lib.core.diff import StateDiff
 
     for edit in found.edits:
-        yield from log.changes(StateDiff(trace=edit))
-    yield from log.changes(found.terms)
+        yield from log.changes(StateDiff(trace=edit), times)
+    yield from log.changes(found.terms, times)
 
 
 def _value(before: Version, after: Version, found: Comparison, measures: dict[str, tuple[Any, Any]]) -> dict[str, Any]:

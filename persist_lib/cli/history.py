@@ -44,7 +44,8 @@ def set_hold(
     """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
 
     A hold has no lease: it stays until it is moved or released. With the fencing value, an owner notices that another
-    one has taken the hold over.
+    one has taken the hold over. History before all holds and readers is given up: so the first hold of a shard that
+    nobody reads also ends the history before it. Without --since, it keeps all.
 
     \b
     persist hold set orders audit-2026 --since 100

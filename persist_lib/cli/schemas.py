@@ -112,10 +112,11 @@ def create(
 
 
 def evolve(session: Session, shard: Shard, add: Added = None, dry_run: DryRun = False) -> None:
-    """Add value columns to a shard. Older updates have null in them; older programs go on as they are.
+    """Add value columns to a shard. Older updates have null in them.
 
     Columns are added at the end, and may be null. No column can be dropped, renamed or given another type. Doing it
-    again changes nothing.
+    again changes nothing. Programs with the older schema still append and read; their upserts and deletes are refused
+    until they have the new one.
 
     Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
     time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from persist_lib.cli import units
 from persist_lib.cli.arguments import Shards
 from persist_lib.cli.layout import Fitted
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import jsonable
+from persist_lib.cli.values import clock, jsonable
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
+from persist_lib.times import PER_SECOND, Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
@@ -49,7 +51,7 @@ class Seen:
             "shard": self.shard, "seqno": self.version.seqno, "moved": self.moved, "since": jsonable(state.since),
             "upper": jsonable(state.upper), "lag": lag(state), "updates": state.count, "appended": self.appended,
             "appended_per_s": rate, "batches": len(state.trace), "debt": self.debt, "readers": len(state.readers),
-            "holds": len(state.holds), "finished": state.is_finished(),
+            "holds": len(state.holds), "finished": state.is_finished(), **clock(state.times),
         }  # fmt: skip
 
 
@@ -196,7 +198,10 @@ class _Screen(AbstractContextManager[Draw | None]):
     def __init__(self, session: Session) -> None:
         from rich.live import Live  # loaded only when there is a terminal
 
-        self._live = Live(console=session.out, auto_refresh=False)
+        self._out = session.out
+        self._live = Live(console=self._out, auto_refresh=False)
+        self._looks = 0
+        self._moved: dict[str, int] = {}
 
     def __enter__(self) -> Draw:
         self._live.start()
@@ -206,8 +211,30 @@ class _Screen(AbstractContextManager[Draw | None]):
         self._live.stop()
 
     def _draw(self, found: Sequence[Seen], seconds: float) -> None:
+        self._looks += 1
+        if self._looks > 1:
+            self._moved.update((seen.shard, self._looks) for seen in found if seen.moved)
         if found:
-            self._live.update(table_of(found, seconds), refresh=True)
+            self._live.update(self._fitting(found, seconds), refresh=True)
+
+    def _fitting(self, found: Sequence[Seen], seconds: float) -> RenderableType:
+        """All shards; or as many as the terminal has lines for, first those that moved last, and how many there are."""
+        room = self._out.height - 1
+        first = sorted(found, key=lambda seen: (seen.version is not None, -self._moved.get(seen.shard, 0)))
+        number = min(len(found), max(room, 1))
+        while True:
+            names = {seen.shard for seen in first[:number]}
+            table = table_of([seen for seen in found if seen.shard in names], seconds)
+            is_cut = number < len(found)
+            said = (
+                f"{number:,} of {len(found):,} shards: those that moved last. Name shards to watch these"
+                if is_cut
+                else ""
+            )
+            lines = len(self._out.render_lines(table, pad=False)) + is_cut
+            if lines <= room or number == 1:
+                return Group(table, Text(said, "dim", no_wrap=True, overflow="ellipsis")) if is_cut else table
+            number = max(1, min(number - 1, number * room // lines))
 
 
 def table_of(found: Sequence[Seen], seconds: float) -> Fitted:
@@ -230,14 +257,21 @@ def line_of(seen: Seen, seconds: float) -> str:
     return f"{seen.shard} " + "  ".join(f"{name} {cell}" for name, cell in _cells(seen, seconds).items())
 
 
+def _length(behind: int, state: State) -> str:
+    """How many times since is behind upper; of a clock how long, and `all` if nothing was given up."""
+    if state.times is None:
+        return units.number(behind)
+    return units.duration(behind * 1_000 // PER_SECOND[state.times]) if state.since.time else "all"
+
+
 def _cells(seen: Seen, seconds: float) -> dict[str, str]:
     assert seen.version is not None  # noqa: S101 - for the type checker
     state, rate = seen.version.state, seen.value(seconds)["appended_per_s"]
-    behind = lag(state)
+    behind, times = lag(state), Times(state.times, lambda: 0)
     held = ((len(state.readers), "reader"), (len(state.holds), "hold"))
     return {
-        "version": f"v{seen.version.seqno}", "since": str(state.since), "upper": str(state.upper),
-        "lag": "-" if behind is None else units.number(behind), "updates": units.number(state.count),
+        "version": f"v{seen.version.seqno}", "since": times.show(state.since), "upper": times.show(state.upper),
+        "lag": "-" if behind is None else _length(behind, state), "updates": units.number(state.count),
         "new/s": "-" if rate is None else f"{rate:,.1f}", "batches": units.number(len(state.trace)),
         "debt": units.number(seen.debt) if seen.debt else "-",
         "held by": ", ".join(units.of(number, noun) for number, noun in held if number) or "nothing",

@@ -261,6 +261,6 @@ def _extra(schema: Schema, names: Sequence[object], row: int | None) -> SchemaMi
     meant = did_you_mean(names[0], schema.names)
     return SchemaMismatch(
         f"columns {shown(list(names))}{where} are not in the schema {schema}. {meant}Drop them, or evolve the "
-        "schema: it may gain nullable value columns",
+        "schema (it may gain nullable value columns) and open the shard again with it",
         problem="extra column", column=names[0], row=row, found=list(names), expected=schema.updates.names,
     )  # fmt: skip

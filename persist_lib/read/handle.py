@@ -328,10 +328,12 @@ class ReadHandle(Leased):
             if is_there(state):
                 return state
             if deadline.has_passed():
+                is_clock = self.schema.times is not None
+                hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
                 raise TimedOut(
                     f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass "
                     f"{self._times().show(target)}, and it is {self.schema.show(state.upper)}. Nothing is lost; wait "
-                    "longer, or ask for an earlier time",
+                    f"longer, or ask for an earlier time{hint}",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
             patience.pause(version.seqno)

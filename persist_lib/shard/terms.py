@@ -41,6 +41,8 @@ class Terms(ABC):
     ) -> None:
         """Create or move the hold with the name `hold`: it keeps history from `since` on, durably and without a lease.
 
+        History before all holds and readers is given up: the first hold of a shard without readers also ends it there.
+
         `opaque` (at most 4096 bytes) is the hold's fencing value from now on. `expected` is the fencing value that it
         must have now (None: the hold must not exist yet); "any" does not check. Raises HoldConflict when it has another
         value, and SinceViolation when `since` is before the hold's own, or is history that is given up already.

@@ -102,7 +102,8 @@ def test_ago_is_reckoned_from_now(sh: Shell):
 
 TABLES = (
     "shards", "show orders", "show orders --batches", "census orders", "hold list orders", "log orders",
-    "maintain orders", "retention orders", "plan orders",
+    "maintain orders", "retention orders", "plan orders", "diff orders 1",
+    "watch orders --count 1",
 )  # fmt: skip
 
 
@@ -117,8 +118,9 @@ def test_every_table_shows_moments_and_json_has_integers_and_says_the_clock(made
             assert "2026-11-22T1" in text, command
     assert "(can be read as of" in shown["show orders"]
     assert "7 days behind upper" in shown["census orders"]
-    assert "retention none → 7 days" in shown["log orders"]
-    for command in ("hold list orders", "set-retention orders", "plan orders"):
+    for command in ("log orders", "diff orders 1"):
+        assert "retention none → 7 days" in shown[command]
+    for command in ("hold list orders", "set-retention orders", "plan orders", "diff orders 1"):
         assert made.json(*command.split())["times"] == "ms", command
     assert made.json("set-retention", "orders")["retention"] == 604_800_000
     (census,) = made.json("census", "orders")["shards"]
@@ -171,6 +173,14 @@ def test_the_outcome_of_an_append_is_asked_by_its_moments(made: Shell, tmp_path:
     assert said.startswith("orders: committed: ")
     never = made("outcome", "orders", "00ff", "--lower", "2026-11-22T15:00Z", "--upper", "2026-11-22T15:30Z")
     assert "never: upper is [2026-11-22T16:00:00Z]" in never
+
+
+def test_what_is_written_by_key_is_told_at_a_moment(made: Shell, tmp_path: Path):
+    file = tmp_path / "rows.csv"
+    file.write_text("id,state\n0,s0\n7,new\n")
+    moment = r"\d{4}-\d\d-\d\dT[\d:.]+Z"
+    assert re.search(rf"1 update at time {moment}, upper is \[{moment}\]\n", made("upsert", "orders", file))
+    assert re.search(rf"nothing was written, upper is \[{moment}\]\n", made("upsert", "orders", file))
 
 
 def test_a_wrong_frontier_makes_no_location(sh: Shell, tmp_path: Path):

@@ -1,6 +1,6 @@
 """The code is written for every Python that the metadata names.
 
-Only one is on this machine, so this is no proof: mypy knows what each release of Python has and has no more, and each
+Tests run on one of them, so this is no proof: mypy knows what each release of Python has and has no more, and each
 package says which it is for.
 """
 

@@ -194,6 +194,30 @@ def test_in_a_terminal_the_table_is_redrawn_in_place_and_the_cursor_comes_back(h
     assert "Traceback" not in text
 
 
+def test_what_does_not_fit_the_terminal_is_counted_and_what_moves_is_shown(here: Path) -> None:
+    with persist.open(f"file:{here}/data") as client:
+        for number in range(40):
+            client.open_writer(f"many-{number:02}", SCHEMA).compare_and_append([{"id": 1}], 0, 1)
+    ours, theirs = pty.openpty()
+    process = started(here, "--every", "0.1", stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        text = _read_until(ours, b"of 43 shards")
+        assert "many-39" not in text
+        with persist.open(f"file:{here}/data") as client:
+            client.open_writer("many-39", SCHEMA).compare_and_append([{"id": 1, "_time": 4}] * 7, 1, 5)
+        text = _read_until(ours, b"many-39")
+        process.send_signal(signal.SIGINT)
+        text += _read_until(ours, b"interrupted")
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+        os.close(ours)
+    last = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text[text.rindex("version") :])
+    assert last.count("\n") < 30, last
+    assert "many-39" in last
+
+
 def _read_until(terminal: int, wanted: bytes) -> str:
     text, end = b"", time.monotonic() + 60
     while wanted not in text:

@@ -33,6 +33,12 @@ def place(tmp_path_factory) -> Iterator[Place]:
     made.close()
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch) -> None:
+    """Plain text is a location too: a folder, which is made. Not here."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("what", LEGAL)
 def test_a_wrong_argument_is_a_typed_error_and_changes_nothing(what: str, place: Place):
     arguments, kinds = LEGAL[what]

@@ -9,7 +9,7 @@ from persist_lib.core.duties import NAMES
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.expiry import LONGEST_LEASE_MS, plan_expiry
 from persist_lib.core.plan.look import BY_MARK, BY_STATE, Look, leases_until, look_at, settings_of
-from persist_lib.core.state import Batch, Garbage, Hold, Reader, Rollup, State, Version, Writer
+from persist_lib.core.state import Batch, Garbage, Hold, Part, Reader, Rollup, State, Version, Writer
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 
@@ -122,3 +122,11 @@ def test_a_look_of_other_settings_is_another_one() -> None:
     ]
     assert len({settings_of(*one) for one in settings}) == len(settings)
     assert settings_of(Policy(part_bytes=5), 128) == settings_of(Policy(), 128), "it does not say what is due"
+
+
+def test_what_a_call_answers_is_shown_without_the_bytes_of_rows():
+    part = Part(PartKey(""), 408, 1, bytes(16), b"\x01", b"\x01", 0, 0, 0, inline=bytes(1234))
+    assert repr(part) == "Part(1,234 B inline, size=408, rows=1)"
+    assert repr(msgspec.structs.replace(part, key=PartKey("s/w/p.parquet"), inline=None)).startswith(
+        "Part(s/w/p.parquet"
+    )

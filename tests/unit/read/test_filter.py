@@ -143,6 +143,14 @@ def test_what_is_no_filter_on_the_columns_is_refused_at_once(world: World, wrong
     assert world.count("get", "get_range") == 0
 
 
+@pytest.mark.parametrize("wrong", [pc.field("price") > 5000, pc.field("due") == "2026-01-01", pc.field("id") == "x"])
+def test_a_comparison_with_another_type_says_to_use_the_columns_own(world: World, wrong: Any) -> None:
+    schema = persist.Schema({"id": "int64"}, {"price": "decimal128(12, 2)", "due": "date32"})
+    _, read = world.client().open_shard("typed", schema)
+    with pytest.raises(InvalidUsage, match=r"Compare a column with a value of its own type, as in .*Decimal"):
+        read.snapshot(0, filter=wrong)
+
+
 def test_constant_filters_are_filters(world: World) -> None:
     client = world.client(TINY)
     model = filled(client)

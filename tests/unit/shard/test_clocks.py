@@ -116,6 +116,18 @@ def test_contents_as_of_a_moment_have_what_happened_at_it(client):
     assert repr(read.snapshot("2026-11-22T12:00Z")) == "Snapshot('s', as_of=2026-11-22T12:00:00Z)"
 
 
+def test_a_wait_for_a_moment_says_how_to_tell_that_nothing_came(client):
+    write, read = client.open_shard("s", CLOCK)
+    with pytest.raises(TimedOut, match=r"nothing came since then, write\.advance_upper\(\"now\"\) says so"):
+        read.snapshot("now", timeout=0)
+    upper = write.advance_upper("now").upper
+    assert upper.time is not None
+    read.snapshot(upper.time - 1, timeout=0)
+    _, plain = client.open_shard("plain", persist.Schema({"id": "int64"}))
+    with pytest.raises(TimedOut, match=r"wait longer, or ask for an earlier time$"):
+        plain.snapshot(5, timeout=0)
+
+
 def test_what_listen_yields_goes_into_another_shard_unchanged(client):
     write, read = client.open_shard("s", CLOCK)
     rows = [{"id": n, "w": "a", "_time": START + n} for n in range(100)]

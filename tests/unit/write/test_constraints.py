@@ -57,6 +57,13 @@ def test_a_second_row_of_a_key_is_refused_at_every_door(world: World, door: str,
     assert contents(world) == {(1, "second"): 1, (2, "b"): 1, (3, "new"): 1}
 
 
+def test_of_a_clock_the_moment_is_told(world: World) -> None:
+    write = world.client().open_writer("s", persist.Schema(KEY, VALUE, unique=True, times="ms"))
+    with pytest.raises(ConstraintViolated, match=r"break that at time 1970-01-01T00:00:00.005Z, first") as told:
+        write.compare_and_append([row(1, "a", 5), row(1, "b", 5)], 0, 6)
+    assert told.value.time == 5
+
+
 def test_a_multiplicity_below_zero_is_refused(world: World) -> None:
     write = world.client().open_writer("s", SIGNED)
     write.compare_and_append([row(1, "a", diff=2), row(1, "b")], 0, 1)

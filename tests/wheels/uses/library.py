@@ -1,5 +1,6 @@
 """Without an extra: write, read, the command; and what a missing extra says."""
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import persist_lib as persist
 
 folder = Path(sys.argv[1])
+assert persist.__version__ == importlib.metadata.version("persist-lib")
 
 
 def refusal(call: Callable[[], object]) -> str:
