@@ -48,6 +48,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     inline: bytes | None = None
     earliest: int = 0
 
+    def __repr__(self) -> str:
+        where = self.key or f"{len(self.inline or b''):,} B inline"
+        return f"Part({where}, size={self.size}, rows={self.rows})"
+
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Updates with times in `[lower, upper)`, exact for every as_of at or beyond `since`.

@@ -24,6 +24,9 @@ from persist_lib.schema.schema import DIFF, TIME
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _EXAMPLE = 'pyarrow.compute.field("cents") > 100'
+_OWN_TYPE = (
+    'Compare a column with a value of its own type, as in field("price") > Decimal("5.00") or == date(2026, 1, 31)'
+)
 _ANY = pa.table({"": pa.nulls(1, pa.int8())})  # SUBTLE: no list, for which pyarrow would import pandas
 
 
@@ -168,6 +171,8 @@ def _no_filter(expression: pc.Expression, columns: pa.Schema, error: str) -> Inv
     hint = ""
     if f"Name({DIFF})" in error or f"Name({TIME})" in error:
         hint = f". {DIFF} and {TIME} are no columns of the data: filter the table that comes out by them"
+    elif "no kernel matching input types" in error or "Precision is not great enough" in error:
+        hint = f". {_OWN_TYPE}"
     return InvalidUsage(
         f"the filter {_text(expression)} is none on the columns {', '.join(map(_typed, columns))}: {reason}{hint}",
         argument="filter", columns=columns.names,
