@@ -16,12 +16,12 @@ import pyarrow as pa
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import State
-from persist_lib.errors import DiffOverflow, InvalidUsage, TimedOut, UpperMismatch
+from persist_lib.errors import DiffOverflow, InvalidUsage, Missing, TimedOut, UpperMismatch
 from persist_lib.frontier import MAX_TIME, at
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.read import contents
-from persist_lib.read.handle import ReadHandle
+from persist_lib.read.handle import ReadHandle, Reading
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME_FIELD, Schema
@@ -88,25 +88,43 @@ def restore(
             if state.schemas[-1] != read.schema:
                 continue  # it has evolved since: what is in new columns has to be taken back too
             _check(read.schema, read.shard, to, state, writes=open_writer is not None)
-            counting = _Counting(read.schema)
-            tables = counting.over(_difference(read, state, to))
-            first = next(tables, None)
-            appended = None
-            if first is not None and open_writer is not None:
-                try:
-                    appended = _append(open_writer, read.schema, chain([first], tables), state, deadline)
-                except UpperMismatch as error:
-                    if deadline.has_passed():
-                        raise _timed_out(read.shard, deadline) from error
-                    continue
-            else:
-                for _ in tables:
-                    pass
-            reading.release()
-            return Restored(
-                to, state.upper.time, counting.rows, counting.added, counting.retracted,
-                counting.sample.combine_chunks(), appended,
-            )  # fmt: skip
+            try:
+                return _restore(read, reading, open_writer, to, deadline)
+            except Missing as missing:
+                read.look_again(reading, to, missing)  # where blobs may vanish, it goes on from a newer state
+            except _Overtaken as error:
+                if deadline.has_passed():
+                    raise _timed_out(read.shard, deadline) from error
+
+
+class _Overtaken(Exception):
+    """Another append was first."""
+
+
+def _restore(
+    read: ReadHandle,
+    reading: Reading,
+    open_writer: Callable[[Schema], WriteHandle] | None,
+    to: int,
+    deadline: Deadline,
+) -> Restored:
+    state, counting = reading.version.state, _Counting(read.schema)
+    tables = counting.over(_difference(read, state, to))
+    first = next(tables, None)
+    appended = None
+    if first is not None and open_writer is not None:
+        try:
+            appended = _append(open_writer, read.schema, chain([first], tables), state, deadline)
+        except UpperMismatch as error:
+            raise _Overtaken from error
+    else:
+        for _ in tables:
+            pass
+    reading.release()
+    return Restored(
+        to, state.upper.time, counting.rows, counting.added, counting.retracted, counting.sample.combine_chunks(),
+        appended,
+    )  # fmt: skip
 
 
 def _append(
