@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench docs docs-serve wheels lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ docs: $(SITE) ## the site of the documents in build/site: pages, API and CLI ref
 
 docs-serve: $(SITE) ## the same on a local port, rebuilt at each change: PORT=8000
 	$(MKDOCS) serve --dev-addr 127.0.0.1:$(or $(PORT),8000)
+
+pythons: $(PROJECT) ## the fast tests on other Pythons: PYTHONS="python3.12 /path/to/python3.13"
+	scripts/pythons $(or $(PYTHONS),python3.12 python3.13)
 
 wheels: $(PROJECT) ## both distributions as wheels and sdists in dist/: persist-lib, and persist-pipeline with jobs and orchestration
 	rm -rf dist && scripts/wheels dist && ls dist/*

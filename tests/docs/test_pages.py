@@ -102,6 +102,10 @@ def test_the_snippets_of_a_page_run_and_answer_what_it_says(name: str, programs:
     assert done.returncode == 0, done.stderr[-6000:]
 
 
+def test_no_page_is_empty() -> None:
+    assert [path.name for path in DOCS.rglob("*.md") if len(path.read_text()) < 500] == []
+
+
 def test_pages_that_are_run_elsewhere_are_there() -> None:
     for name in [*ELSEWHERE, *PREPARATIONS]:
         assert blocks_of((built.ROOT / name).read_text()), name
