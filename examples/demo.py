@@ -192,13 +192,14 @@ def summary(clock: Clock, place: Place, output: Path, commits: int) -> None:
     columns = "seconds", "requests", "read", "written", "dollars"
     table = plain_table("where the time and the money went", *columns, right=columns)
     all_of_it = (
-        "[bold]all[/bold]",
+        "all",
         sum(seconds for _, seconds, _ in clock.phases),
         sum((c for *_, c in clock.phases), Cost()),
     )
     for name, seconds, cost in (*clock.phases, all_of_it):
         spent = size(cost.bytes_read), size(cost.bytes_written), dollars(cost.dollars)
-        table.add_row(name, f"{seconds:.1f}", f"{cost.requests:,}", *spent)
+        style = "bold" if name == "all" else None
+        table.add_row(name, f"{seconds:.1f}", f"{cost.requests:,}", *spent, style=style)
     screen.print(table)
     table = plain_table("where the bytes went", "objects", "bytes", right=("objects", "bytes"))
     with place.open(read_only=True) as client:

@@ -47,6 +47,7 @@ def test_the_demo_shows_everything_and_ends_well(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "26 of 26 asset checks passed" in done.stdout
+    assert re.search(r"^ all  ", done.stdout, re.MULTILINE), "the last line of what it cost, without markup"
     assert done.stdout.count("✓ 20 states of the order book equal the generator's") == 2
     assert "orphans 1" in done.stdout
     assert ("Spark" in done.stderr) == (
