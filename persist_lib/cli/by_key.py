@@ -9,6 +9,7 @@ import typer
 
 from persist_lib.cli import units
 from persist_lib.cli.arguments import DryRun, Shard
+from persist_lib.cli.schemas import Clock, Unique
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
 from persist_lib.cli.writing import schema_for
@@ -50,6 +51,8 @@ def upsert(
             metavar="A,B", help="With --create: the key columns; the others are the value.", show_default=False
         ),
     ] = None,
+    times: Clock = None,
+    unique: Unique = False,
 ) -> None:
     """Make each row of a file the one row of its key, at the next time. Rows of other keys stay as they are.
 
@@ -60,15 +63,18 @@ def upsert(
     \b
     persist upsert customers today.csv --dry-run      how many rows are new, changed or unchanged
     persist upsert customers today.csv
+    persist upsert customers today.csv --create --key id --times ms --unique
     """
     if create != (key is not None):
         raise InvalidUsage("--create needs --key with the key columns, and --key is only for --create")
+    if (times is not None or unique) and not create:
+        raise InvalidUsage("--times and --unique are only for --create: they cannot be changed later")
     if create and dry_run:
         raise InvalidUsage("--dry-run changes nothing, so it goes without --create: all rows of a new shard are new")
     with session.open(read_only=False, create=create) as client:
         from persist_lib.cli.inputs import read_file
 
-        schema = schema_for(client, shard, file, key)
+        schema = schema_for(client, shard, file, key, times, unique=unique)
         with client.open_writer(shard, schema) as write:
             done = write.upsert(read_file(file, schema), dry_run=dry_run)
         _answer(session, client, shard, schema, done, dry_run)

@@ -43,7 +43,7 @@ def read_file(path: Path, schema: Schema | None, times: Unit | None = None) -> I
 _INTEGERS = f". The column {TIME}, if there is one, holds integers, as the shard's times are no clock (--times)"
 
 
-def infer_schema(path: Path, key: list[str], times: Unit | None = None) -> Schema:
+def infer_schema(path: Path, key: list[str], times: Unit | None = None, *, unique: bool = False) -> Schema:
     """The schema of a file: the columns in `key` are the key; the others, except `_time` and `_diff`, are the value."""
     first = next(read_file(path, None, times), None)
     if first is None:
@@ -53,7 +53,7 @@ def infer_schema(path: Path, key: list[str], times: Unit | None = None) -> Schem
         raise InvalidUsage(f"{path} has no columns {missing}. {meant}It has {first.column_names}", key=key)
     types = {field.name: field.type for field in first.schema if field.name not in (TIME, DIFF)}
     value = {name: type_ for name, type_ in types.items() if name not in key}
-    return Schema(key={name: types[name] for name in key}, value=value, times=times)
+    return Schema(key={name: types[name] for name in key}, value=value, times=times, unique=unique)
 
 
 Types = Mapping[str, pa.DataType]

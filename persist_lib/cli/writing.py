@@ -101,7 +101,9 @@ def append(
     session.note(units.spent(cost))
 
 
-def schema_for(client: Client, shard: str, file: Path | None, key: str | None, times: Unit | None = None) -> Schema:
+def schema_for(
+    client: Client, shard: str, file: Path | None, key: str | None, times: Unit | None = None, *, unique: bool = False
+) -> Schema:
     """The shard's newest schema, or the schema of the file if the shard is to be created."""
     from persist_lib.cli.inputs import infer_schema
 
@@ -112,7 +114,7 @@ def schema_for(client: Client, shard: str, file: Path | None, key: str | None, t
             raise
         if file is None:
             raise InvalidUsage("to create a shard, give a file: its columns are the schema") from None
-        return infer_schema(file, [name.strip() for name in key.split(",")], times)
+        return infer_schema(file, [name.strip() for name in key.split(",")], times, unique=unique)
 
 
 def _read(file: Path, schema: Schema) -> object:

@@ -251,6 +251,15 @@ def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
         assert sh.json("upsert", "orders", again)["unchanged"] == 2
 
 
+def test_a_shard_that_an_upsert_creates_may_have_a_clock_and_one_row_a_key(sh: Shell, tmp_path: Path):
+    file = tmp_path / "people.csv"
+    file.write_text("id,name\n1,Ada\n")
+    sh.json("upsert", "people", file, "--create", "--key", "id", "--times", "ms", "--unique")
+    with persist.open(f"file:{sh.root}") as client:
+        schema = client.inspect("people").state.schemas[-1]
+    assert (schema.times, schema.unique) == ("ms", True)
+
+
 def test_an_upsert_or_delete_that_cannot_be_done_says_why_and_changes_nothing(tmp_path: Path):
     sh = Shell(tmp_path / "data")
     file = tmp_path / "rows.csv"
@@ -262,6 +271,7 @@ def test_an_upsert_or_delete_that_cannot_be_done_says_why_and_changes_nothing(tm
     assert "different rows for [{'order_id': 1}]" in sh.fails(2, "upsert", "orders", file)
     assert "not in the schema" in sh.fails(2, "delete", "orders", file)
     assert "--create needs --key" in sh.fails(2, "upsert", "orders", file, "--create")
+    assert "only for --create" in sh.fails(2, "upsert", "orders", file, "--unique")
     assert "without --create" in sh.fails(2, "upsert", "orders", file, "--create", "--key", "order_id", "--dry-run")
     file.write_text("order_id,state\n1,placed\n")
     refused = sh.fails(1, "append", "orders", file, "--lower", 1, "--upper", 2)
