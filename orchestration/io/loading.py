@@ -20,6 +20,7 @@ from persist_lib.client import Client
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch, SinceViolation
 from persist_lib.frontier import Antichain, at
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import Model, is_model, rebuild
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.times import Times
@@ -213,7 +214,7 @@ def repeated(contents: pa.Table) -> pa.Table:
 
 
 def _table(schema: Schema, batches: Batches) -> pa.Table:
-    return pa.concat_tables([schema.data.empty_table(), *batches])
+    return pa.concat_tables([empty_table(schema.data), *batches])
 
 
 def _reader(schema: Schema, batches: Batches) -> pa.RecordBatchReader:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from persist_lib.arguments import shown
 from persist_lib.convert.updates import iter_updates
 from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import is_instance, is_model, values_of
 from persist_lib.schema.schema import RESERVED, TIME, Column, Schema
 from persist_lib.schema.types import format_type
@@ -101,7 +102,7 @@ def converted(schema: Schema, given: Given, time: int | None, clock_ms: Callable
     """The rows as updates, in exactly the schema's columns: at `time`, or at their own times where they have some."""
     times = Times(schema.times, clock_ms)
     tables = list(iter_updates(schema, given.data if given.names else [], time=time, times=times))
-    return pa.concat_tables([schema.updates.empty_table(), *tables])
+    return pa.concat_tables([empty_table(schema.updates), *tables])
 
 
 def _take_rows(rows: list[Any]) -> Given:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import native, shown
-from persist_lib.convert.codecs import canonical_column, canonical_json
+from persist_lib.convert.codecs import canonical_column, canonical_json, exact_json
 from persist_lib.convert.updates import iter_updates
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.empty import empty_table
@@ -163,18 +163,8 @@ def _as_key(schema: Schema, item: Any, index: int) -> dict[str, object]:
     else:
         found = {names[0]: native(item)}
     if schema.codec == "json":
-        return {name: _json(value, name, index) for name, value in found.items()}
+        return {name: exact_json(canonical_json, value, name, index, "key") for name, value in found.items()}
     return found
-
-
-def _json(value: object, name: str, index: int) -> str:
-    try:
-        return canonical_json(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidUsage(
-            f"column {name!r} holds JSON, and {shown(value)} of key {index} has no exact JSON text: {error}",
-            problem="json", column=name, row=index, value=value,
-        ) from error  # fmt: skip
 
 
 def _wrong_length(schema: Schema, item: object, index: int) -> InvalidUsage:

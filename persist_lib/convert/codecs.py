@@ -70,7 +70,7 @@ def parse_json(text: str) -> Any:
 def canonical_column(column: pa.ChunkedArray, name: str, first_row: int) -> pa.ChunkedArray:
     """A column of JSON texts with each text canonical."""
     texts = [
-        None if text is None else _json(_canonical, text, name, row)
+        None if text is None else exact_json(_canonical, text, name, row)
         for row, text in enumerate(column.to_pylist(), first_row)
     ]
     return pa.chunked_array([pa.array(texts, pa.string())])
@@ -115,7 +115,7 @@ def _encode_side(schema: Schema, side: int, value: Any, index: int) -> dict[str,
     what = ("key", "value")[side]
     columns: tuple[Column, ...] = (schema.key, schema.value)[side]
     if schema.codec == "json":
-        return {what: _json(canonical_json, value, what, index)}
+        return {what: exact_json(canonical_json, value, what, index)}
     if schema.codec == "bytes":
         return {what: value}
     if value is None and not columns:
@@ -145,15 +145,16 @@ def _named(found: Mapping[str, Any], columns: tuple[Column, ...], what: str, ind
 
 def _json_sides(row: Mapping[str, Any], index: int) -> dict[str, str]:
     sides = [side for side in ("key", "value") if side in row]
-    return {side: _json(canonical_json, row[side], side, index) for side in sides}
+    return {side: exact_json(canonical_json, row[side], side, index) for side in sides}
 
 
-def _json(encode: Callable[[Any], str], value: object, column: str, row: int) -> str:
+def exact_json(encode: Callable[[Any], str], value: object, column: str, row: int, what: str = "row") -> str:
+    """The text of a JSON value. Raises InvalidUsage, which names the column, and `what` number `row` it is in."""
     try:
         return encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidUsage(
-            f"column {column!r} holds JSON, and {shown(value)} of row {row} has no exact JSON text: {error}",
+            f"column {column!r} holds JSON, and {shown(value)} of {what} {row} has no exact JSON text: {error}",
             problem="json", column=column, row=row, value=value,
         ) from error  # fmt: skip
 
@@ -195,7 +196,7 @@ def decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
         return [None] * table.num_rows
     if schema.codec == "json":
         texts = table.column(columns[0].name).to_pylist()
-        return [_json(parse_json, text, columns[0].name, row) for row, text in enumerate(texts)]
+        return [exact_json(parse_json, text, columns[0].name, row) for row, text in enumerate(texts)]
     if schema.codec == "bytes":
         return table.column(columns[0].name).to_pylist()
     rows = table.select([column.name for column in columns]).to_pylist()

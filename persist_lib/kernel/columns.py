@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.schema.schema import TIME_FIELD
+
 U64 = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -76,6 +78,12 @@ def array_of(values: npt.NDArray[Any]) -> pa.Array:
     """
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def at_time(contents: pa.Table, time: int) -> pa.Table:
+    """Rows of `schema.contents`, or of a projection of it, as updates at one time."""
+    times = array_of(np.full(contents.num_rows, time, np.uint64))
+    return contents.add_column(contents.num_columns - 1, TIME_FIELD, times)
 
 
 def integers(column: pa.Array | pa.ChunkedArray, null: int = 0) -> npt.NDArray[Any]:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.columns import Flags, Rows, array_of, integers, joined
+from persist_lib.kernel.columns import Flags, Rows, at_time, integers, joined
 from persist_lib.kernel.consolidate import I64_MAX, consolidate
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import adjacent_ties, columns_in_order, take
-from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema
+from persist_lib.schema.schema import DIFF, TIME, Schema
 
 NAMED = 10
 """Rows of a violation that an error names."""
@@ -47,8 +47,7 @@ def find_violation(schema: Schema, old: pa.Table, updates: pa.Table) -> Violatio
     if not updates.num_rows:
         return None
     # Nothing is before time 0, so the contents can have that time: they come before all updates of their data.
-    zeros = array_of(np.zeros(old.num_rows, np.uint64))
-    both = consolidate(schema, pa.concat_tables([old.add_column(old.num_columns - 1, TIME_FIELD, zeros), updates]))
+    both = consolidate(schema, pa.concat_tables([at_time(old, 0), updates]))
     times = integers(both.column(TIME))
     first = _first_bad_times(schema, both, times)
     if not first:

@@ -20,7 +20,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.read.doors import Doors
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.runs import Stored, inputs_of, overlapping
+from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
 
 if TYPE_CHECKING:
     from persist_lib.read.handle import ReadHandle, Reading
@@ -122,8 +122,7 @@ class Changes(Doors):
         lower = 0 if self.from_ is None else self.from_ + 1
         batches = (b for b in state.trace if b.count and b.lower.is_before(self.to))
         inputs = overlapping(inputs_of(batches, lower, None if self.to == MAX_TIME else self.to + 1), None, None)
-        newest = max((part.schema for run in inputs for part in run.parts), default=0)
-        written = max(schema, state.schemas[newest], key=state.schemas.index)
+        written = newest_schema(schema, state.schemas, inputs)
         stored = Stored(machine.reads, machine.shard, state.schemas, written, where=where)
         merged = merge_runs(stored.streams(inputs), written, merge_bytes=machine.config.merge_bytes)
         if written == schema:

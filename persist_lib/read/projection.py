@@ -22,14 +22,14 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Part
 from persist_lib.errors import DiffOverflow, DiskFull
 from persist_lib.format.predicate import Where
-from persist_lib.kernel.columns import array_of, integers
+from persist_lib.kernel.columns import at_time, integers
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, consolidate
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import COPIES, Run, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.read import contents
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import DIFF, TIME_FIELD, Column, Schema
+from persist_lib.schema.schema import DIFF, Column, Schema
 from persist_lib.shard.gathering import MOST_BYTES, pieces
 from persist_lib.shard.runs import Stored, read_part
 
@@ -272,7 +272,7 @@ class _Sums:
             yield from pieces(consolidate(self._schema, table))
             return
         self._settle()
-        runs: list[Run] = [*map(_stored_run, self._spilled), map(_timed, pieces(self._held[0]))]
+        runs: list[Run] = [*map(_stored_run, self._spilled), (at_time(piece, 0) for piece in pieces(self._held[0]))]
         yield from merge_contents(runs, self._schema, merge_bytes=merge_bytes)
 
     def __enter__(self) -> Self:
@@ -309,10 +309,4 @@ class _Sums:
 def _stored_run(file: IO[bytes]) -> Run:
     with pa.ipc.open_stream(file) as reader:
         for batch in reader:
-            yield _timed(pa.Table.from_batches([batch]))
-
-
-def _timed(table: pa.Table) -> pa.Table:
-    """The rows as updates at one time, as merging takes them."""
-    zeros = array_of(np.zeros(table.num_rows, np.uint64))
-    return table.add_column(table.num_columns - 1, TIME_FIELD, zeros)
+            yield at_time(pa.Table.from_batches([batch]), 0)

@@ -38,7 +38,7 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.gathering import pieces
 from persist_lib.shard.lookup import holding
-from persist_lib.shard.runs import Stored, boundaries, inputs_of, overlapping
+from persist_lib.shard.runs import Stored, boundaries, inputs_of, newest_schema, overlapping
 
 if TYPE_CHECKING:
     from persist_lib.read.handle import ReadHandle, Reading
@@ -159,8 +159,7 @@ class Split(msgspec.Struct, frozen=True):
 
         Columns that the reader does not have are dropped after that, and rows that are equal then are added up.
         """
-        newest = max((part.schema for run in self.inputs for part in run.parts), default=0)
-        return max(self.schema, self.schemas[newest], key=self.schemas.index)
+        return newest_schema(self.schema, self.schemas, self.inputs)
 
     def is_contents(self) -> bool:
         """Whether the parts as stored are the contents. It does not look whether a sum in them was split."""

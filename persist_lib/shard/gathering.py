@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.format.digest import CHUNK
-from persist_lib.kernel.columns import array_of, integers, joined
+from persist_lib.kernel.columns import array_of, at_time, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.shard.runs import Stored, read_part
@@ -60,9 +60,7 @@ def gather_contents(stored: Stored, inputs: Sequence[TaskInput], limit_bytes: in
     found = _gather(stored, inputs, limit_bytes, pool, None, times=False)
     if found.table is None:
         return found
-    at = found.table.num_columns - 1
-    zeros = array_of(np.zeros(found.table.num_rows, np.uint64))
-    return found._replace(table=found.table.add_column(at, TIME_FIELD, zeros))
+    return found._replace(table=at_time(found.table, 0))
 
 
 def _gather(

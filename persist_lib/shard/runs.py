@@ -53,6 +53,12 @@ def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper:
     return kept
 
 
+def newest_schema(schema: Schema, schemas: Sequence[Schema], inputs: Iterable[TaskInput]) -> Schema:
+    """The reader's schema, or the newest of the parts if that is newer. `schemas` are the shard's, oldest first."""
+    newest = max((part.schema for run in inputs for part in run.parts), default=0)
+    return max(schema, schemas[newest], key=schemas.index)
+
+
 def open_runs(
     blob: Blob,
     shard: ShardId,

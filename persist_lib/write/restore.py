@@ -18,13 +18,13 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import State
 from persist_lib.errors import DiffOverflow, InvalidUsage, Missing, TimedOut, UpperMismatch
 from persist_lib.frontier import MAX_TIME, at
-from persist_lib.kernel.columns import array_of, integers
+from persist_lib.kernel.columns import array_of, at_time, integers
 from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.read import contents
 from persist_lib.read.handle import ReadHandle, Reading
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME_FIELD, Schema
+from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 from persist_lib.shard.runs import Stored, inputs_of, overlapping
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
@@ -136,14 +136,9 @@ def _append(
 ) -> Appended:
     with open_writer(schema) as write:
         time = next_time(schema, write.machine.shard, state.upper, deadline.runtime)
-        timed = (_at(time, table) for table in tables)
+        timed = (at_time(table, time) for table in tables)
         timeout = max(0.001, deadline.remaining_s())
         return write.compare_and_append(timed, state.upper, at(time + 1), timeout=timeout)
-
-
-def _at(time: int, table: pa.Table) -> pa.Table:
-    column = array_of(np.full(table.num_rows, time, np.uint64))
-    return table.add_column(table.num_columns - 1, TIME_FIELD, column)
 
 
 def _check(schema: Schema, shard: str, to: int, state: State, *, writes: bool) -> None:

@@ -14,7 +14,6 @@ from threading import RLock
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import parse_flag
@@ -26,14 +25,14 @@ from persist_lib.errors import Indeterminate, LeaseExpired, SchemaMismatch, Time
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
-from persist_lib.kernel.columns import array_of
+from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import DIFF, TIME_FIELD, Schema
+from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import forgotten, judge
@@ -276,10 +275,8 @@ class Verbs(ABC):
         spent: Spending, *, is_checked: bool,
     ) -> Appended:  # fmt: skip
         """Append the changes at one time, if upper is still `lower`."""
-        times = array_of(np.full(changes.num_rows, time, np.uint64))
-        updates = changes.add_column(changes.schema.get_field_index(DIFF), TIME_FIELD, times)
         builder = self._builder(deadline)
-        built = self._build(builder, iter((updates,)), lower, upper, deadline, is_checked=is_checked)
+        built = self._build(builder, iter((at_time(changes, time),)), lower, upper, deadline, is_checked=is_checked)
         return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
 
     def _before(self, step: Callable[[], T]) -> T:
