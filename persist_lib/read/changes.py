@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
-from persist_lib.core.cost import Cost
-from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.doors import Doors
+from persist_lib.read.held import Held
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import Schema
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
 
 if TYPE_CHECKING:
     from persist_lib.read.handle import ReadHandle, Reading
 
 
-class Changes(Doors):
+class Changes(Held):
     """The updates with times in `(from_, to]`, consolidated: each data and time once, in the order of data and time.
 
     Its tables have the schema's columns, `_time` (a timestamp where times are a clock) and `_diff`. `from_` is None
@@ -35,19 +32,13 @@ class Changes(Doors):
     """
 
     def __init__(self, handle: ReadHandle, reading: Reading, from_: int | None, to: int, spent: Spending) -> None:
+        super().__init__(handle, reading, spent)
         self.from_, self.to = from_, to
-        self._handle, self._reading, self._spent = handle, reading, spent
-        self._is_released = False
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of its tables."""
         return self._handle.schema.changes
-
-    @property
-    def cost(self) -> Cost:
-        """The cost so far of finding and of reading these changes."""
-        return self._spent.cost
 
     def batches(self) -> Iterator[pa.Table]:
         """The updates in order, as tables of bounded size."""
@@ -62,59 +53,16 @@ class Changes(Doors):
         kept = self._spent.over(self._shown(where))
         return ((table if where is None else where.kept(table)).select(list(names)) for table in kept)
 
-    def shard_schema(self) -> Schema:
-        """The schema that it is read in."""
-        return self._handle.schema
-
-    def check_readable(self) -> None:
-        """Raise the error that says why these changes cannot be read any more, if they cannot."""
-        self._handle.check_open()
-        if self._is_released:
-            raise InvalidUsage(
-                f"these changes of {self._handle.shard} up to {self._handle.schema.show(self.to)} were released, so "
-                "what they read from may be gone; ask for them again, and keep them until everything has been read",
-                shard=self._handle.shard,
-            )  # fmt: skip
-
-    def release(self) -> None:
-        """Stop keeping the state that is read from. Idempotent. Dropping the changes does the same."""
-        self._is_released = True
-        self._reading.release()
-
     __reduce__ = not_pickled("A table of changes", "Pass its rows, as in changes.to_arrow()")
 
-    def __enter__(self) -> Self:
-        return self
+    def _named(self) -> str:
+        return f"this table of changes of {self._handle.shard} up to {self._handle.schema.show(self.to)}"
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+    def _earliest(self) -> int:
+        return self.from_ or 0
 
     def _shown(self, where: Where | None) -> Iterator[pa.Table]:
-        return (shown_times(self._handle.schema, table) for table in self._read(where))
-
-    def _read(self, where: Where | None) -> Iterator[pa.Table]:
-        """The updates. When a blob vanishes under a read-only client, go on from the newest state.
-
-        SUBTLE: history from `from_` on is exact in every state that a reader may use, and comes in order. So it is
-        exact to go on after the last row.
-        """
-        done = 0
-        while True:
-            try:
-                skip = done
-                for table in self._stream(where):
-                    dropped = min(skip, table.num_rows)
-                    skip -= dropped
-                    fresh = table.slice(dropped)
-                    done += fresh.num_rows
-                    if fresh.num_rows:
-                        yield fresh
-            except Missing as missing:
-                self._reading = self._handle.look_again(self._reading, self.from_ or 0, missing)
-            else:
-                return
+        return (shown_times(self._handle.schema, table) for table in self._resuming(partial(self._stream, where)))
 
     def _stream(self, where: Where | None) -> Iterator[pa.Table]:
         handle, state = self._handle, self._reading.version.state

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
 from persist_lib.config import Config
-from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput, cut_evenly
 from persist_lib.errors import InvalidUsage, Missing, redacted
 from persist_lib.format.predicate import Where
@@ -30,7 +28,7 @@ from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read import contents, projection
-from persist_lib.read.doors import Doors
+from persist_lib.read.held import Held
 from persist_lib.read.keyed import packed, unpacked
 from persist_lib.read.projection import Shown
 from persist_lib.runtime.ambient import Runtime
@@ -171,7 +169,7 @@ class Split(msgspec.Struct, frozen=True):
         return pa.concat_tables([empty_table(target), *self.batches(blob)]).combine_chunks()
 
 
-class Snapshot(Doors):
+class Snapshot(Held):
     """A shard's contents as of the time `as_of`, in key order. Each distinct data is there once.
 
     Its tables have the schema's columns, then `_diff`, the multiplicity. With a projection they have the columns of
@@ -189,25 +187,14 @@ class Snapshot(Doors):
         where: Where | None = None,
         wanted: Keys | None = None,
     ) -> None:
+        super().__init__(handle, reading, spent)
         self.as_of = as_of
-        self._handle = handle
-        self._reading = reading
         self._keys = keys
         self._shown = Shown(None if columns is None else tuple(columns), where)
-        self._spent = spent
         self._wanted = wanted
-        self._is_released = False
 
     def __repr__(self) -> str:
         return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show(self.as_of)})"
-
-    @property
-    def cost(self) -> Cost:
-        """The cost so far of finding this snapshot and of reading it here.
-
-        The cost of reading splits is counted in the processes that read them.
-        """
-        return self._spent.cost
 
     @property
     def schema(self) -> pa.Schema:
@@ -221,7 +208,7 @@ class Snapshot(Doors):
 
     def batches(self) -> Iterator[pa.Table]:
         """The contents in key order, as tables of bounded size, however large the shard is."""
-        return self._spent.over(self._resuming(self._keys, self._shown))
+        return self._spent.over(self._resuming(partial(self._stream, self._keys, self._shown)))
 
     def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the rows that `where` keeps, in the order of `batches`; rows that look alike stay apart.
@@ -231,21 +218,7 @@ class Snapshot(Doors):
         shown = self._shown
         if where is not None:
             shown = shown._replace(where=where.both(shown.where))
-        return self._spent.over(self._resuming(self._keys, shown._replace(only=tuple(names))))
-
-    def shard_schema(self) -> Schema:
-        """The schema that it is read in."""
-        return self._handle.schema
-
-    def check_readable(self) -> None:
-        """Raise the error that says why this snapshot cannot be read any more, if it cannot."""
-        self._handle.check_open()
-        if self._is_released:
-            raise InvalidUsage(
-                f"this snapshot of {self._handle.shard} as of {self.as_of} was released, so what it reads from may be "
-                "gone; take a new one, and keep it until everything has been read",
-                shard=self._handle.shard, as_of=self.as_of,
-            )  # fmt: skip
+        return self._spent.over(self._resuming(partial(self._stream, self._keys, shown._replace(only=tuple(names)))))
 
     def to_arrow(self) -> pa.Table:
         """The contents as one table. Parts are fetched and decoded in parallel."""
@@ -281,22 +254,15 @@ class Snapshot(Doors):
                 check_type(bound, bytes, name, "split.key_lower")
         return self._split(self._keys.meet(KeyRange(lower, upper)))
 
-    def release(self) -> None:
-        """Stop keeping the state that this snapshot reads from. Idempotent. Dropping the snapshot does the same."""
-        self._is_released = True
-        self._reading.release()
-
     __reduce__ = not_pickled(
         "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
     )
 
-    def __enter__(self) -> Self:
-        return self
+    def _named(self) -> str:
+        return f"this snapshot of {self._handle.shard} as of {self._handle.schema.show(self.as_of)}"
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+    def _earliest(self) -> int:
+        return self.as_of
 
     def _whole(self) -> Split:
         return self._split(self._keys)
@@ -324,35 +290,10 @@ class Snapshot(Doors):
             None if wanted is None else packed(wanted),
         )  # fmt: skip
 
-    def _resuming(self, keys: KeyRange, shown: Shown) -> Iterator[pa.Table]:
-        """The contents. When a blob vanishes under a read-only client, go on from the newest state.
-
-        SUBTLE: contents are the same in every state, and come in key order. So it is exact to go on after the last row.
-        """
-        done = 0
-        while True:
-            try:
-                skip = done
-                for table in self._stream(keys, shown):
-                    dropped = min(skip, table.num_rows)
-                    skip -= dropped
-                    fresh = table.slice(dropped)
-                    done += fresh.num_rows
-                    if fresh.num_rows:
-                        yield fresh
-            except Missing as missing:
-                self._look_again(missing)
-            else:
-                return
-
     def _stream(self, keys: KeyRange, shown: Shown) -> Iterator[pa.Table]:
         machine = self._handle.machine
         with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
             return self._split(keys, shown).streamed(machine.reads, pool)
-
-    def _look_again(self, missing: Missing) -> None:
-        """For a read-only client, take the newest state; otherwise raise the error that a missing blob means."""
-        self._reading = self._handle.look_again(self._reading, self.as_of, missing)
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
