@@ -36,6 +36,15 @@ Shards = Annotated[
     typer.Argument(metavar="SHARD...", help="Names of shards.", show_default=False, autocompletion=shard_names),
 ]
 AllShards = Annotated[bool, typer.Option("--all", help="All shards of the location.")]
+Create = Annotated[
+    bool, typer.Option("--create", help="Create the shard, and the location, if there is none. Needs --key.")
+]
+CreateKey = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="A,B", help="With --create: the key columns; the others are the value.", show_default=False
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done, and why.")]
 
 
@@ -69,6 +78,12 @@ def _words(inner: str, text: str, what: str, more: str) -> int | str:
         )
     LAST.as_of(inner, what)
     return inner
+
+
+def check_create(create: bool, key: str | None) -> None:
+    """Raise InvalidUsage unless --create and --key are both there or both missing."""
+    if create != (key is not None):
+        raise InvalidUsage("--create needs --key with the key columns, and --key is only for --create")
 
 
 def confirm(session: Session, shard: str, what: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from persist_lib.cli import units
-from persist_lib.cli.arguments import DryRun, Shard
+from persist_lib.cli.arguments import Create, CreateKey, DryRun, Shard, check_create
 from persist_lib.cli.schemas import Clock, Unique
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
@@ -42,15 +42,8 @@ def upsert(
     shard: Shard,
     file: Rows,
     dry_run: DryRun = False,
-    create: Annotated[
-        bool, typer.Option("--create", help="Create the shard, and the location, if there is none. Needs --key.")
-    ] = False,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="With --create: the key columns; the others are the value.", show_default=False
-        ),
-    ] = None,
+    create: Create = False,
+    key: CreateKey = None,
     times: Clock = None,
     unique: Unique = False,
 ) -> None:
@@ -65,8 +58,7 @@ def upsert(
     persist upsert customers today.csv
     persist upsert customers today.csv --create --key id --times ms --unique
     """
-    if create != (key is not None):
-        raise InvalidUsage("--create needs --key with the key columns, and --key is only for --create")
+    check_create(create, key)
     if (times is not None or unique) and not create:
         raise InvalidUsage("--times and --unique are only for --create: they cannot be changed later")
     if create and dry_run:

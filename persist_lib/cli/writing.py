@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from persist_lib.cli import units
-from persist_lib.cli.arguments import Shard, parse_frontier
+from persist_lib.cli.arguments import Create, CreateKey, Shard, check_create, parse_frontier
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
 from persist_lib.errors import InvalidUsage, NotFound
@@ -50,15 +50,8 @@ def append(
             help="Skip times that the shard already has, instead of refusing: for several writers of the same data.",
         ),
     ] = False,
-    create: Annotated[
-        bool, typer.Option("--create", help="Create the shard, and the location, if there is none. Needs --key.")
-    ] = False,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="With --create: the key columns; the others are the value.", show_default=False
-        ),
-    ] = None,
+    create: Create = False,
+    key: CreateKey = None,
     times: Annotated[
         Literal["ms", "us"] | None,
         typer.Option(
@@ -81,8 +74,7 @@ def append(
     persist append orders --lower 30 --upper '[]'    nothing will ever happen again
     """
     low, high = parse_frontier(lower, "lower"), parse_frontier(upper, "upper")
-    if create != (key is not None):
-        raise InvalidUsage("--create needs --key with the key columns, and --key is only for --create")
+    check_create(create, key)
     if times is not None and not create:
         raise InvalidUsage(
             "--times is only for --create: a shard's times cannot become a clock later, or stop being one"
