@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
+from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
@@ -38,7 +39,8 @@ VERSION: Final = 1
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 16 << 20
 SHORT_DICTIONARY = 16 << 10
-MARK, SCHEMA_ID, GROUPS, KEYS = b"persist.part", b"persist.schema", "persist.groups", "persist.keys"
+MARK, SCHEMA_ID, GROUPS, KEYS = b"persist.part", b"persist.schema", b"persist.groups", b"persist.keys"
+ARROW = b"ARROW:schema"
 KEYS_A_GROUP, ROWS_A_KEY = 16, 64
 """How many keys of a row group are noted, where it can be cut, and how many rows lie between two at least."""
 _SAMPLE = 1024
@@ -58,6 +60,7 @@ class PartEncoder:
         self._schema, self._schema_id = schema, schema_id
         self._sink = pa.BufferOutputStream(POOL)
         self._writer: pq.ParquetWriter | None = None
+        self._stored = schema.updates
         self._groups: list[Description] = []
         self._keys: list[list[bytes]] = []
 
@@ -80,7 +83,7 @@ class PartEncoder:
         groups = list(groups_of(table))
         described = parallel(partial(describe, self._schema), groups)
         for group in groups:
-            self._writer.write_table(plain_table(group), row_group_size=group.num_rows)
+            self._writer.write_table(as_stored(group, self._stored), row_group_size=group.num_rows)
         self._groups += described
         self._keys += [inner_keys(self._schema, group) for group in groups]
 
@@ -89,19 +92,30 @@ class PartEncoder:
         if self._writer is None:
             raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
+        said = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
         noted = {GROUPS: bounds, **({KEYS: self._keys} if any(self._keys) else {})}
-        self._writer.add_key_value_metadata({name: _packed(value) for name, value in noted.items()})
+        self._writer.add_key_value_metadata(
+            {
+                **said,
+                ARROW: base64.b64encode(self._schema.updates.with_metadata(said).serialize()),
+                **{name: base64.b64encode(msgspec.msgpack.encode(value)) for name, value in noted.items()},
+            }
+        )
         self._writer.close()
         data = memoryview(self._sink.getvalue())
         return EncodedPart(data, self._schema_id, digest(data), join(self._groups))
 
     def _open(self, table: pa.Table) -> pq.ParquetWriter:
-        metadata = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
+        encodings = _encodings(table)
+        self._stored = stored_as(table, self._schema.updates, encodings["use_dictionary"])
+        # SUBTLE: the Arrow schema that the writer would store says how the tables are in memory. `finish` stores what
+        # they mean.
         return pq.ParquetWriter(
             self._sink,
-            self._schema.updates.with_metadata(metadata),
+            self._stored,
+            store_schema=False,
             write_statistics=statistics_columns(table.schema) or False,
-            **_encodings(table),
+            **encodings,
         )
 
 
@@ -119,10 +133,6 @@ def inner_keys(schema: Schema, group: pa.Table) -> list[bytes]:
     """Lower bounds of keys in the middle of a row group, at even distances: where its rows can be cut, and how many."""
     step = max(ROWS_A_KEY, -(-group.num_rows // KEYS_A_GROUP))
     return [lower_bound(schema, group.slice(place, 1)) for place in range(step, group.num_rows, step)]
-
-
-def _packed(value: object) -> str:
-    return base64.b64encode(msgspec.msgpack.encode(value)).decode()
 
 
 def _encodings(table: pa.Table) -> dict[str, Any]:
@@ -179,8 +189,8 @@ class PartFile:
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
-            self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS.encode()]), type=list[Bounds])
-            self._noted = metadata.get(KEYS.encode())
+            self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS]), type=list[Bounds])
+            self._noted = metadata.get(KEYS)
             self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
