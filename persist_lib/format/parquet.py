@@ -25,12 +25,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
+from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.kernel.columns import POOL, array_of, plain_table
-from persist_lib.kernel.keys import slice_sorted
+from persist_lib.kernel.keys import lower_bound, slice_sorted
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
@@ -38,7 +39,10 @@ VERSION: Final = 1
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 16 << 20
 SHORT_DICTIONARY = 16 << 10
-MARK, SCHEMA_ID, GROUPS = b"persist.part", b"persist.schema", "persist.groups"
+MARK, SCHEMA_ID, GROUPS, KEYS = b"persist.part", b"persist.schema", b"persist.groups", b"persist.keys"
+ARROW = b"ARROW:schema"
+KEYS_A_GROUP, ROWS_A_KEY = 16, 64
+"""How many keys of a row group are noted, where it can be cut, and how many rows lie between two at least."""
 _SAMPLE = 1024
 _REPEATS = 0.25  # a column gets a dictionary when at most this share of a sample is distinct
 
@@ -56,7 +60,9 @@ class PartEncoder:
         self._schema, self._schema_id = schema, schema_id
         self._sink = pa.BufferOutputStream(POOL)
         self._writer: pq.ParquetWriter | None = None
+        self._stored = schema.updates
         self._groups: list[Description] = []
+        self._keys: list[list[bytes]] = []
 
     @property
     def size(self) -> int:
@@ -77,26 +83,39 @@ class PartEncoder:
         groups = list(groups_of(table))
         described = parallel(partial(describe, self._schema), groups)
         for group in groups:
-            self._writer.write_table(plain_table(group), row_group_size=group.num_rows)
+            self._writer.write_table(as_stored(group, self._stored), row_group_size=group.num_rows)
         self._groups += described
+        self._keys += [inner_keys(self._schema, group) for group in groups]
 
     def finish(self) -> EncodedPart:
         """Close the object and describe it. InvalidUsage when nothing was written."""
         if self._writer is None:
             raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
-        self._writer.add_key_value_metadata({GROUPS: base64.b64encode(msgspec.msgpack.encode(bounds)).decode()})
+        said = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
+        noted = {GROUPS: bounds, **({KEYS: self._keys} if any(self._keys) else {})}
+        self._writer.add_key_value_metadata(
+            {
+                **said,
+                ARROW: base64.b64encode(self._schema.updates.with_metadata(said).serialize()),
+                **{name: base64.b64encode(msgspec.msgpack.encode(value)) for name, value in noted.items()},
+            }
+        )
         self._writer.close()
         data = memoryview(self._sink.getvalue())
         return EncodedPart(data, self._schema_id, digest(data), join(self._groups))
 
     def _open(self, table: pa.Table) -> pq.ParquetWriter:
-        metadata = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
+        encodings = _encodings(table)
+        self._stored = stored_as(table, self._schema.updates, encodings["use_dictionary"])
+        # SUBTLE: the Arrow schema that the writer would store says how the tables are in memory. `finish` stores what
+        # they mean.
         return pq.ParquetWriter(
             self._sink,
-            self._schema.updates.with_metadata(metadata),
+            self._stored,
+            store_schema=False,
             write_statistics=statistics_columns(table.schema) or False,
-            **_encodings(table),
+            **encodings,
         )
 
 
@@ -108,6 +127,12 @@ def groups_of(table: pa.Table) -> Iterator[pa.Table]:
     rows = -(-table.num_rows // groups)
     for start in range(0, table.num_rows, rows):
         yield table.slice(start, rows)
+
+
+def inner_keys(schema: Schema, group: pa.Table) -> list[bytes]:
+    """Lower bounds of keys in the middle of a row group, at even distances: where its rows can be cut, and how many."""
+    step = max(ROWS_A_KEY, -(-group.num_rows // KEYS_A_GROUP))
+    return [lower_bound(schema, group.slice(place, 1)) for place in range(step, group.num_rows, step)]
 
 
 def _encodings(table: pa.Table) -> dict[str, Any]:
@@ -165,7 +190,8 @@ class PartFile:
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
-            self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS.encode()]), type=list[Bounds])
+            self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS]), type=list[Bounds])
+            self._noted = metadata.get(KEYS)
             self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
@@ -198,11 +224,6 @@ class PartFile:
         groups = map(metadata.row_group, self.groups(lo, hi))
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
         return [_span(c) for c in columns if names is None or c.path_in_schema.partition(".")[0] in names]
-
-    def boundaries(self) -> list[tuple[bytes, int]]:
-        """Where the object can be cut by key: the lower bound of each row group, and its bytes."""
-        spans = self.byte_ranges(range(len(self._bounds)))
-        return [(lower, end - start) for (lower, _), (start, end) in zip(self._bounds, spans, strict=True)]
 
     def read(self, lo: bytes | None = None, hi: bytes | None = None, *, use_threads: bool = True) -> pa.Table:
         """All rows in `[lo, hi)` at once."""
@@ -240,6 +261,13 @@ class PartFile:
     def bounds(self) -> list[Bounds]:
         """The least and the greatest key of each row group, both inclusive, perhaps cut short."""
         return self._bounds
+
+    def inner_keys(self) -> list[list[bytes]] | None:
+        """Keys at even distances within each row group. None in parts of earlier releases, and in small ones."""
+        if self._noted is None:
+            return None
+        with undamaged(self._key):
+            return msgspec.msgpack.decode(base64.b64decode(self._noted), type=list[list[bytes]])
 
     def key_columns(self) -> tuple[list[str], list[str]]:
         """The names of the stored key columns, and of the other columns that are wanted."""

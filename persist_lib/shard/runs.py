@@ -182,28 +182,6 @@ def _some_of(
     return file.read(stored.key_lower, stored.key_upper)
 
 
-def boundaries(
-    blob: Blob, shard: ShardId, inputs: Sequence[TaskInput], schemas: Sequence[Schema], wanted_bytes: int
-) -> list[tuple[bytes, int]]:
-    """Keys where the runs may be cut, each with the bytes that start there.
-
-    Parts larger than `wanted_bytes` are cut at their row groups, which costs a read of their last chunk.
-    """
-    found: list[tuple[bytes, int]] = []
-    for run in inputs:
-        for part in run.parts:
-            if part.inline is not None or part.size <= wanted_bytes:
-                found.append((part.key_lower, part.size))
-            else:
-                found += _row_groups(source_of(blob, shard, part, run, schemas))
-    return found
-
-
-def _row_groups(source: StoredPart) -> list[tuple[bytes, int]]:
-    reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
-    return PartFile(source.key, reader, source.schema).boundaries()
-
-
 def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:
     if part.time_upper < run.lower or (run.upper is not None and part.time_lower >= run.upper):
         return False

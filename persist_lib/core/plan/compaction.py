@@ -11,7 +11,6 @@ runs; neighbouring empty batches fuse without I/O. The trailing empty batch is l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -279,18 +278,6 @@ def task_inputs(request: Request) -> tuple[TaskInput, ...]:
     return tuple(
         TaskInput(run, batch.lower.time or 0, batch.upper.time) for batch in request.inputs for run in batch.run_parts()
     )
-
-
-def cut_evenly(boundaries: Sequence[tuple[bytes, int]], n: int) -> list[bytes]:
-    """Where to cut into at most `n` key ranges of about equal bytes, given `(key, bytes that start there)` pairs."""
-    total = sum(size for _, size in boundaries)
-    cuts: list[bytes] = []
-    seen = 0
-    for key, size in sorted(boundaries):
-        if len(cuts) < n - 1 and seen >= total * (len(cuts) + 1) / n and (not cuts or key > cuts[-1]):
-            cuts.append(key)
-        seen += size
-    return cuts
 
 
 def output_batch(request: Request, results: list[TaskResult]) -> Batch:
