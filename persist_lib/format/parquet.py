@@ -16,7 +16,7 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,19 +30,20 @@ from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.kernel.columns import POOL, array_of, plain_table
-from persist_lib.kernel.keys import slice_sorted
+from persist_lib.kernel.keys import Start, may_reach, slice_sorted
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 VERSION: Final = 1
 GROUP_ROWS = 1 << 17
-GROUP_BYTES = 16 << 20
+GROUP_BYTES = 4 << 20
 SHORT_DICTIONARY = 16 << 10
-MARK, SCHEMA_ID, GROUPS = b"persist.part", b"persist.schema", "persist.groups"
+MARK, SCHEMA_ID, GROUPS, STARTS = b"persist.part", b"persist.schema", "persist.groups", "persist.starts"
 _SAMPLE = 1024
 _REPEATS = 0.25  # a column gets a dictionary when at most this share of a sample is distinct
 
 Bounds = tuple[bytes, bytes]
+T = TypeVar("T")
 
 
 Describing = Callable[[Callable[[pa.Table], Description], Iterable[pa.Table]], Iterable[Description]]
@@ -57,6 +58,7 @@ class PartEncoder:
         self._sink = pa.BufferOutputStream(POOL)
         self._writer: pq.ParquetWriter | None = None
         self._groups: list[Description] = []
+        self._starts: list[Start] = []
 
     @property
     def size(self) -> int:
@@ -77,6 +79,7 @@ class PartEncoder:
         groups = list(groups_of(table))
         described = parallel(partial(describe, self._schema), groups)
         for group in groups:
+            self._starts.append(Start.of(self._schema, group, 0))
             self._writer.write_table(plain_table(group), row_group_size=group.num_rows)
         self._groups += described
 
@@ -85,7 +88,7 @@ class PartEncoder:
         if self._writer is None:
             raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
-        self._writer.add_key_value_metadata({GROUPS: base64.b64encode(msgspec.msgpack.encode(bounds)).decode()})
+        self._writer.add_key_value_metadata({GROUPS: _packed(bounds), STARTS: _packed(self._starts)})
         self._writer.close()
         data = memoryview(self._sink.getvalue())
         return EncodedPart(data, self._schema_id, digest(data), join(self._groups))
@@ -164,7 +167,9 @@ class PartFile:
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
-            self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS.encode()]), type=list[Bounds])
+            self._bounds = _unpacked(metadata[GROUPS.encode()], list[Bounds])
+            # Parts of earlier releases do not say where their row groups start, but by key.
+            self._starts = _unpacked(metadata[STARTS.encode()], list[Start]) if STARTS.encode() in metadata else []
             self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
@@ -177,8 +182,9 @@ class PartFile:
         return [
             index
             for index, (lower, upper) in enumerate(self._bounds)
-            if (lo is None or upper >= lo)
+            if may_reach(upper, lo)
             and (hi is None or lower < hi)
+            and self._is_within(index, lo, hi)
             and (self._kept is None or index in self._kept)
         ]
 
@@ -198,10 +204,14 @@ class PartFile:
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
         return [_span(c) for c in columns if names is None or c.path_in_schema.partition(".")[0] in names]
 
-    def boundaries(self) -> list[tuple[bytes, int]]:
-        """Where the object can be cut by key: the lower bound of each row group, and its bytes."""
+    def starts(self) -> list[tuple[bytes, Start, int]]:
+        """Where the object can be cut: the least key of each row group, the place of its first row, and its bytes."""
         spans = self.byte_ranges(range(len(self._bounds)))
-        return [(lower, end - start) for (lower, _), (start, end) in zip(self._bounds, spans, strict=True)]
+        starts = self._starts or [Start(lower) for lower, _ in self._bounds]
+        return [
+            (lower, at, end - start)
+            for (lower, _), at, (start, end) in zip(self._bounds, starts, spans, strict=True)
+        ]  # fmt: skip
 
     def read(self, lo: bytes | None = None, hi: bytes | None = None, *, use_threads: bool = True) -> pa.Table:
         """All rows in `[lo, hi)` at once."""
@@ -263,6 +273,14 @@ class PartFile:
         return self._finish(
             pa.concat_tables([table.select(empty.schema.names) for table in (empty, *tables)]), None, None
         )
+
+    def _is_within(self, index: int, lo: bytes | None, hi: bytes | None) -> bool:
+        """Whether a row group may reach into the range, by the first rows of it and of the next one."""
+        if not self._starts:
+            return True
+        if hi is not None and self._starts[index].data >= hi:
+            return False
+        return index + 1 == len(self._starts) or may_reach(self._starts[index + 1].data, lo)
 
     def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
         if self._columns is None and self._times:
@@ -329,6 +347,14 @@ def _is_short(column: pq.ColumnChunkMetaData) -> bool:
 def _span(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
     start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return start, start + column.total_compressed_size
+
+
+def _packed(value: object) -> str:
+    return base64.b64encode(msgspec.msgpack.encode(value)).decode()
+
+
+def _unpacked(text: bytes, kind: type[T]) -> T:
+    return msgspec.msgpack.decode(base64.b64decode(text), type=kind)
 
 
 def _check_version(key: str, mark: bytes | None) -> None:

@@ -198,7 +198,7 @@ def boundaries(
 
 def _row_groups(source: StoredPart) -> list[tuple[bytes, int]]:
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
-    return PartFile(source.key, reader, source.schema).boundaries()
+    return [(lower, size) for lower, _, size in PartFile(source.key, reader, source.schema).starts()]
 
 
 def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:
