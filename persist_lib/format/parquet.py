@@ -30,7 +30,7 @@ from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.kernel.columns import POOL, array_of, plain_table
-from persist_lib.kernel.keys import Start, may_reach, slice_sorted
+from persist_lib.kernel.keys import Start, lower_bound, may_reach, slice_sorted
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
@@ -38,7 +38,10 @@ VERSION: Final = 1
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 4 << 20
 SHORT_DICTIONARY = 16 << 10
-MARK, SCHEMA_ID, GROUPS, STARTS = b"persist.part", b"persist.schema", "persist.groups", "persist.starts"
+MARK, SCHEMA_ID = b"persist.part", b"persist.schema"
+GROUPS, KEYS, STARTS = "persist.groups", "persist.keys", "persist.starts"
+KEYS_A_GROUP, ROWS_A_KEY = 16, 64
+"""How many keys of a row group are noted, where it can be cut, and how many rows lie between two at least."""
 _SAMPLE = 1024
 _REPEATS = 0.25  # a column gets a dictionary when at most this share of a sample is distinct
 
@@ -58,7 +61,8 @@ class PartEncoder:
         self._sink = pa.BufferOutputStream(POOL)
         self._writer: pq.ParquetWriter | None = None
         self._groups: list[Description] = []
-        self._starts: list[Start] = []
+        self._keys: list[list[bytes]] = []
+        self._starts: list[list[Start]] = []
 
     @property
     def size(self) -> int:
@@ -79,16 +83,24 @@ class PartEncoder:
         groups = list(groups_of(table))
         described = parallel(partial(describe, self._schema), groups)
         for group in groups:
-            self._starts.append(Start.of(self._schema, group, 0))
             self._writer.write_table(plain_table(group), row_group_size=group.num_rows)
         self._groups += described
+        for group in groups:
+            keys = inner_keys(self._schema, group)
+            self._keys.append(keys)
+            self._starts.append(starts_of(self._schema, group, keys))
 
     def finish(self) -> EncodedPart:
         """Close the object and describe it. InvalidUsage when nothing was written."""
         if self._writer is None:
             raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
-        self._writer.add_key_value_metadata({GROUPS: _packed(bounds), STARTS: _packed(self._starts)})
+        noted = {
+            GROUPS: bounds,
+            **({KEYS: self._keys} if any(self._keys) else {}),
+            **({STARTS: self._starts} if any(self._starts) else {}),
+        }
+        self._writer.add_key_value_metadata({name: _packed(value) for name, value in noted.items()})
         self._writer.close()
         data = memoryview(self._sink.getvalue())
         return EncodedPart(data, self._schema_id, digest(data), join(self._groups))
@@ -111,6 +123,28 @@ def groups_of(table: pa.Table) -> Iterator[pa.Table]:
     rows = -(-table.num_rows // groups)
     for start in range(0, table.num_rows, rows):
         yield table.slice(start, rows)
+
+
+def inner_keys(schema: Schema, group: pa.Table) -> list[bytes]:
+    """Lower bounds of keys in the middle of a row group, at even distances: where its rows can be cut, and how many."""
+    return [lower_bound(schema, group.slice(place, 1)) for place in _places(group)]
+
+
+def starts_of(schema: Schema, group: pa.Table, keys: list[bytes]) -> list[Start]:
+    """The first row of a group, and those whose keys are noted; none of them if these keys tell them apart."""
+    noted = [lower_bound(schema, group.slice(0, 1)), *keys]
+    if len(set(noted)) == len(noted):
+        return []
+    return [Start.of(schema, group, place) for place in (0, *_places(group))]
+
+
+def _places(group: pa.Table) -> range:
+    step = max(ROWS_A_KEY, -(-group.num_rows // KEYS_A_GROUP))
+    return range(step, group.num_rows, step)
+
+
+def _packed(value: object) -> str:
+    return base64.b64encode(msgspec.msgpack.encode(value)).decode()
 
 
 def _encodings(table: pa.Table) -> dict[str, Any]:
@@ -168,8 +202,9 @@ class PartFile:
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
             self._bounds = _unpacked(metadata[GROUPS.encode()], list[Bounds])
-            # Parts of earlier releases do not say where their row groups start, but by key.
-            self._starts = _unpacked(metadata[STARTS.encode()], list[Start]) if STARTS.encode() in metadata else []
+            self._noted = metadata.get(KEYS.encode())
+            noted = metadata.get(STARTS.encode())
+            self._starts = [[]] * len(self._bounds) if noted is None else _unpacked(noted, list[list[Start]])
             self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
@@ -203,15 +238,6 @@ class PartFile:
         groups = map(metadata.row_group, self.groups(lo, hi))
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
         return [_span(c) for c in columns if names is None or c.path_in_schema.partition(".")[0] in names]
-
-    def starts(self) -> list[tuple[bytes, Start, int]]:
-        """Where the object can be cut: the least key of each row group, the place of its first row, and its bytes."""
-        spans = self.byte_ranges(range(len(self._bounds)))
-        starts = self._starts or [Start(lower) for lower, _ in self._bounds]
-        return [
-            (lower, at, end - start)
-            for (lower, _), at, (start, end) in zip(self._bounds, starts, spans, strict=True)
-        ]  # fmt: skip
 
     def read(self, lo: bytes | None = None, hi: bytes | None = None, *, use_threads: bool = True) -> pa.Table:
         """All rows in `[lo, hi)` at once."""
@@ -250,6 +276,17 @@ class PartFile:
         """The least and the greatest key of each row group, both inclusive, perhaps cut short."""
         return self._bounds
 
+    def inner_keys(self) -> list[list[bytes]] | None:
+        """Keys at even distances within each row group. None in parts of earlier releases, and in small ones."""
+        if self._noted is None:
+            return None
+        with undamaged(self._key):
+            return _unpacked(self._noted, list[list[bytes]])
+
+    def starts(self) -> list[list[Start]]:
+        """For each row group in which keys repeat, its first row and those whose keys are noted; [] for the others."""
+        return self._starts
+
     def key_columns(self) -> tuple[list[str], list[str]]:
         """The names of the stored key columns, and of the other columns that are wanted."""
         wanted, keys = self._wanted(b"", None) or self._stored.names, set(self._schema.key_names)
@@ -276,11 +313,10 @@ class PartFile:
 
     def _is_within(self, index: int, lo: bytes | None, hi: bytes | None) -> bool:
         """Whether a row group may reach into the range, by the first rows of it and of the next one."""
-        if not self._starts:
-            return True
-        if hi is not None and self._starts[index].data >= hi:
+        starts = [*self._starts, []]
+        if hi is not None and starts[index] and starts[index][0].data >= hi:
             return False
-        return index + 1 == len(self._starts) or may_reach(self._starts[index + 1].data, lo)
+        return not starts[index + 1] or may_reach(starts[index + 1][0].data, lo)
 
     def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
         if self._columns is None and self._times:
@@ -290,6 +326,10 @@ class PartFile:
         return [name for name in self._stored.names if name in wanted]
 
     def _finish(self, table: pa.Table, lo: bytes | None, hi: bytes | None) -> pa.Table:
+        if (lo is not None or hi is not None) and self._columns is None:
+            # A bound may go on behind the key, so that all columns count, as the reader's schema has them.
+            table = conform(self._key, table, self._schema, times=self._times)
+            return slice_sorted(self._schema, table, lo, hi)
         if lo is not None or hi is not None:
             table = slice_sorted(self._schema, table, lo, hi)
         return conform(self._key, table, self._schema, self._columns, times=self._times)
@@ -347,10 +387,6 @@ def _is_short(column: pq.ColumnChunkMetaData) -> bool:
 def _span(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
     start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return start, start + column.total_compressed_size
-
-
-def _packed(value: object) -> str:
-    return base64.b64encode(msgspec.msgpack.encode(value)).decode()
 
 
 def _unpacked(text: bytes, kind: type[T]) -> T:

@@ -162,7 +162,7 @@ def _is_below(schema: Schema, rows: Rows, index: int, bound: bytes) -> bool:
     key = encode_row(schema, rows, index)
     if len(key) >= len(bound) or not bound.startswith(key):
         return key < bound
-    names = [*schema.names[len(schema.key) :], TIME]
+    names = [name for name in (*schema.names[len(schema.key) :], TIME) if name in rows.schema.names]
     return key + b"".join([encode_cell(rows.column(name), index) for name in names]) < bound
 
 

@@ -24,12 +24,12 @@ from persist_lib.core.plan.compaction import (
     Request,
     TaskInput,
     TaskResult,
-    cut_evenly,
     output_batch,
     plan_compaction,
     policy_of,
     task_inputs,
 )
+from persist_lib.core.plan.cutting import cut_evenly
 from persist_lib.core.state import State
 from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
@@ -40,7 +40,8 @@ from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.shard.runs import boundaries, overlapping
+from persist_lib.shard.cutting import Within, stretches
+from persist_lib.shard.runs import overlapping
 
 log = logging.getLogger("persist.compaction")
 
@@ -157,8 +158,9 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
     """
     check_not_stopped()
     started = machine.runtime.monotonic()
-    tasks = merge_tasks(machine, worker.id, request, engine)
+    tasks: list[MergeTask] = []
     try:
+        tasks = merge_tasks(machine, worker.id, request, engine)
         results = list(engine(tasks))
     except Missing:
         if still_there(machine.fetch().state, request):
@@ -198,7 +200,11 @@ def _tasks(
     count = engine.pieces(size, task_bytes) if isinstance(engine, Cuts) else -(-size // task_bytes)
     cuts: list[bytes] = []
     if count > 1:
-        found = boundaries(machine.blob, machine.shard, inputs, schemas, min(task_bytes, size // count))
+        with machine.runtime.pool(config.read_threads, "persist-cut") as pool:
+            found = stretches(
+                machine.blob, machine.shard, inputs, schemas, min(task_bytes, size // count), pool.map,
+                within=Within(schemas[request.schema], request.advance_to),
+            )  # fmt: skip
         cuts = cut_evenly(found, count)
     edges = [None, *cuts, None]
     return [

@@ -20,7 +20,8 @@ import pyarrow as pa
 from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import TaskInput, cut_evenly
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.cutting import cut_evenly
 from persist_lib.errors import InvalidUsage, Missing, redacted
 from persist_lib.format.predicate import Where
 from persist_lib.ids import ShardId
@@ -36,9 +37,10 @@ from persist_lib.read.projection import Shown
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.cutting import stretches
 from persist_lib.shard.gathering import pieces
 from persist_lib.shard.lookup import holding
-from persist_lib.shard.runs import Stored, boundaries, inputs_of, newest_schema, overlapping
+from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
 
 if TYPE_CHECKING:
     from persist_lib.read.handle import ReadHandle, Reading
@@ -266,7 +268,7 @@ class Snapshot(Doors):
         whole = self._whole()
         machine = self._handle.machine
         with self._spent.again():
-            found = boundaries(machine.reads, machine.shard, whole.inputs, whole.schemas, whole.size // n)
+            found = stretches(machine.reads, machine.shard, whole.inputs, whole.schemas, whole.size // n)
         ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
         return [self._split(self._keys.meet(range_)) for range_ in ranges]
 

@@ -311,18 +311,6 @@ def task_inputs(request: Request) -> tuple[TaskInput, ...]:
     )
 
 
-def cut_evenly(boundaries: Sequence[tuple[bytes, int]], n: int) -> list[bytes]:
-    """Where to cut into at most `n` key ranges of about equal bytes, given `(key, bytes that start there)` pairs."""
-    total = sum(size for _, size in boundaries)
-    cuts: list[bytes] = []
-    seen = 0
-    for key, size in sorted(boundaries):
-        if len(cuts) < n - 1 and seen >= total * (len(cuts) + 1) / n and (not cuts or key > cuts[-1]):
-            cuts.append(key)
-        seen += size
-    return cuts
-
-
 def output_batch(request: Request, results: Sequence[TaskResult], merges: Sequence[int] = (0,)) -> Batch:
     """The batch that stands for a request's inputs, from its tasks' results: merge after merge, each in key order.
 

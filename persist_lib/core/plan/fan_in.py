@@ -21,6 +21,8 @@ SMALL = 8
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 4 << 20
 """At most the size of a row group, in rows and bytes. A stream holds one of them, twice while it is decoded."""
+OPEN_BYTES = 1 << 20
+"""What an open part takes besides: its footer, and a window's worth of decoded rows."""
 FEWEST = 4
 """A merge reads this many runs whatever they take. With fewer, rounds would rewrite much to gain little."""
 MOST_RUNS = 4096
@@ -44,7 +46,7 @@ def streaming_bytes(run: Iterable[Part]) -> int:
 
 def _streaming(part: Part) -> int:
     group = min(part.size, GROUP_BYTES, part.size * GROUP_ROWS // max(1, part.rows))
-    return min(part.size, CHUNK_BYTES) + 2 * group
+    return OPEN_BYTES + min(part.size, CHUNK_BYTES) + 2 * group
 
 
 class Room(NamedTuple):
