@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from contextlib import suppress
+from itertools import islice, pairwise
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -133,11 +134,11 @@ def compact(
     damaged: list[Damage] = []
     for _ in range(MOST_ROUNDS):
         total = done + plan.debt
-        for request in plan.requests:
-            try:
-                applied.append(carry_out(machine, worker, request, engine or local_engine(machine)))
-            except Damage as damage:
-                damaged.append(damage)  # the other requests concern other batches
+        for request, one in _carried_out(machine, worker, plan.requests, engine or local_engine(machine)):
+            if isinstance(one, Damage):
+                damaged.append(one)  # the other requests concern other batches
+            else:
+                applied.append(one)
             done += request.count
             if progress is not None:
                 progress(done, total)
@@ -150,6 +151,30 @@ def compact(
     return Compacted(Plan(tuple(requests), plan.skipped), tuple(applied), before, filled(machine.state), state.since)
 
 
+def _carried_out(
+    machine: Machine, worker: Uploader, requests: Sequence[Request], engine: Engine
+) -> Iterator[tuple[Request, Applied | Damage]]:
+    """Carry out the requests of a plan. Yields what became of each as soon as it is committed.
+
+    Small ones, of which there are many where a shard was left alone, are given to the engine together, so that they run
+    side by side. Each is committed on its own.
+    """
+    folds = [request for request in requests if request.reason == "fold"]
+    left = list(requests)
+    if len(folds) > 1:
+        merges = [merge_tasks(machine, worker.id, request, engine) for request in folds]
+        results = iter(engine([task for tasks in merges for task in tasks]))
+        with suppress(Damage, Missing):  # one by one, it shows which request has it
+            for request, tasks in zip(folds, merges, strict=True):
+                yield request, _finish(machine, worker, request, tasks, islice(results, len(tasks)))
+                left.remove(request)
+    for request in left:
+        try:
+            yield request, carry_out(machine, worker, request, engine)
+        except Damage as damage:
+            yield request, damage
+
+
 @charged
 def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engine) -> Applied:
     """Merge one request and commit it. Raises Missing if an input is gone although the state still refers to it.
@@ -157,11 +182,24 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
     Raises Stopped (a Determinate) if the caller stops the work before the commit begins.
     """
     check_not_stopped()
-    started = machine.runtime.monotonic()
     tasks: list[MergeTask] = []
+
+    def run() -> Iterator[TaskResult]:
+        tasks.extend(merge_tasks(machine, worker.id, request, engine))
+        yield from engine(tasks)
+
+    return _finish(machine, worker, request, tasks, run())
+
+
+@charged
+def _finish(
+    machine: Machine, worker: Uploader, request: Request, tasks: Sequence[MergeTask], running: Iterable[TaskResult]
+) -> Applied:
+    """Wait for the results of a request's tasks, and commit them. `tasks` may be filled while they run."""
+    check_not_stopped()
+    started = machine.runtime.monotonic()
     try:
-        tasks = merge_tasks(machine, worker.id, request, engine)
-        results = list(engine(tasks))
+        results = list(running)
     except Missing:
         if still_there(machine.fetch().state, request):
             raise
