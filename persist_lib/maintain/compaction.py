@@ -162,9 +162,9 @@ def _carried_out(
     folds = [request for request in requests if request.reason == "fold"]
     left = list(requests)
     if len(folds) > 1:
-        merges = [merge_tasks(machine, worker.id, request, engine) for request in folds]
-        results = iter(engine([task for tasks in merges for task in tasks]))
         with suppress(Damage, Missing):  # one by one, it shows which request has it
+            merges = [merge_tasks(machine, worker.id, request, engine) for request in folds]
+            results = iter(engine([task for tasks in merges for task in tasks]))
             for request, tasks in zip(folds, merges, strict=True):
                 yield request, _finish(machine, worker, request, tasks, islice(results, len(tasks)))
                 left.remove(request)
