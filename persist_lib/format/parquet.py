@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
+from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
 from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
@@ -39,7 +40,7 @@ GROUP_ROWS = 1 << 17
 GROUP_BYTES = 4 << 20
 SHORT_DICTIONARY = 16 << 10
 MARK, SCHEMA_ID = b"persist.part", b"persist.schema"
-GROUPS, KEYS, STARTS = "persist.groups", "persist.keys", "persist.starts"
+GROUPS, KEYS, STARTS, ARROW = b"persist.groups", b"persist.keys", b"persist.starts", b"ARROW:schema"
 KEYS_A_GROUP, ROWS_A_KEY = 16, 64
 """How many keys of a row group are noted, where it can be cut, and how many rows lie between two at least."""
 _SAMPLE = 1024
@@ -60,6 +61,7 @@ class PartEncoder:
         self._schema, self._schema_id = schema, schema_id
         self._sink = pa.BufferOutputStream(POOL)
         self._writer: pq.ParquetWriter | None = None
+        self._stored = schema.updates
         self._groups: list[Description] = []
         self._keys: list[list[bytes]] = []
         self._starts: list[list[Start]] = []
@@ -83,7 +85,7 @@ class PartEncoder:
         groups = list(groups_of(table))
         described = parallel(partial(describe, self._schema), groups)
         for group in groups:
-            self._writer.write_table(plain_table(group), row_group_size=group.num_rows)
+            self._writer.write_table(as_stored(group, self._stored), row_group_size=group.num_rows)
         self._groups += described
         for group in groups:
             keys = inner_keys(self._schema, group)
@@ -95,23 +97,30 @@ class PartEncoder:
         if self._writer is None:
             raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
-        noted = {
-            GROUPS: bounds,
-            **({KEYS: self._keys} if any(self._keys) else {}),
-            **({STARTS: self._starts} if any(self._starts) else {}),
-        }
-        self._writer.add_key_value_metadata({name: _packed(value) for name, value in noted.items()})
+        said = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
+        noted = {GROUPS: bounds, KEYS: self._keys, STARTS: self._starts}
+        self._writer.add_key_value_metadata(
+            {
+                **said,
+                ARROW: base64.b64encode(self._schema.updates.with_metadata(said).serialize()),
+                **{name: _packed(value) for name, value in noted.items() if any(value)},
+            }
+        )
         self._writer.close()
         data = memoryview(self._sink.getvalue())
         return EncodedPart(data, self._schema_id, digest(data), join(self._groups))
 
     def _open(self, table: pa.Table) -> pq.ParquetWriter:
-        metadata = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
+        encodings = _encodings(table)
+        self._stored = stored_as(table, self._schema.updates, encodings["use_dictionary"])
+        # SUBTLE: the Arrow schema that the writer would store says how the tables are in memory. `finish` stores what
+        # they mean.
         return pq.ParquetWriter(
             self._sink,
-            self._schema.updates.with_metadata(metadata),
+            self._stored,
+            store_schema=False,
             write_statistics=statistics_columns(table.schema) or False,
-            **_encodings(table),
+            **encodings,
         )
 
 
@@ -141,10 +150,6 @@ def starts_of(schema: Schema, group: pa.Table, keys: list[bytes]) -> list[Start]
 def _places(group: pa.Table) -> range:
     step = max(ROWS_A_KEY, -(-group.num_rows // KEYS_A_GROUP))
     return range(step, group.num_rows, step)
-
-
-def _packed(value: object) -> str:
-    return base64.b64encode(msgspec.msgpack.encode(value)).decode()
 
 
 def _encodings(table: pa.Table) -> dict[str, Any]:
@@ -201,10 +206,10 @@ class PartFile:
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
-            self._bounds = _unpacked(metadata[GROUPS.encode()], list[Bounds])
-            self._noted = metadata.get(KEYS.encode())
-            noted = metadata.get(STARTS.encode())
-            self._starts = [[]] * len(self._bounds) if noted is None else _unpacked(noted, list[list[Start]])
+            self._bounds = _unpacked(metadata[GROUPS], list[Bounds])
+            self._noted = metadata.get(KEYS)
+            starts = metadata.get(STARTS)
+            self._starts = [[]] * len(self._bounds) if starts is None else _unpacked(starts, list[list[Start]])
             self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
@@ -387,6 +392,10 @@ def _is_short(column: pq.ColumnChunkMetaData) -> bool:
 def _span(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
     start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return start, start + column.total_compressed_size
+
+
+def _packed(value: object) -> bytes:
+    return base64.b64encode(msgspec.msgpack.encode(value))
 
 
 def _unpacked(text: bytes, kind: type[T]) -> T:

@@ -8,12 +8,25 @@ keys are thus decided by one integer sort, whatever their types, and runs laid e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.kernel.columns import POOL, U64, ByteWords, Flags, Rows, Words, array_of, integers, joined, words_of
+from persist_lib.kernel.columns import (
+    BLOCK,
+    POOL,
+    U64,
+    ByteWords,
+    Flags,
+    Rows,
+    Words,
+    array_of,
+    integers,
+    joined,
+    words_of,
+)
 from persist_lib.schema.schema import TIME, Schema
 
 Digit = Callable[[Rows | None], U64]
@@ -172,20 +185,54 @@ def _pack(digits: Sequence[Digit], rows: Rows | None, room: int) -> tuple[U64, i
 
 
 def _narrow(word: U64, room: int) -> tuple[U64, int]:
-    """The word without the leading bits (short of room: trailing ones, too) that all rows share, and what is left."""
+    """The word without the leading bits (short of room: other ones, too) that all rows share, and what is left."""
     if word.size == 0:
         return word, 0
-    least, most = word.min(), word.max()
+    least, most = int(word.min()), int(word.max())
     if least == most:
         return word, 0
-    bits = int(most - least).bit_length()
-    if least:
-        word = word - least
+    bits = (most - least).bit_length()
     if bits <= room:
-        return word, bits
-    anywhere = int(np.bitwise_or.reduce(word))
-    trailing = (anywhere & -anywhere).bit_length() - 1
-    return word >> np.uint64(trailing), bits - trailing
+        return (word - np.uint64(least) if least else word), bits
+    varying = int(np.bitwise_or.reduce(word)) ^ int(np.bitwise_and.reduce(word))
+    width = max(byte.bit_length() for byte in varying.to_bytes(8, "big"))
+    if width < 8:
+        word, least, most, varying = _squeeze(word, width), *(_squeezed(each, width) for each in (least, most, varying))
+    # SUBTLE: all rows have the same bits below the lowest one that varies, so that shifting `least` is exact, too.
+    trailing = (varying & -varying).bit_length() - 1
+    word = word >> np.uint64(trailing)
+    word -= np.uint64(least >> trailing)
+    return word, ((most >> trailing) - (least >> trailing)).bit_length()
+
+
+_LANES = ((8, 0x0001000100010001), (16, 0x0000000100000001), (32, 1))
+"""Bits in a lane, and a word with the lowest bit of every second lane."""
+
+
+def _squeeze(word: U64, width: int) -> U64:
+    """The `width` low bits of each byte, side by side. Where the others are the same in all rows, the order is kept.
+
+    Text is mostly letters of one case, or digits: of each byte, four or five bits vary.
+    """
+    squeezed = word & np.uint64(0x0101010101010101 * ((1 << width) - 1))
+    spare = np.empty(min(BLOCK, len(word)), np.uint64)
+    for start in range(0, len(word), BLOCK):
+        block = squeezed[start : start + BLOCK]
+        high = spare[: len(block)]
+        for lane, ones in _LANES:
+            # Of two neighbouring lanes, each with `bits` at its low end, the upper one moves down to the lower one.
+            bits = lane // 8 * width
+            np.right_shift(block, np.uint64(lane - bits), out=high)
+            high &= np.uint64(ones * (((1 << bits) - 1) << bits))
+            block &= np.uint64(ones * ((1 << bits) - 1))
+            block |= high
+    return squeezed
+
+
+def _squeezed(word: int, width: int) -> int:
+    """The same of one word."""
+    lanes = [byte & ((1 << width) - 1) for byte in word.to_bytes(8, "big")]
+    return reduce(lambda packed, lane: packed << width | lane, lanes, 0)
 
 
 def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int:
@@ -199,19 +246,32 @@ def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int
     starts = ~np.concatenate([[False], ties])[places]
     group = np.cumsum(starts).astype(np.uint64)
     width = 64 - int(group[-1]).bit_length()
-    codes, now_used = _pack(digits[used:], rows, width)
+    beside = max(0, width - (len(rows) - 1).bit_length())
+    codes, now_used = _pack(digits[used:], rows, beside)
     if now_used:
-        combined = (group << np.uint64(width)) | codes
-        by = np.argsort(combined, kind="stable")
-        ordered = combined.take(by)
+        by, ordered = _sort_beside_places((group << np.uint64(beside)) | codes, width - beside)
         same = ordered[1:] == ordered[:-1]
     else:
-        # The next digit is too wide to share a word with the groups.
-        word, now_used = digits[used](rows), 1
-        by = np.lexsort((word, group))
-        ordered, group = word.take(by), group.take(by)
-        same = (ordered[1:] == ordered[:-1]) & (group[1:] == group[:-1])
+        by, same, now_used = _sort_in_groups(digits[used:], rows, group, width)
     order[places] = rows[by]
     # Neighbours among the tied places that were one group are neighbours in the order, too.
     ties[places[:-1][~same]] = False
     return used + now_used
+
+
+def _sort_in_groups(digits: Sequence[Digit], rows: Rows, group: U64, width: int) -> tuple[Rows, Flags, int]:
+    """The order of the rows, group by group, which of them equal the next, and how many digits were looked at.
+
+    `width` bits are free beside the group's number.
+    """
+    codes, used = _pack(digits, rows, width)
+    if used:
+        combined = (group << np.uint64(width)) | codes
+        by = np.argsort(combined, kind="stable")
+        ordered = combined.take(by)
+        return by, ordered[1:] == ordered[:-1], used
+    # The next digit is too wide to share a word with the groups.
+    word = digits[0](rows)
+    by = np.lexsort((word, group))
+    ordered, group = word.take(by), group.take(by)
+    return by, (ordered[1:] == ordered[:-1]) & (group[1:] == group[:-1]), 1

@@ -81,7 +81,7 @@ def _is_worth_a_look(part: Part, grain: int, *, is_within: bool) -> bool:
 
 
 def _sample(indices: list[int], every: Sequence[tuple[TaskInput, Part]]) -> dict[int, None]:
-    """At most MOST_LOOKS of the parts: each with a chance by its bytes, in the order of the runs."""
+    """At most MOST_LOOKS of the parts, in the order of the runs: the larger a part, the likelier it is one of them."""
     if len(indices) <= MOST_LOOKS:
         return dict.fromkeys(indices)
     step = sum(every[index][1].size for index in indices) / MOST_LOOKS
