@@ -98,7 +98,7 @@ class PartEncoder:
             raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
         said = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
-        noted = {GROUPS: bounds, KEYS: self._keys, STARTS: self._starts}
+        noted: dict[bytes, list[Any]] = {GROUPS: bounds, KEYS: self._keys, STARTS: self._starts}
         self._writer.add_key_value_metadata(
             {
                 **said,
@@ -183,7 +183,7 @@ def repeating_columns(table: pa.Table) -> list[str]:
 
 
 class PartFile:
-    """A verified part that is open for reading, whole or by row groups."""
+    """A verified part that is open for reading, whole or by row groups. With `at`, all its updates are at that time."""
 
     def __init__(
         self,
@@ -195,8 +195,9 @@ class PartFile:
         dictionaries: bool = False,
         times: bool = True,
         where: Where | None = None,
+        at: int | None = None,
     ) -> None:
-        self._key, self._schema, self._columns, self._times = key, schema, columns, times
+        self._key, self._schema, self._columns, self._times, self._at = key, schema, columns, times, at
         with undamaged(key):
             self._file = pq.ParquetFile(source, pre_buffer=False)
             if dictionaries and (names := _short_dictionaries(self._file)):
@@ -290,7 +291,9 @@ class PartFile:
 
     def starts(self) -> list[list[Start]]:
         """For each row group in which keys repeat, its first row and those whose keys are noted; [] for the others."""
-        return self._starts
+        if self._at is None:
+            return self._starts
+        return [[Start(data, None if time is None else self._at) for data, time in starts] for starts in self._starts]
 
     def key_columns(self) -> tuple[list[str], list[str]]:
         """The names of the stored key columns, and of the other columns that are wanted."""
@@ -331,6 +334,8 @@ class PartFile:
         return [name for name in self._stored.names if name in wanted]
 
     def _finish(self, table: pa.Table, lo: bytes | None, hi: bytes | None) -> pa.Table:
+        if self._times:
+            table = counted_at(table, self._at)
         if (lo is not None or hi is not None) and self._columns is None:
             # A bound may go on behind the key, so that all columns count, as the reader's schema has them.
             table = conform(self._key, table, self._schema, times=self._times)
@@ -338,6 +343,15 @@ class PartFile:
         if lo is not None or hi is not None:
             table = slice_sorted(self._schema, table, lo, hi)
         return conform(self._key, table, self._schema, self._columns, times=self._times)
+
+
+def counted_at(table: pa.Table, at: int | None) -> pa.Table:
+    """The updates with all their times at `at`; as they are if it is None."""
+    if at is None:
+        return table
+    place, kind = table.schema.get_field_index(TIME), pa.uint64()
+    times = pa.repeat(pa.scalar(at, kind), table.num_rows)
+    return table.set_column(place, pa.field(TIME, kind, nullable=False), times)
 
 
 def conform(

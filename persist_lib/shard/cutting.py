@@ -98,7 +98,7 @@ def _sample(indices: list[int], every: Sequence[tuple[TaskInput, Part]]) -> dict
 def _look_into(source: StoredPart, within: Within | None) -> list[Stretch]:
     """A part by its row groups, and these by the keys that are noted for them; in older parts by their keys."""
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
-    file = PartFile(source.key, reader, source.schema)
+    file = PartFile(source.key, reader, source.schema, at=source.at)
     spans = file.byte_ranges(range(len(file.bounds)))
     groups = [Stretch(*bounds, end - start) for bounds, (start, end) in zip(file.bounds, spans, strict=True)]
     noted = file.inner_keys()
