@@ -30,6 +30,7 @@ from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.state import Part
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Damage, InvalidUsage, PersistError
 from persist_lib.location.wrap.stopping import Stopped
@@ -41,7 +42,7 @@ EngineName = Literal["auto", "spark", "local"]
 
 
 TASKS_AT_ONCE = 1024
-"""The most tasks in one Spark job of a scrub; the driver sends them all at once."""
+"""The most tasks in one Spark job; the driver sends them all at once, some kB each."""
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -97,23 +98,26 @@ class SparkEngine:
         self.stop.on_set(self._cancel)
 
     def __call__(self, tasks: Sequence[MergeTask], tells: Tells = silent) -> Iterable[TaskResult]:
-        """Return the tasks' results, in the order of the tasks. Raises the first permanent error of a task.
+        """Yield the tasks' results, in the order of the tasks. Raises the first permanent error of a task.
 
-        `tells` is called as tasks are done.
+        `tells` is called as tasks are done. More than TASKS_AT_ONCE tasks are several Spark jobs, one after the other.
         """
-        if not tasks:
-            return ()
-        encoded, merge = t.encode_work(self._url, self._consensus_url, tasks), self._merge
+        says, merge = f"{merging(tasks)} on Spark", self._merge
+        for start in range(0, len(tasks), TASKS_AT_ONCE):
+            some = tasks[start : start + TASKS_AT_ONCE]
+            encoded = t.encode_work(self._url, self._consensus_url, some)
 
-        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from t.run_all(batches, encoded, merge)
+            def work(batches: Iterator[pa.RecordBatch], encoded: bytes = encoded) -> Iterator[pa.RecordBatch]:
+                yield from t.run_all(batches, encoded, merge)
 
-        says = f"{merging(tasks)} on Spark"
-        answers = self._answers(len(tasks), work, f"{tasks[0].shard}: {says}", partial(tells, says))
-        for row in answers:
-            if row["error"] is not None:
-                raise t.raised(row["error"])
-        return [msgspec.msgpack.decode(row["result"], type=TaskResult) for row in answers]
+            def told(done: int, _: int, start: int = start) -> None:
+                tells(says, start + done, len(tasks))
+
+            answers = self._answers(len(some), work, f"{some[0].shard}: {says}", told)
+            for row in answers:
+                if row["error"] is not None:
+                    raise t.raised(row["error"])
+            yield from (msgspec.msgpack.decode(row["result"], type=TaskResult) for row in answers)
 
     def pieces(self, size: int, task_bytes: int) -> int:
         """How many tasks a request is worth that reads `size` bytes. Starts Spark to find out how many run at once."""
@@ -389,7 +393,7 @@ def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine |
 
 def merging(tasks: Sequence[MergeTask]) -> str:
     """What the tasks of one request do, in words."""
-    updates = sum(part.rows for input_ in tasks[0].inputs for part in input_.parts)
+    updates = sum(part.rows for part in parts_read(tasks))
     return f"compacting {updates:,} updates, {bytes_read(tasks) / MIB:,.1f} MiB,"
 
 
@@ -405,5 +409,10 @@ def bytes_scrubbed(tasks: Sequence[SumTask]) -> int:
 
 
 def bytes_read(tasks: Sequence[MergeTask]) -> int:
-    """The bytes that the tasks of one request read. Each task refers to all inputs of the request."""
-    return sum(part.size for input_ in tasks[0].inputs for part in input_.parts) if tasks else 0
+    """The bytes of the parts that the tasks read."""
+    return sum(part.size for part in parts_read(tasks))
+
+
+def parts_read(tasks: Sequence[MergeTask]) -> Iterable[Part]:
+    """The parts that the tasks read, each once: a part that lies across key ranges is an input of several tasks."""
+    return {(part.key, part.inline): part for task in tasks for run in task.inputs for part in run.parts}.values()

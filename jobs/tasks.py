@@ -39,17 +39,15 @@ _opening = threading.Lock()
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """The tasks of one request. They differ in their key ranges only, so the rest is sent once."""
+    """The tasks of one Spark job, each encoded by itself, so that a worker decodes no more than what it carries out."""
 
     url: str
     consensus_url: str
-    template: MergeTask
-    ranges: tuple[tuple[bytes | None, bytes | None], ...]
+    tasks: tuple[bytes, ...]
 
     def task(self, index: int) -> MergeTask:
         """The task at `index`."""
-        lower, upper = self.ranges[index]
-        return msgspec.structs.replace(self.template, key_lower=lower, key_upper=upper)
+        return msgspec.msgpack.decode(self.tasks[index], type=MergeTask)
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
@@ -61,12 +59,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_work(url: str, consensus_url: str, tasks: Sequence[MergeTask]) -> bytes:
-    """Encode the tasks of one request. Raises InvalidUsage if they differ in more than their key ranges."""
-    template = msgspec.structs.replace(tasks[0], key_lower=None, key_upper=None)
-    ranges = tuple((task.key_lower, task.key_upper) for task in tasks)
-    if any(msgspec.structs.replace(task, key_lower=None, key_upper=None) != template for task in tasks):
-        raise errors.InvalidUsage("the tasks of one request may differ in their key ranges only")
-    return msgspec.msgpack.encode(Work(url, consensus_url, template, ranges))
+    """Encode the tasks of one Spark job."""
+    return msgspec.msgpack.encode(Work(url, consensus_url, tuple(map(msgspec.msgpack.encode, tasks))))
 
 
 def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes, merge: Merge = run_task) -> Iterator[pa.RecordBatch]:

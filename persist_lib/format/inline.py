@@ -49,6 +49,9 @@ def decode_inline(
     with undamaged(where):
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), written.updates)
     table = counted_at(pa.Table.from_batches([batch]), at)
+    if (lo is not None or hi is not None) and columns is None:
+        # A bound may go on behind the key, so that all columns count, as the reader's schema has them.
+        return slice_sorted(schema or written, conform(where, table, schema or written), lo, hi)
     if lo is not None or hi is not None:
         table = slice_sorted(written, table, lo, hi)
     if schema is None and columns is None:

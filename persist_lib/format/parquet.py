@@ -16,7 +16,7 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,22 +31,23 @@ from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.ranged import ChunkedReader
 from persist_lib.kernel.columns import POOL, array_of, plain_table
-from persist_lib.kernel.keys import lower_bound, slice_sorted
+from persist_lib.kernel.keys import Start, lower_bound, may_reach, slice_sorted
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 VERSION: Final = 1
 GROUP_ROWS = 1 << 17
-GROUP_BYTES = 16 << 20
+GROUP_BYTES = 4 << 20
 SHORT_DICTIONARY = 16 << 10
-MARK, SCHEMA_ID, GROUPS, KEYS = b"persist.part", b"persist.schema", b"persist.groups", b"persist.keys"
-ARROW = b"ARROW:schema"
+MARK, SCHEMA_ID = b"persist.part", b"persist.schema"
+GROUPS, KEYS, STARTS, ARROW = b"persist.groups", b"persist.keys", b"persist.starts", b"ARROW:schema"
 KEYS_A_GROUP, ROWS_A_KEY = 16, 64
 """How many keys of a row group are noted, where it can be cut, and how many rows lie between two at least."""
 _SAMPLE = 1024
 _REPEATS = 0.25  # a column gets a dictionary when at most this share of a sample is distinct
 
 Bounds = tuple[bytes, bytes]
+T = TypeVar("T")
 
 
 Describing = Callable[[Callable[[pa.Table], Description], Iterable[pa.Table]], Iterable[Description]]
@@ -63,6 +64,7 @@ class PartEncoder:
         self._stored = schema.updates
         self._groups: list[Description] = []
         self._keys: list[list[bytes]] = []
+        self._starts: list[list[Start]] = []
 
     @property
     def size(self) -> int:
@@ -85,7 +87,10 @@ class PartEncoder:
         for group in groups:
             self._writer.write_table(as_stored(group, self._stored), row_group_size=group.num_rows)
         self._groups += described
-        self._keys += [inner_keys(self._schema, group) for group in groups]
+        for group in groups:
+            keys = inner_keys(self._schema, group)
+            self._keys.append(keys)
+            self._starts.append(starts_of(self._schema, group, keys))
 
     def finish(self) -> EncodedPart:
         """Close the object and describe it. InvalidUsage when nothing was written."""
@@ -93,12 +98,12 @@ class PartEncoder:
             raise InvalidUsage("a part holds at least one update; an empty batch has no parts")
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
         said = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
-        noted = {GROUPS: bounds, **({KEYS: self._keys} if any(self._keys) else {})}
+        noted: dict[bytes, list[Any]] = {GROUPS: bounds, KEYS: self._keys, STARTS: self._starts}
         self._writer.add_key_value_metadata(
             {
                 **said,
                 ARROW: base64.b64encode(self._schema.updates.with_metadata(said).serialize()),
-                **{name: base64.b64encode(msgspec.msgpack.encode(value)) for name, value in noted.items()},
+                **{name: _packed(value) for name, value in noted.items() if any(value)},
             }
         )
         self._writer.close()
@@ -131,8 +136,20 @@ def groups_of(table: pa.Table) -> Iterator[pa.Table]:
 
 def inner_keys(schema: Schema, group: pa.Table) -> list[bytes]:
     """Lower bounds of keys in the middle of a row group, at even distances: where its rows can be cut, and how many."""
+    return [lower_bound(schema, group.slice(place, 1)) for place in _places(group)]
+
+
+def starts_of(schema: Schema, group: pa.Table, keys: list[bytes]) -> list[Start]:
+    """The first row of a group, and those whose keys are noted; none of them if these keys tell them apart."""
+    noted = [lower_bound(schema, group.slice(0, 1)), *keys]
+    if len(set(noted)) == len(noted):
+        return []
+    return [Start.of(schema, group, place) for place in (0, *_places(group))]
+
+
+def _places(group: pa.Table) -> range:
     step = max(ROWS_A_KEY, -(-group.num_rows // KEYS_A_GROUP))
-    return [lower_bound(schema, group.slice(place, 1)) for place in range(step, group.num_rows, step)]
+    return range(step, group.num_rows, step)
 
 
 def _encodings(table: pa.Table) -> dict[str, Any]:
@@ -190,8 +207,10 @@ class PartFile:
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             self._stored = self._file.schema_arrow
-            self._bounds = msgspec.msgpack.decode(base64.b64decode(metadata[GROUPS]), type=list[Bounds])
+            self._bounds = _unpacked(metadata[GROUPS], list[Bounds])
             self._noted = metadata.get(KEYS)
+            starts = metadata.get(STARTS)
+            self._starts = [[]] * len(self._bounds) if starts is None else _unpacked(starts, list[list[Start]])
             self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
@@ -204,8 +223,9 @@ class PartFile:
         return [
             index
             for index, (lower, upper) in enumerate(self._bounds)
-            if (lo is None or upper >= lo)
+            if may_reach(upper, lo)
             and (hi is None or lower < hi)
+            and self._is_within(index, lo, hi)
             and (self._kept is None or index in self._kept)
         ]
 
@@ -267,7 +287,13 @@ class PartFile:
         if self._noted is None:
             return None
         with undamaged(self._key):
-            return msgspec.msgpack.decode(base64.b64decode(self._noted), type=list[list[bytes]])
+            return _unpacked(self._noted, list[list[bytes]])
+
+    def starts(self) -> list[list[Start]]:
+        """For each row group in which keys repeat, its first row and those whose keys are noted; [] for the others."""
+        if self._at is None:
+            return self._starts
+        return [[Start(data, None if time is None else self._at) for data, time in starts] for starts in self._starts]
 
     def key_columns(self) -> tuple[list[str], list[str]]:
         """The names of the stored key columns, and of the other columns that are wanted."""
@@ -293,6 +319,13 @@ class PartFile:
             pa.concat_tables([table.select(empty.schema.names) for table in (empty, *tables)]), None, None
         )
 
+    def _is_within(self, index: int, lo: bytes | None, hi: bytes | None) -> bool:
+        """Whether a row group may reach into the range, by the first rows of it and of the next one."""
+        starts = [*self._starts, []]
+        if hi is not None and starts[index] and starts[index][0].data >= hi:
+            return False
+        return not starts[index + 1] or may_reach(starts[index + 1][0].data, lo)
+
     def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
         if self._columns is None and self._times:
             return None
@@ -301,10 +334,14 @@ class PartFile:
         return [name for name in self._stored.names if name in wanted]
 
     def _finish(self, table: pa.Table, lo: bytes | None, hi: bytes | None) -> pa.Table:
-        if lo is not None or hi is not None:
-            table = slice_sorted(self._schema, table, lo, hi)
         if self._times:
             table = counted_at(table, self._at)
+        if (lo is not None or hi is not None) and self._columns is None:
+            # A bound may go on behind the key, so that all columns count, as the reader's schema has them.
+            table = conform(self._key, table, self._schema, times=self._times)
+            return slice_sorted(self._schema, table, lo, hi)
+        if lo is not None or hi is not None:
+            table = slice_sorted(self._schema, table, lo, hi)
         return conform(self._key, table, self._schema, self._columns, times=self._times)
 
 
@@ -369,6 +406,14 @@ def _is_short(column: pq.ColumnChunkMetaData) -> bool:
 def _span(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
     start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return start, start + column.total_compressed_size
+
+
+def _packed(value: object) -> bytes:
+    return base64.b64encode(msgspec.msgpack.encode(value))
+
+
+def _unpacked(text: bytes, kind: type[T]) -> T:
+    return msgspec.msgpack.decode(base64.b64decode(text), type=kind)
 
 
 def _check_version(key: str, mark: bytes | None) -> None:

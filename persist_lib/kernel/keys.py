@@ -6,22 +6,29 @@ short and still bound a range: a cut one is at most every key that starts like i
 
 Bounds in a state are cut to a limit, and still decode to a tuple of values: `lower_bound` is at or below every key of
 the rows, `upper_bound` at or above, both inclusive. Ranges for splits are `[lo, hi)` of such bytes.
+
+A bound of a range may go on behind the key, with the encodings of the value columns and of `_time`. It then cuts
+between the updates of one key. No encoding of a value is the start of another's, so a bound that ends with the key, or
+within it, means the same either way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import plain
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import TIME, Schema
 
 LIMIT = 64  # bytes of a bound in the state: enough to tell parts apart, little enough to keep thousands of them
+
+LONGEST_START = 1024
+"""Bytes of the encoding of an update (key, value) that a part keeps of the first of a row group."""
 
 NULL, VALUE = b"\x00", b"\x01"
 _ESCAPED, _END = b"\x00\xff", b"\x00\x00"
@@ -54,6 +61,40 @@ def decode_key(schema: Schema, data: bytes) -> tuple[pa.Scalar, ...]:
 def encode_row(schema: Schema, rows: Rows, index: int) -> bytes:
     """The encoding of one row's key."""
     return b"".join([encode_cell(rows.column(column.name), index) for column in schema.key])
+
+
+def encode_data(schema: Schema, rows: Rows, index: int) -> bytes:
+    """The encoding of one row's key and value."""
+    return b"".join([encode_cell(rows.column(name), index) for name in schema.names])
+
+
+def encode_time(time: int) -> bytes:
+    """The encoding of a time, which follows those of the key and the value."""
+    return VALUE + time.to_bytes(8, "big")
+
+
+class Start(NamedTuple):
+    """Where an update stands in the order: its key and value, encoded, and its time; without a time if they are cut."""
+
+    data: bytes
+    time: int | None = None
+
+    @classmethod
+    def of(cls, schema: Schema, rows: Rows, index: int) -> Start:
+        """The place of one row, in at most LONGEST_START bytes."""
+        data = encode_data(schema, rows, index)
+        return cls(data, rows.column(TIME)[index].as_py()) if len(data) <= LONGEST_START else cls(data[:LONGEST_START])
+
+    def cut(self, settled: int | None) -> bytes:
+        """The bound of a range that starts here. Updates of the same data up to the time `settled` stay together."""
+        if self.time is None or (settled is not None and self.time <= settled):
+            return self.data
+        return self.data + encode_time(self.time)
+
+
+def may_reach(upper: bytes, lo: bytes | None) -> bool:
+    """Whether one of the rows whose keys are at or below `upper` may be at or beyond `lo`."""
+    return lo is None or upper >= lo[: len(upper)]
 
 
 def encode_cell(column: pa.Array | pa.ChunkedArray, index: int) -> bytes:
@@ -106,15 +147,23 @@ def slice_sorted(schema: Schema, rows: Rows, lo: bytes | None, hi: bytes | None)
 
 
 def search(schema: Schema, rows: Rows, bound: bytes) -> int:
-    """How many rows of sorted `rows` have a key below `bound`."""
+    """How many rows of sorted `rows` are below `bound`, which may go on behind the key."""
     low, high = 0, rows.num_rows
     while low < high:
         middle = (low + high) // 2
-        if encode_row(schema, rows, middle) < bound:
+        if _is_below(schema, rows, middle, bound):
             low = middle + 1
         else:
             high = middle
     return low
+
+
+def _is_below(schema: Schema, rows: Rows, index: int, bound: bytes) -> bool:
+    key = encode_row(schema, rows, index)
+    if len(key) >= len(bound) or not bound.startswith(key):
+        return key < bound
+    names = [name for name in (*schema.names[len(schema.key) :], TIME) if name in rows.schema.names]
+    return key + b"".join([encode_cell(rows.column(name), index) for name in names]) < bound
 
 
 def _scalar(value: object, field: pa.Field) -> pa.Scalar:

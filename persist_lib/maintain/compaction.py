@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from contextlib import suppress
+from itertools import islice, pairwise
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -22,6 +23,7 @@ from persist_lib.core.plan.compaction import (
     Plan,
     Policy,
     Request,
+    TaskInput,
     TaskResult,
     output_batch,
     plan_compaction,
@@ -39,7 +41,8 @@ from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.shard.cutting import stretches
+from persist_lib.shard.cutting import Within, stretches
+from persist_lib.shard.runs import overlapping
 
 log = logging.getLogger("persist.compaction")
 
@@ -57,7 +60,10 @@ class Cuts(Protocol):
 
 
 Progress = Callable[[int, int], None]
-"""Called with the number of updates that are merged and the total number."""
+"""Called with the number of updates that are merged and the total number, which grows if there are further rounds."""
+
+MOST_ROUNDS = 16
+"""A round merges what one merge can read at once. So many rounds are only needed while others append all the time."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -124,19 +130,49 @@ def compact(
     before = filled(state)
     if dry_run:
         return Compacted(plan, (), before, before, state.since)
-    applied, done = [], 0
+    requests, applied, done = list(plan.requests), list[Applied](), 0
     damaged: list[Damage] = []
-    for request in plan.requests:
-        try:
-            applied.append(carry_out(machine, worker, request, engine or local_engine(machine)))
-        except Damage as damage:
-            damaged.append(damage)  # the other requests concern other batches
-        done += request.count
-        if progress is not None:
-            progress(done, plan.debt)
+    for _ in range(MOST_ROUNDS):
+        total = done + plan.debt
+        for request, one in _carried_out(machine, worker, plan.requests, engine or local_engine(machine)):
+            if isinstance(one, Damage):
+                damaged.append(one)  # the other requests concern other batches
+            else:
+                applied.append(one)
+            done += request.count
+            if progress is not None:
+                progress(done, total)
+        if damaged or not any(request.is_partial for request in plan.requests):
+            break
+        plan = plan_compaction(machine.fetch().state, policy)
+        requests += plan.requests
     if damaged:
         raise damaged[0]
-    return Compacted(plan, tuple(applied), before, filled(machine.state), state.since)
+    return Compacted(Plan(tuple(requests), plan.skipped), tuple(applied), before, filled(machine.state), state.since)
+
+
+def _carried_out(
+    machine: Machine, worker: Uploader, requests: Sequence[Request], engine: Engine
+) -> Iterator[tuple[Request, Applied | Damage]]:
+    """Carry out the requests of a plan. Yields what became of each as soon as it is committed.
+
+    Small ones, of which there are many where a shard was left alone, are given to the engine together, so that they run
+    side by side. Each is committed on its own.
+    """
+    folds = [request for request in requests if request.reason == "fold"]
+    left = list(requests)
+    if len(folds) > 1:
+        with suppress(Damage, Missing):  # one by one, it shows which request has it
+            merges = [merge_tasks(machine, worker.id, request, engine) for request in folds]
+            results = iter(engine([task for tasks in merges for task in tasks]))
+            for request, tasks in zip(folds, merges, strict=True):
+                yield request, _finish(machine, worker, request, tasks, islice(results, len(tasks)))
+                left.remove(request)
+    for request in left:
+        try:
+            yield request, carry_out(machine, worker, request, engine)
+        except Damage as damage:
+            yield request, damage
 
 
 @charged
@@ -146,17 +182,31 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
     Raises Stopped (a Determinate) if the caller stops the work before the commit begins.
     """
     check_not_stopped()
-    started = machine.runtime.monotonic()
     tasks: list[MergeTask] = []
+
+    def run() -> Iterator[TaskResult]:
+        tasks.extend(merge_tasks(machine, worker.id, request, engine))
+        yield from engine(tasks)
+
+    return _finish(machine, worker, request, tasks, run())
+
+
+@charged
+def _finish(
+    machine: Machine, worker: Uploader, request: Request, tasks: Sequence[MergeTask], running: Iterable[TaskResult]
+) -> Applied:
+    """Wait for the results of a request's tasks, and commit them. `tasks` may be filled while they run."""
+    check_not_stopped()
+    started = machine.runtime.monotonic()
     try:
-        tasks = merge_tasks(machine, worker.id, request, engine)
-        results = list(engine(tasks))
+        results = list(running)
     except Missing:
         if still_there(machine.fetch().state, request):
             raise
         results = None  # another compactor replaced the inputs first, and they were collected
     check_not_stopped()
-    seqno, attempts = (None, 0) if results is None else commit(machine, worker.id, request, results)
+    merges = [index for index, task in enumerate(tasks) if task.key_lower is None]
+    seqno, attempts = (None, 0) if results is None else commit(machine, worker.id, request, results, merges)
     parts = [part for result in results or [] for part in result.parts]
     return Applied(
         request.ids, request.reason, seqno, len(tasks), request.count, sum(part.rows for part in parts),
@@ -167,38 +217,51 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
 def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: Engine | None = None) -> list[MergeTask]:
     """Return the disjoint key ranges of a request, as tasks; no tasks if all batches of the request are empty.
 
+    A request of several merges has the key ranges of each of them, one merge after the other.
+
     The engine may say how many; otherwise each reads about `task_bytes`, at most.
     """
     inputs = task_inputs(request)
     if not inputs:
         return []
-    config = machine.config
-    schemas = machine.state.schemas
-    size, task_bytes = request.size, config.task_bytes
+    edges = [*request.merges, len(inputs)]
+    merged = [inputs[start:end] for start, end in pairwise(edges)]
+    return [task for runs in merged for task in _tasks(machine, worker, request, runs, engine)]
+
+
+def _tasks(
+    machine: Machine, worker: WriterId, request: Request, inputs: tuple[TaskInput, ...], engine: Engine | None
+) -> list[MergeTask]:
+    """The tasks of one merge. Each has only the parts that may hold something of its key range."""
+    config, schemas = machine.config, machine.state.schemas
+    size, task_bytes = sum(part.size for run in inputs for part in run.parts), config.task_bytes
     count = engine.pieces(size, task_bytes) if isinstance(engine, Cuts) else -(-size // task_bytes)
     cuts: list[bytes] = []
     if count > 1:
         with machine.runtime.pool(config.read_threads, "persist-cut") as pool:
-            found = stretches(machine.blob, machine.shard, inputs, schemas, min(task_bytes, size // count), pool.map)
+            found = stretches(
+                machine.blob, machine.shard, inputs, schemas, min(task_bytes, size // count), pool.map,
+                within=Within(schemas[request.schema], request.advance_to),
+            )  # fmt: skip
         cuts = cut_evenly(found, count)
     edges = [None, *cuts, None]
     return [
         MergeTask(
-            machine.shard, worker, inputs, schemas, request.schema, request.advance_to, lower, upper,
-            request.part_bytes, config.merge_bytes,
+            machine.shard, worker, tuple(overlapping(inputs, lower, upper)), schemas, request.schema,
+            request.advance_to, lower, upper, request.part_bytes, config.merge_bytes,
         )
         for lower, upper in pairwise(edges)
     ]  # fmt: skip
 
 
 def commit(
-    machine: Machine, worker: WriterId, request: Request, results: Sequence[TaskResult]
+    machine: Machine, worker: WriterId, request: Request, results: Sequence[TaskResult], merges: Sequence[int] = (0,)
 ) -> tuple[SeqNo | None, int]:
     """Replace the inputs by the results, in one transition. Return the seqno and the attempts of the commit.
 
-    The seqno is None if another compactor replaced the inputs first.
+    `merges` is where the results of each merge start. The seqno is None if another compactor replaced the inputs first.
     """
-    output = output_batch(request, list(results))
+    output = output_batch(request, results, merges)
     answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts

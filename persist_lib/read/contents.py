@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.fan_in import SHARE
 from persist_lib.kernel.columns import Rows, integers
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, add_up, consolidate
 from persist_lib.kernel.keyset import Keys
@@ -23,7 +24,7 @@ from persist_lib.kernel.merge import Run, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.shard.gathering import SHARE, Gathered, gather_contents
+from persist_lib.shard.gathering import Gathered, gather_contents
 from persist_lib.shard.lookup import look_up
 from persist_lib.shard.runs import Parallel, Stored, read_whole
 

@@ -16,21 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.fan_in import SMALL, weight
 from persist_lib.format.digest import CHUNK
 from persist_lib.kernel.columns import array_of, at_time, integers, joined
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
+from persist_lib.schema.schema import TIME, TIME_FIELD
+from persist_lib.schema.width import row_bytes
 from persist_lib.shard.runs import Stored, read_part
 
-SHARE = 4
-"""Gathered updates are in memory four times: as read, laid end to end, as numbers to sort, and in order."""
 MOST_BYTES = 1 << 30
 """Arrow's text columns have offsets of 32 bits; this stays well below."""
 PIECE_BYTES = 1 << 20
 AHEAD = 8
 """Runs that are read ahead while one is waited for."""
-TEXT_BYTES = 16
-"""The assumed size of a value of varying length, where only the number of rows is known."""
 
 
 class Gathered(NamedTuple):
@@ -66,7 +64,7 @@ def gather_contents(stored: Stored, inputs: Sequence[TaskInput], limit_bytes: in
 def _gather(
     stored: Stored, inputs: Sequence[TaskInput], limit: int, pool: Executor, advance_to: int | None, *, times: bool
 ) -> Gathered:
-    chosen = _chosen(stored, inputs, limit := min(limit, MOST_BYTES))
+    chosen = _chosen(stored, inputs, limit := min(limit, MOST_BYTES), small_only=times)
     if len(chosen) < 2:
         return Gathered(None, list(inputs))
     tables = _read(stored, inputs, chosen, limit, pool, times=times)
@@ -92,26 +90,18 @@ def pieces(table: pa.Table) -> Iterator[pa.Table]:
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
-def row_bytes(schema: Schema) -> int:
-    """About how many bytes an update takes in memory."""
-    return sum(_width(field.type) for field in schema.updates)
+def _chosen(stored: Stored, inputs: Sequence[TaskInput], limit: int, *, small_only: bool) -> list[int]:
+    """The places of the runs that fit together, the smallest first.
 
-
-def _width(kind: pa.DataType) -> int:
-    try:
-        return -(-int(kind.bit_width) // 8)
-    except ValueError:
-        return TEXT_BYTES
-
-
-def _chosen(stored: Stored, inputs: Sequence[TaskInput], limit: int) -> list[int]:
-    """The places of the runs that fit together, the smallest first."""
+    Where not all fit, a merge (which needs times) only gathers small ones. Others it streams in less memory.
+    """
     each = row_bytes(stored.schema)
-    weights = [sum(max(part.size, part.rows * each) for part in run.parts) for run in inputs]
+    weights = [weight(run.parts, each) for run in inputs]
+    most = limit // SMALL if small_only and sum(weights) > limit else limit
     chosen: list[int] = []
     for place in sorted(range(len(inputs)), key=weights.__getitem__):
         limit -= weights[place]
-        if limit < 0:
+        if limit < 0 or weights[place] > most:
             break
         # Of a larger part, a key range needs only some chunks.
         if stored.is_unbounded() or all(part.size <= CHUNK for part in inputs[place].parts):

@@ -24,6 +24,7 @@ from persist_lib.format.predicate import Where
 from persist_lib.format.ranged import ChunkedReader, Map
 from persist_lib.format.sums import add_up
 from persist_lib.ids import ShardId
+from persist_lib.kernel.keys import may_reach
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap import caching
 from persist_lib.schema.schema import TIME, Schema
@@ -185,9 +186,9 @@ def _some_of(
 def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:
     if part.time_upper < run.lower or (run.upper is not None and part.time_lower >= run.upper):
         return False
-    # SUBTLE: a bound that was cut short may be below a longer key that it is a prefix of. A part's `key_upper` is
-    # inclusive.
-    return (key_lower is None or part.key_upper >= key_lower) and (key_upper is None or part.key_lower < key_upper)
+    # SUBTLE: a bound that was cut short may be below a longer key that it is a prefix of, and a bound of the range may
+    # go on behind the key. A part's `key_upper` is inclusive.
+    return may_reach(part.key_upper, key_lower) and (key_upper is None or part.key_lower < key_upper)
 
 
 def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: Sequence[Schema]) -> StoredPart:

@@ -11,7 +11,8 @@ runs; neighbouring empty batches fuse without I/O. The trailing empty batch is l
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Sequence
+from itertools import accumulate, groupby
 from typing import Literal
 
 import msgspec
@@ -19,14 +20,17 @@ import msgspec
 from persist_lib.arguments import check_type, parse_integer, parse_number
 from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
+from persist_lib.core.plan.fan_in import Room, grouped, slices
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.schema.schema import Schema
+from persist_lib.schema.width import row_bytes
 from persist_lib.times import show_frontier
 
-Reason = Literal["merge", "advance", "sort", "flush", "fuse"]
+Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse"]
+"""`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -41,14 +45,17 @@ class Policy(msgspec.Struct, frozen=True):
     """Size of an output part. None: what the settings say."""
     inline_fill: float = 0.5
     """Inline batches are flushed into parts when they fill this share of what a state may carry."""
+    merge_bytes: int | None = None
+    """Memory of a merge, which bounds how many runs it reads at once. None: what the settings say."""
     prices: Prices | None = None
     """What a plan is priced at. None: what the client's location takes; S3's list prices where no client plans."""
 
     def __post_init__(self) -> None:
         for name in ("weight", "advance", "inline_fill"):
             parse_number(getattr(self, name), name)
-        if self.part_bytes is not None:
-            parse_integer(self.part_bytes, "part_bytes", 1)
+        for name in ("part_bytes", "merge_bytes"):
+            if getattr(self, name) is not None:
+                parse_integer(getattr(self, name), name, 1)
         if self.prices is not None:
             check_type(self.prices, Prices, "prices", "persist.Prices()")
 
@@ -64,13 +71,17 @@ def policy_of(config: Config, policy: Policy | None = None, prices: Prices | Non
     if policy is None:
         policy = Policy(weight=config.compaction_weight, advance=config.compaction_advance)
     part_bytes = config.part_bytes if policy.part_bytes is None else policy.part_bytes
-    return msgspec.structs.replace(policy, part_bytes=part_bytes, prices=policy.prices or prices)
+    merge_bytes = config.merge_bytes if policy.merge_bytes is None else policy.merge_bytes
+    return msgspec.structs.replace(
+        policy, part_bytes=part_bytes, merge_bytes=merge_bytes, prices=policy.prices or prices
+    )
 
 
 class Request(msgspec.Struct, frozen=True):
     """One slice of the trace to be replaced: its batches, the since to advance to, why, and at what price.
 
-    `part_bytes` is about the size of the parts that are to be written.
+    `part_bytes` is about the size of the parts that are to be written. `merges` is where the groups of runs start that
+    are merged with each other. If there are several, what comes out has a run for each, and calls for another request.
     """
 
     inputs: tuple[Batch, ...]
@@ -79,6 +90,12 @@ class Request(msgspec.Struct, frozen=True):
     reason: Reason
     cost: Cost
     part_bytes: int
+    merges: tuple[int, ...] = (0,)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether there is more to do once this has been carried out, as one merge could not read all the runs."""
+        return self.reason == "fold" or len(self.merges) > 1
 
     @property
     def ids(self) -> tuple[tuple[int, int], ...]:
@@ -145,7 +162,7 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
     if state.is_finished():
         return Plan((), ())
     start, end = _debt_slice(state.trace, policy)
-    requests = [_request(state, state.trace[start:end], "merge", policy)] if start < end else []
+    requests = _merges(state, state.trace[start:end], policy) if start < end else []
     older = state.trace[:start] if requests else state.trace
     skipped = []
     for batch in (b for b in older if b.count):
@@ -186,6 +203,18 @@ def _debt_slice(trace: tuple[Batch, ...], policy: Policy) -> tuple[int, int]:
         newer += count
     # Several equal small ones at the end are not in debt one by one; two that weigh the same are one merge.
     return (start, end) if start < end else (end, end)
+
+
+def _merges(state: State, batches: tuple[Batch, ...], policy: Policy) -> list[Request]:
+    """One request for all of them; or several, which come before that one where it would read too many runs at once."""
+    first = slices(batches, row_bytes(state.schemas[-1]), _room(policy))
+    if not first:
+        return [_request(state, batches, "merge", policy)]
+    return [_request(state, batches[start:end], "fold", policy) for start, end in first]
+
+
+def _room(policy: Policy) -> Room:
+    return Room.of(policy.merge_bytes or DEFAULTS.merge_bytes)
 
 
 def _rewrite_reason(batch: Batch, state: State, policy: Policy) -> Reason | None:
@@ -235,7 +264,9 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
     cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
         policy.prices or S3_LIST
     )
-    return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes)
+    runs = [run for batch in inputs for run in batch.run_parts()]
+    merges = grouped(runs, row_bytes(state.schemas[-1]), _room(policy))
+    return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes, tuple(merges))
 
 
 def _schema_of(inputs: tuple[Batch, ...]) -> int:
@@ -280,12 +311,17 @@ def task_inputs(request: Request) -> tuple[TaskInput, ...]:
     )
 
 
-def output_batch(request: Request, results: list[TaskResult]) -> Batch:
-    """The batch that stands for a request's inputs, from its tasks' results in key order."""
+def output_batch(request: Request, results: Sequence[TaskResult], merges: Sequence[int] = (0,)) -> Batch:
+    """The batch that stands for a request's inputs, from its tasks' results: merge after merge, each in key order.
+
+    `merges` is where the results of each merge start. Each merge is one run.
+    """
     parts = tuple(part for result in results for part in result.parts)
+    before = [0, *accumulate(len(result.parts) for result in results)]
+    runs = sorted({before[start] for start in merges} - {len(parts)})
     sums = total(result.sums for result in results)
     return Batch(
         request.inputs[0].lo, request.inputs[-1].hi, request.lower, request.upper, request.since,
         count=sums.count, diff_sum=sums.diff_sum, fingerprint=sums.fingerprint,
-        parts=parts, runs=(0,) if parts else (),
+        parts=parts, runs=tuple(runs),
     )  # fmt: skip
