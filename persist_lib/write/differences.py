@@ -65,7 +65,9 @@ class Source:
             self._small = table, Looking(machine, Keys.of(schema, table))
 
     @contextmanager
-    def at(self, version: Version, names: Sequence[str], deadline: Deadline) -> Iterator[tuple[Version, Iterator[Pair]]]:
+    def at(
+        self, version: Version, names: Sequence[str], deadline: Deadline
+    ) -> Iterator[tuple[Version, Iterator[Pair]]]:
         """Pairs of staged rows and contents, aligned by the columns `names`, and the version of which these are."""
         if self._small is not None:
             table, looking = self._small
@@ -88,9 +90,7 @@ class Source:
 
     def _rows(self, state: State) -> Iterator[pa.Table]:
         """All staged rows in order, each data once, in tables of bounded size."""
-        runs = laid_out(self._staged)
-        ends = (*runs.starts[1:], len(runs.parts))
-        inputs = [TaskInput(runs.parts[a:b], 0, None) for a, b in zip(runs.starts, ends, strict=True)]
+        inputs = [TaskInput(run, 0, None) for run in laid_out(self._staged).each()]
         machine = self._machine
         streams = open_runs(machine.blob, machine.shard, inputs, state.schemas, self._schema)
         return merge_runs(streams, self._schema, merge_bytes=machine.config.merge_bytes // 2)
@@ -108,8 +108,6 @@ class Source:
             yield machine.version
         finally:
             leases.retire(machine, fresh)
-
-
 
 
 class Overwriting:
@@ -194,5 +192,3 @@ def as_deletions(table: pa.Table) -> pa.Table:
     """The same rows, as keys to delete."""
     diffs = array_of(np.full(table.num_rows, DELETE, np.int64))
     return table.set_column(table.schema.get_field_index(DIFF), DIFF_FIELD, diffs)
-
-
