@@ -20,6 +20,7 @@ from jobs.ingesting.journal import BAD, JOURNAL, Run, Tally, group_row
 from jobs.ingesting.plan import Group
 from jobs.ingesting.work import Done, unpacked
 from persist_lib.client import Client
+from persist_lib.core.state import Version
 from persist_lib.errors import AlreadyProduced, TimedOut, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.by_key import replacing
@@ -72,9 +73,9 @@ class Committer:
         tally, bases = self._count(done)
         bad = self._bad_lines(done, bases)
         if bad.num_rows:
-            append_once(self._bad, lambda _: bad, (self._producer, group.number))
+            append_once(self._bad, just(BAD, bad), (self._producer, group.number))
         row = group_row(self._ingest, self._run, group.number, tally, *self._before)
-        append_once(self._journal, lambda _: row, (self._producer, group.number))
+        append_once(self._journal, just(JOURNAL, row), (self._producer, group.number))
         updates = self._append(group, done)
         return Committed(tally, updates or 0, updates is None, *self._before)
 
@@ -123,7 +124,7 @@ class Committer:
         staged = [pickle.loads(one.staged) for one in done if one.staged is not None]  # noqa: S301 - our own tasks made it
         staged = [one for one in staged if one.parts]
         if not staged and self._run.info.bounds is None:
-            return append_once(self.data, lambda _: self.data.schema.contents.empty_table(), producer)
+            return append_once(self.data, just(self.data.schema, self.data.schema.data.empty_table()), producer)
         try:
             if not staged:
                 lower, upper = self._run.info.bounds or (0, 1)
@@ -139,44 +140,51 @@ def producer_name(ingest: str) -> str:
 
 
 
-def append_once(write: WriteHandle, make: Callable[[int], pa.Table], producer: tuple[str, int]) -> int | None:
-    """Append what `make` makes of the contents before an upper, at the next time. Returns the count; None if it is there already."""
+Makes = Callable[[Version], tuple[Version, pa.Table]]
+"""Makes of a version what to append at its upper, and says at which version, where that had to be a newer one."""
+
+
+def append_once(write: WriteHandle, make: Makes, producer: tuple[str, int]) -> int | None:
+    """Append what `make` makes, at the next time. Returns the count of updates; None if this number is there already."""
     machine = write.machine
     deadline = machine.runtime.deadline(TIMEOUT_S)
     while True:
-        upper = machine.fetch().state.upper
-        time = next_time(write.schema, machine.shard, upper, machine.runtime)
-        last = machine.state.producers.get(producer[0])
+        version = machine.fetch()
+        last = version.state.producers.get(producer[0])
         if last is not None and last.sequence >= producer[1]:
             return None
+        version, rows = make(version)
+        upper = version.state.upper
+        time = next_time(write.schema, machine.shard, upper, machine.runtime)
         try:
-            table = make(upper.time or 0)
-            rows = at_time(table, time) if DIFF in table.column_names else table
-            return write.compare_and_append(rows, upper, at(time + 1), producer=producer).count
+            return write.compare_and_append(at_time(rows, time), upper, at(time + 1), producer=producer).count
         except AlreadyProduced:
             return None
         except UpperMismatch:
-            if upper.is_top() or deadline.has_passed():
-                raise TimedOut(f"shard {machine.shard}: other writers were first for {TIMEOUT_S:g} s; run again to go on", shard=machine.shard) from None
+            if deadline.has_passed():
+                raise TimedOut(
+                    f"shard {machine.shard}: other writers were first for {TIMEOUT_S:g} s. Run again to go on from here",
+                    shard=machine.shard,
+                ) from None
 
 
-def by_key(write: WriteHandle, changes: pa.Table) -> Callable[[int], pa.Table]:
+def just(schema: Schema, rows: pa.Table) -> Makes:
+    """These rows, once each, whatever the shard has."""
+    counted = rows if DIFF in rows.column_names else rows.append_column(DIFF_FIELD, pa.array(np.ones(rows.num_rows, np.int64)))
+    table = pa.Table.from_arrays(counted.columns, schema=schema.contents)
+    return lambda version: (version, table)
+
+
+def by_key(write: WriteHandle, changes: pa.Table) -> Makes:
     """What to append so that each key has what its last change says. `changes` are in their order."""
-    schema = write.schema
+    schema, machine = write.schema, write.machine
     last = last_of_each_key(schema, changes)
-    keys = Keys.of(schema, last)
-    looking = Looking(write.machine, keys)
+    looking = Looking(machine, Keys.of(schema, last))
     new = last.filter(pc.invert(last.column(DELETES))).drop_columns([DELETES])
-    ones = pa.array(np.ones(new.num_rows, np.int64))
-    rows = pa.Table.from_arrays([*new.columns, pa.chunked_array([ones])], schema=schema.contents)
+    _, rows = just(schema, new)(machine.version)
 
-    def make(_: int) -> pa.Table:
-        machine = write.machine
-        version, old = looking.contents(machine.version, machine.runtime.deadline(TIMEOUT_S))
-        if version.state.upper != machine.state.upper:
-            raise UpperMismatch("", expected=machine.state.upper, actual=version.state.upper)
-        return replacing(schema, old, rows)
+    def make(version: Version) -> tuple[Version, pa.Table]:
+        version, old = looking.contents(version, machine.runtime.deadline(TIMEOUT_S))
+        return version, replacing(schema, old, rows)
 
     return make
-
-

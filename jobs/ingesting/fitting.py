@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from jobs.ingesting.settings import EpochUnit
 from jobs.ingesting.sifting import Refused, Sifted
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import TIME_FIELD, Schema
 
 _is = pa.types
 
@@ -57,11 +57,27 @@ def without_nulls(schema: Schema, sifted: Sifted) -> Sifted:
     return Sifted(sifted.table.filter(pa.array(keep)), sifted.lines[keep], dict(sorted(bad.items())))
 
 
-def without(sifted: Sifted, bad: dict[int, str]) -> Sifted:
-    """The same, where more lines turned out to be bad."""
-    keep = ~np.isin(sifted.lines, list(bad))
-    table = sifted.table if keep.all() else sifted.table.filter(pa.array(keep))
-    return Sifted(table, sifted.lines[keep], dict(sorted({**sifted.bad, **bad}.items())))
+def with_times(schema: Schema, sifted: Sifted, name: str, bounds: tuple[int, int]) -> Sifted:
+    """The rows at the times that a column says. Lines whose time is missing, too fine for the clock or outside of the bounds are bad."""
+    lower, upper = bounds
+    column = sifted.table.column(name)
+    exact = pa.chunked_array([pa.repeat(pa.scalar(True), len(column))])
+    times = column
+    if schema.times is not None:
+        coarse = column.cast(pa.timestamp(schema.times, "UTC"), safe=False)
+        exact = pc.equal(coarse.cast(column.type), column)
+        times = coarse.cast(pa.int64())
+    inside = pc.and_(pc.greater_equal(times, lower), pc.less(times, upper))
+    keep = np.asarray(pc.fill_null(pc.and_(exact, inside), False))
+    bad = dict(sifted.bad)
+    for row in np.flatnonzero(~keep).tolist():
+        value = column[row].as_py()
+        why = "is no whole step of the shard's clock" if value is not None and not exact[row].as_py() else (
+            f"is not in [{schema.show(lower)}, {schema.show(upper)})"
+        )  # fmt: skip
+        bad[int(sifted.lines[row])] = f"its time, {value} in column {name}, {why}"
+    table = sifted.table.append_column(TIME_FIELD, times.cast(pa.uint64(), safe=False))
+    return Sifted(table.filter(pa.array(keep)), sifted.lines[keep], dict(sorted(bad.items())))
 
 
 def failing(column: pa.ChunkedArray, target: pa.DataType) -> npt.NDArray[np.int64]:

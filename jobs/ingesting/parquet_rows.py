@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import Schema
 
 ROWS = 65_536
+Finished = Callable[[Sifted], Sifted]
 
 
 class Rows(NamedTuple):
@@ -47,8 +48,8 @@ def open_parquet(file: File) -> pq.ParquetFile:
         raise DamagedFile(f"this is no Parquet file: {error}") from error
 
 
-def read_rows(file: File, chunk: Chunk, settings: Settings, schema: Schema) -> Iterator[Rows]:
-    """Yield the rows of the row groups that start in the chunk. Raises DamagedFile."""
+def read_rows(file: File, chunk: Chunk, settings: Settings, schema: Schema, finished: Finished) -> Iterator[Rows]:
+    """Yield the rows of the row groups that start in the chunk; `finished` has the last word on them. Raises DamagedFile."""
     with open_parquet(file) as parquet:
         names = parquet.schema_arrow.names
         if why := check_names(names, settings, schema):
@@ -58,7 +59,7 @@ def read_rows(file: File, chunk: Chunk, settings: Settings, schema: Schema) -> I
         for number in range(parquet.num_row_groups):
             group = parquet.metadata.row_group(number)
             if _is_in(_start_of(group), chunk):
-                yield from _read_group(parquet, number, wanted, settings, schema, first)
+                yield from _read_group(parquet, number, wanted, settings, schema, first, finished)
             first += group.num_rows
     if not file.path.startswith("s3://") and not local_file_is(file):
         raise changed(file)
@@ -76,7 +77,7 @@ def _is_in(start: int, chunk: Chunk) -> bool:
 
 
 def _read_group(
-    parquet: pq.ParquetFile, number: int, wanted: list[str], settings: Settings, schema: Schema, first: int
+    parquet: pq.ParquetFile, number: int, wanted: list[str], settings: Settings, schema: Schema, first: int, finished: Finished
 ) -> Iterator[Rows]:
     batches = parquet.iter_batches(batch_size=ROWS, row_groups=[number], columns=wanted)
     while True:
@@ -87,7 +88,7 @@ def _read_group(
         if batch is None:
             return
         table = pa.Table.from_batches([batch])
-        sifted = fitting.without_nulls(schema, fit(table, settings, schema))
+        sifted = finished(fit(table, settings, schema))
         texts = {row: _text(table, row) for row in sifted.bad}
         yield Rows(sifted, first, table.num_rows, texts)
         first += table.num_rows

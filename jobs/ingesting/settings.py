@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
@@ -41,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     epochs: Mapping[str, EpochUnit] = {}
     """Columns of dates or timestamps that are numbers in the files, counted from 1970."""
     changes: Changes = "by-key"
+    time_column: str | None = None
+    """The shard's column that says at which time a row is added. None: the commit says it."""
     chunk_bytes: int = 32 * MIB
     group_bytes: int = 512 * MIB
 
@@ -67,11 +70,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         for option, given in (("--column", self.columns), ("--epoch", self.epochs)):
             if unknown := [name for name in given if name not in schema.names]:
                 raise InvalidUsage(f"{option} {unknown[0]}: the shard has no such column; it has {', '.join(schema.names)}")
+        if self.time_column is not None:
+            self._check_times(schema)
         sources = [self.source(name) for name in schema.names]
         if twice := [name for name in sources if sources.count(name) > 1]:
             raise InvalidUsage(f"--column: two columns of the shard would be read from {twice[0]!r}")
         if schema.codec != "columns":
             raise InvalidUsage(f"files are read into shards with columns; this one is of codec {schema.codec}")
+
+    def _check_times(self, schema: Schema) -> None:
+        field = schema.data.field(self.time_column) if self.time_column in schema.names else None
+        kind = None if field is None else field.type
+        is_clock = kind is not None and pa.types.is_timestamp(kind) and kind.tz is not None
+        if self.format == "debezium":
+            raise InvalidUsage("changes are added at the time of their commit; --time-column is for csv, jsonl and parquet")
+        if schema.times is not None and not is_clock:
+            raise InvalidUsage(f"--time-column {self.time_column}: the shard's times are a clock, so this must be a column of type timestamp[…, UTC]")
+        if schema.times is None and (kind is None or not pa.types.is_integer(kind)):
+            raise InvalidUsage(f"--time-column {self.time_column}: the shard's times are integers, so this must be a column of integers")
 
     def source(self, column: str) -> str:
         """The name that a column of the shard has in the files."""

@@ -57,6 +57,7 @@ class Work(msgspec.Struct, frozen=True):
     names: dict[int, tuple[str, ...]]
     settings: str
     schema: Schema
+    bounds: tuple[int, int] | None = None
 
 
 class Reader:
@@ -89,7 +90,7 @@ class Reader:
     def _rows(self, chunk: Chunk, counts: Counts) -> Iterator[Sifted]:
         file = self._work.files[chunk.file]
         try:
-            for rows in read_rows(file, chunk, self._settings, self._schema):
+            for rows in read_rows(file, chunk, self._settings, self._schema, self._finished):
                 counts.read += rows.count
                 bad = [(rows.first + row, None, rows.texts[row], why) for row, why in rows.sifted.bad.items()]
                 self._note(counts, bad)
@@ -156,11 +157,17 @@ class Reader:
         else:
             sifted, lines = self._parse(parser, block)
             counts.read += len(lines) if lines is not None else block.lines
-            sifted = fitting.without_nulls(self._schema, sifted)
+            sifted = self._finished(sifted)
         if sifted.bad:
             lines = split(block, self._multiline, self._blank) if lines is None else lines
             self._note(counts, [(lines[at].line, lines[at].offset, lines[at].text, why) for at, why in sifted.bad.items()])
         return sifted
+
+    def _finished(self, sifted: Sifted) -> Sifted:
+        """Without the rows that lack a value, and with times, where they have their own."""
+        sifted = fitting.without_nulls(self._schema, sifted)
+        column, bounds = self._settings.time_column, self._work.bounds
+        return sifted if column is None or bounds is None else fitting.with_times(self._schema, sifted, column, bounds)
 
     def _parse(self, parser: CsvLines | JsonLines, block: Block) -> tuple[Sifted, list[Line] | None]:
         """The rows of a block; and its lines, where they had to be looked at."""
