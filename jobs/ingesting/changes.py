@@ -62,7 +62,9 @@ class Change(msgspec.Struct, frozen=True):
         """The transaction that it belongs to, if that is known."""
         if self.transaction is not None:
             return self.transaction.id
-        found = next((one for one in (self.source.tx, self.source.gtid, self.source.transaction_id) if one is not None), None)
+        found = next(
+            (one for one in (self.source.tx, self.source.gtid, self.source.transaction_id) if one is not None), None
+        )
         return None if found is None else str(found)
 
 
@@ -92,7 +94,9 @@ def parse_change(line: bytes) -> Change | None:
             "holds. Empty the shard first, or take the line out if it is to stay; nothing of this group was written"
         )
     if change.op not in ("c", "r", "u", "d"):
-        raise Refused(f"op must be one of c, r, u, d: {change.op!r}" if change.op else "there is no op: this is no change")
+        raise Refused(
+            f"op must be one of c, r, u, d: {change.op!r}" if change.op else "there is no op: this is no change"
+        )
     if change.op != "d" and _is_null(change.after):
         raise Refused(f"a change with op {change.op} has no after")
     if change.op == "d" and _is_null(change.before):
@@ -146,7 +150,11 @@ class ChangeLines:
             if change.op != "d":
                 added.append((index, _one_line(change.after)))
         after = self._sift(self._rows, added, self._schema)
-        before = self._sift(self._keys, gone, Schema(key=self._schema.key)) if self._by_key else self._sift(self._rows, gone, self._schema)
+        before = (
+            self._sift(self._keys, gone, Schema(key=self._schema.key))
+            if self._by_key
+            else self._sift(self._rows, gone, self._schema)
+        )
         bad |= after.bad | before.bad
         return (self._of_keys if self._by_key else self._of_rows)(after, before, bad), silent
 
@@ -155,7 +163,9 @@ class ChangeLines:
             return Sifted(parser.empty, np.array([], np.int64), {})
         places = np.array([index for index, _ in found], np.int64)
         sifted = without_nulls(schema, sift(parser.parse, parser.suspect, [text for _, text in found], parser.empty))
-        return Sifted(sifted.table, places[sifted.lines], {int(places[index]): why for index, why in sifted.bad.items()})
+        return Sifted(
+            sifted.table, places[sifted.lines], {int(places[index]): why for index, why in sifted.bad.items()}
+        )
 
     def _of_rows(self, after: Sifted, before: Sifted, bad: dict[int, str]) -> Sifted:
         tables, places = [], []
@@ -170,7 +180,9 @@ class ChangeLines:
         tables, places = [], []
         for one, deletes in ((before, True), (after, False)):
             columns = [
-                one.table.column(field.name) if field.name in one.table.column_names else pa.chunked_array([pa.nulls(one.table.num_rows, field.type)])
+                one.table.column(field.name)
+                if field.name in one.table.column_names
+                else pa.chunked_array([pa.nulls(one.table.num_rows, field.type)])
                 for field in self._schema.data
             ]
             columns.append(pa.chunked_array([pa.array(np.full(one.table.num_rows, deletes))]))

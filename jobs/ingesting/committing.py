@@ -113,7 +113,9 @@ class Committer:
             found.column("text"), found.column("reason"), pa.array([self._ingest] * found.num_rows),
             pa.array([self._run.number] * found.num_rows, pa.int64()),
         ]  # fmt: skip
-        return pa.Table.from_arrays([pa.chunked_array(c) if isinstance(c, pa.Array) else c for c in columns], schema=BAD.data)
+        return pa.Table.from_arrays(
+            [pa.chunked_array(c) if isinstance(c, pa.Array) else c for c in columns], schema=BAD.data
+        )
 
     def _append(self, group: Group, done: Sequence[Done]) -> int | None:
         """Append the data; the number of updates, or None if it is there already."""
@@ -128,7 +130,9 @@ class Committer:
         try:
             if not staged:
                 lower, upper = self._run.info.bounds or (0, 1)
-                return self.data.compare_and_append([], at(lower), at(upper), producer=producer, timeout=TIMEOUT_S).count
+                return self.data.compare_and_append(
+                    [], at(lower), at(upper), producer=producer, timeout=TIMEOUT_S
+                ).count
             return self.data.append_staged(staged, producer=producer, timeout=TIMEOUT_S).count
         except AlreadyProduced:
             return None
@@ -137,7 +141,6 @@ class Committer:
 def producer_name(ingest: str) -> str:
     """The name under which an ingest numbers its groups."""
     return f"ingest/{ingest}"
-
 
 
 Makes = Callable[[Version], tuple[Version, pa.Table]]
@@ -170,7 +173,11 @@ def append_once(write: WriteHandle, make: Makes, producer: tuple[str, int]) -> i
 
 def just(schema: Schema, rows: pa.Table) -> Makes:
     """These rows, once each, whatever the shard has."""
-    counted = rows if DIFF in rows.column_names else rows.append_column(DIFF_FIELD, pa.array(np.ones(rows.num_rows, np.int64)))
+    counted = (
+        rows
+        if DIFF in rows.column_names
+        else rows.append_column(DIFF_FIELD, pa.array(np.ones(rows.num_rows, np.int64)))
+    )
     table = pa.Table.from_arrays(counted.columns, schema=schema.contents)
     return lambda version: (version, table)
 

@@ -44,7 +44,9 @@ class Local:
         """What the tasks answered, in their order."""
         write = None if stage is None else stage.write
         found: dict[int, Done] = {}
-        for index, done in in_parallel(lambda index: (index, self._run(works[index], write)), range(len(works)), self._threads, self._stop):
+        for index, done in in_parallel(
+            lambda index: (index, self._run(works[index], write)), range(len(works)), self._threads, self._stop
+        ):
             found[index] = done
             tells(len(found), len(works))
         return [found[index] for index in range(len(works))]

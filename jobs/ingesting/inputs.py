@@ -75,11 +75,17 @@ class _Listing(NamedTuple):
 def _chosen(given: str, listing: _Listing, format_: Format) -> tuple[list[File], int]:
     if not listing.is_folder:
         return listing.files, 0
-    endings = tuple(suffix + packed for suffix in SUFFIXES[format_] for packed in ("", *(COMPRESSED if format_ != "parquet" else ())))
+    endings = tuple(
+        suffix + packed
+        for suffix in SUFFIXES[format_]
+        for packed in ("", *(COMPRESSED if format_ != "parquet" else ()))
+    )
     visible = [file for file in listing.files if not _is_hidden(file.path[len(listing.root) :])]
     taken = [file for file in visible if file.path.lower().endswith(endings)]
     if not taken:
-        raise NotFound(f"{given}: there is no file that ends in {', '.join(SUFFIXES[format_])} there ({len(visible)} others are)")
+        raise NotFound(
+            f"{given}: there is no file that ends in {', '.join(SUFFIXES[format_])} there ({len(visible)} others are)"
+        )
     return taken, len(visible) - len(taken)
 
 
@@ -132,7 +138,12 @@ def _on_s3(given: str) -> _Listing:
 def _list_s3(bucket: str, prefix: str, options: str, given: str) -> Iterator[File]:
     more: dict[str, Any] = {}
     while True:
-        answer = asking_s3(bucket, options, f"list {given}", lambda s3, more=more: s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more))
+        answer = asking_s3(
+            bucket,
+            options,
+            f"list {given}",
+            lambda s3, more=more: s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more),
+        )
         for item in answer.get("Contents", ()):
             yield File(f"s3://{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'), options)
         if not answer.get("IsTruncated"):

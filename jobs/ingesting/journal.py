@@ -63,7 +63,11 @@ class Tally(NamedTuple):
     lines: int = 0
 
     def __add__(self, other: object) -> Tally:
-        return Tally(*(one + more for one, more in zip(self, other, strict=True))) if isinstance(other, Tally) else NotImplemented
+        return (
+            Tally(*(one + more for one, more in zip(self, other, strict=True)))
+            if isinstance(other, Tally)
+            else NotImplemented
+        )
 
     @property
     def read(self) -> int:
@@ -112,7 +116,9 @@ def read_journal(client: Client, shard: str, ingest: str) -> Known:
             return Known(upper, None, {}, {}, {}, 0)
         with reader.snapshot(upper.time - 1) as snapshot:
             table = snapshot.to_arrow()
-    table = table.filter(pc.equal(table.column("ingest"), ingest)).sort_by([("run", "ascending"), ("number", "ascending")])
+    table = table.filter(pc.equal(table.column("ingest"), ingest)).sort_by(
+        [("run", "ascending"), ("number", "ascending")]
+    )
     runs, files, groups = (table.filter(pc.equal(table.column("kind"), kind)) for kind in ("run", "file", "group"))
     taken = dict(zip(files.column("path").to_pylist(), files.column("etag").to_pylist(), strict=True))
     if not runs.num_rows:
@@ -131,13 +137,33 @@ def read_journal(client: Client, shard: str, ingest: str) -> Known:
 
 def try_begin(client: Client, shard: str, ingest: str, known: Known, run: Run) -> bool:
     """Record a run, unless another program was first. Then read the journal again."""
-    rows = [_row(ingest, run.number, "run", 0, first_group=run.first, last_group=run.last, info=msgspec.json.encode(run.info).decode())]
+    rows = [
+        _row(
+            ingest,
+            run.number,
+            "run",
+            0,
+            first_group=run.first,
+            last_group=run.last,
+            info=msgspec.json.encode(run.info).decode(),
+        )
+    ]
     began: dict[int, int] = {}
     for group in run.groups():
         for chunk in group.chunks:
             began.setdefault(chunk.file, group.number)
     rows += [
-        _row(ingest, run.number, "file", number, path=file.path, size=file.size, etag=file.etag, options=file.options, first_group=began[number])
+        _row(
+            ingest,
+            run.number,
+            "file",
+            number,
+            path=file.path,
+            size=file.size,
+            etag=file.etag,
+            options=file.options,
+            first_group=began[number],
+        )
         for number, file in enumerate(run.files)
     ]
     upper = known.upper.time or 0

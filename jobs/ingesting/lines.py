@@ -93,7 +93,9 @@ def cut_records(pieces: Iterable[bytes], quote: int, longest: int = LONGEST_LINE
             at, line, buffer = at + last, line + block.lines, buffer[last:]
         while len(buffer) > longest:
             gone = buffer.find(b"\n") + 1 or len(buffer)
-            yield Block(buffer[:gone][:TEXT_BYTES], at, line, f"a quote opens here that is not closed within {longest:,} bytes")
+            yield Block(
+                buffer[:gone][:TEXT_BYTES], at, line, f"a quote opens here that is not closed within {longest:,} bytes"
+            )
             at, line, buffer = at + gone, line + 1, buffer[gone:]
             if len(ends := record_ends(buffer, quote)):
                 break

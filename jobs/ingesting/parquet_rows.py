@@ -77,7 +77,13 @@ def _is_in(start: int, chunk: Chunk) -> bool:
 
 
 def _read_group(
-    parquet: pq.ParquetFile, number: int, wanted: list[str], settings: Settings, schema: Schema, first: int, finished: Finished
+    parquet: pq.ParquetFile,
+    number: int,
+    wanted: list[str],
+    settings: Settings,
+    schema: Schema,
+    first: int,
+    finished: Finished,
 ) -> Iterator[Rows]:
     batches = parquet.iter_batches(batch_size=ROWS, row_groups=[number], columns=wanted)
     while True:

@@ -46,7 +46,10 @@ def chunks_of(number: int, file: File, settings: Settings) -> list[Chunk]:
     if file.compression is not None or (settings.format == "csv" and settings.multiline):
         return [Chunk(number)]
     starts = range(0, max(1, file.size), settings.chunk_bytes)
-    return [Chunk(number, start, start + settings.chunk_bytes if start + settings.chunk_bytes < file.size else None) for start in starts]
+    return [
+        Chunk(number, start, start + settings.chunk_bytes if start + settings.chunk_bytes < file.size else None)
+        for start in starts
+    ]
 
 
 def size_of(chunk: Chunk, files: Sequence[File]) -> int:
@@ -55,7 +58,9 @@ def size_of(chunk: Chunk, files: Sequence[File]) -> int:
     return (size if chunk.end is None else chunk.end) - chunk.start
 
 
-def plan_groups(files: Sequence[File], settings: Settings, first: int, starts: Sequence[int] | None = None) -> list[Group]:
+def plan_groups(
+    files: Sequence[File], settings: Settings, first: int, starts: Sequence[int] | None = None
+) -> list[Group]:
     """The groups of a run, numbered from `first`.
 
     `starts` are the places of files with which groups begin (Debezium: where no transaction goes on); without it, groups are cut

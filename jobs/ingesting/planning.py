@@ -34,7 +34,9 @@ def new_files(found: Sequence[File], known: Known, changed: Changed) -> list[Fil
     """Those files that no run took. Raises FilesChanged."""
     others = [file for file in found if known.taken.get(file.path, file.etag) != file.etag]
     if others and changed == "refuse":
-        names = ", ".join(file.path for file in others[:SHOWN]) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
+        names = ", ".join(file.path for file in others[:SHOWN]) + (
+            f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        )
         raise FilesChanged(
             f"{len(others)} files are not the versions any more that were taken: {names}. Nothing was written. What was taken stays in the shard "
             "in any case: use --changed skip to leave them, or --changed take to add their rows to those of the former versions",
@@ -44,7 +46,9 @@ def new_files(found: Sequence[File], known: Known, changed: Changed) -> list[Fil
     return [file for file in found if file.path not in known.taken or file.path in again]
 
 
-def plan_run(files: Sequence[File], settings: Settings, schema: Schema, known: Known, bounds: tuple[int, int] | None = None) -> Run:
+def plan_run(
+    files: Sequence[File], settings: Settings, schema: Schema, known: Known, bounds: tuple[int, int] | None = None
+) -> Run:
     """The next run. Reads the first lines of CSV, and at the borders of groups some lines of changes."""
     names: dict[str, tuple[int, ...]] = {}
     starts = None
@@ -71,7 +75,9 @@ def head(file: File, size: int = MIB) -> bytes:
     try:
         found = next(iter(pieces), b"")
     except DamagedFile as damage:
-        raise InvalidUsage(f"{file.path}: {damage}. Nothing was written; take it out of the inputs", path=file.path) from damage
+        raise InvalidUsage(
+            f"{file.path}: {damage}. Nothing was written; take it out of the inputs", path=file.path
+        ) from damage
     is_all = len(found) >= file.size and file.compression is None
     return found if is_all or b"\n" not in found else found[: found.rfind(b"\n") + 1]
 
@@ -88,7 +94,9 @@ def _header(file: File, settings: Settings) -> tuple[str, ...]:
         raise InvalidUsage(f"{file.path}: {error.message}. Nothing was written", path=file.path) from error
 
 
-def _check_headers(names: dict[str, tuple[int, ...]], files: Sequence[File], settings: Settings, schema: Schema) -> None:
+def _check_headers(
+    names: dict[str, tuple[int, ...]], files: Sequence[File], settings: Settings, schema: Schema
+) -> None:
     for text, places in names.items():
         header = text.split("\n") if text else []
         if header and (why := check_names(header, settings, schema)):

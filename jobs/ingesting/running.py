@@ -1,6 +1,6 @@
 """An ingest: plans runs and carries them out, group by group, from wherever the last attempt came to.
 
-    outcome = ingest(client, Ingest("orders", ["./folder"], Settings("jsonl"), schema), Local(Stop()))
+outcome = ingest(client, Ingest("orders", ["./folder"], Settings("jsonl"), schema), Local(Stop()))
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Outcome(NamedTuple):
 Tells = Callable[[str, int, int], object]
 
 
-def ingest(client: Client, job: Ingest, engine: Engine, stop: Stop | None = None, tells: Tells = lambda *_: None) -> Outcome:
+def ingest(
+    client: Client, job: Ingest, engine: Engine, stop: Stop | None = None, tells: Tells = lambda *_: None
+) -> Outcome:
     """Take all files that no run took. May be killed at any point, and called again: then it goes on.
 
     `tells` gets what is done, the groups that are, and the groups that there are.
@@ -98,13 +100,19 @@ def ingest(client: Client, job: Ingest, engine: Engine, stop: Stop | None = None
         stop.check()
         known, sequence = look(client, job)
         if known.last is not None and known.last.number in worked and sequence >= known.last.last:
-            total = total._replace(tally=sum(known.tallies.values(), total.tally), runs=total.runs + 1, files=total.files + len(known.last.files))
+            total = total._replace(
+                tally=sum(known.tallies.values(), total.tally),
+                runs=total.runs + 1,
+                files=total.files + len(known.last.files),
+            )
             worked.discard(known.last.number)
         if known.last is not None and sequence < known.last.last:
             check_same(job, known.last)
             worked.add(known.last.number)
             committed = carry_out(client, job, known, sequence, engine, stop, tells)
-            total = total._replace(groups=total.groups + len(committed), updates=total.updates + sum(one.updates for one in committed))
+            total = total._replace(
+                groups=total.groups + len(committed), updates=total.updates + sum(one.updates for one in committed)
+            )
             continue
         files = new_files(find_files(job.inputs, job.settings.format).files, known, job.changed)
         if not files:
@@ -119,7 +127,9 @@ def bounds_of(client: Client, job: Ingest) -> tuple[int, int] | None:
         return None
     lower = client.machine(job.shard).fetch().state.upper.time
     if lower is None or lower >= job.bounds[1]:
-        raise InvalidUsage(f"shard {job.shard} is complete up to {lower} already, and --until is {job.bounds[1]}: nothing can be added before that")
+        raise InvalidUsage(
+            f"shard {job.shard} is complete up to {lower} already, and --until is {job.bounds[1]}: nothing can be added before that"
+        )
     return lower, job.bounds[1]
 
 
@@ -166,7 +176,9 @@ def last_sequence(client: Client, job: Ingest) -> int:
     return 0 if last is None else last.sequence
 
 
-def carry_out(client: Client, job: Ingest, known: Known, sequence: int, engine: Engine, stop: Stop, tells: Tells) -> list[Committed]:
+def carry_out(
+    client: Client, job: Ingest, known: Known, sequence: int, engine: Engine, stop: Stop, tells: Tells
+) -> list[Committed]:
     """Do the groups of the last run that are not done. Stops early if another program does them too, and was first."""
     run = known.last
     assert run is not None

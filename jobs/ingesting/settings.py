@@ -16,7 +16,13 @@ Format = Literal["csv", "jsonl", "parquet", "debezium"]
 Changes = Literal["by-key", "before"]
 EpochUnit = Literal["s", "ms", "us", "ns", "days"]
 
-ENCODINGS = ("utf-8", "ascii", "latin-1", *(f"iso8859-{n}" for n in (1, 2, 5, 7, 9, 15)), *(f"cp125{n}" for n in range(9)))
+ENCODINGS = (
+    "utf-8",
+    "ascii",
+    "latin-1",
+    *(f"iso8859-{n}" for n in (1, 2, 5, 7, 9, 15)),
+    *(f"cp125{n}" for n in range(9)),
+)
 """Encodings in which the byte 10 is always a line's end, so that a file can be cut anywhere."""
 
 
@@ -69,7 +75,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         """Raise InvalidUsage where the settings name columns that the schema does not have, or cannot be read."""
         for option, given in (("--column", self.columns), ("--epoch", self.epochs)):
             if unknown := [name for name in given if name not in schema.names]:
-                raise InvalidUsage(f"{option} {unknown[0]}: the shard has no such column; it has {', '.join(schema.names)}")
+                raise InvalidUsage(
+                    f"{option} {unknown[0]}: the shard has no such column; it has {', '.join(schema.names)}"
+                )
         if self.time_column is not None:
             self._check_times(schema)
         sources = [self.source(name) for name in schema.names]
@@ -83,11 +91,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         kind = None if field is None else field.type
         is_clock = kind is not None and pa.types.is_timestamp(kind) and kind.tz is not None
         if self.format == "debezium":
-            raise InvalidUsage("changes are added at the time of their commit; --time-column is for csv, jsonl and parquet")
+            raise InvalidUsage(
+                "changes are added at the time of their commit; --time-column is for csv, jsonl and parquet"
+            )
         if schema.times is not None and not is_clock:
-            raise InvalidUsage(f"--time-column {self.time_column}: the shard's times are a clock, so this must be a column of type timestamp[…, UTC]")
+            raise InvalidUsage(
+                f"--time-column {self.time_column}: the shard's times are a clock, so this must be a column of type timestamp[…, UTC]"
+            )
         if schema.times is None and (kind is None or not pa.types.is_integer(kind)):
-            raise InvalidUsage(f"--time-column {self.time_column}: the shard's times are integers, so this must be a column of integers")
+            raise InvalidUsage(
+                f"--time-column {self.time_column}: the shard's times are integers, so this must be a column of integers"
+            )
 
     def source(self, column: str) -> str:
         """The name that a column of the shard has in the files."""

@@ -23,7 +23,9 @@ from jobs.ingesting.settings import Settings, decode_settings
 from jobs.ingesting.sifting import Refused, Sifted, sift
 from persist_lib.schema.schema import Schema
 
-FOUND = pa.schema([("file", pa.int32()), ("line", pa.int64()), ("offset", pa.int64()), ("text", pa.string()), ("reason", pa.string())])
+FOUND = pa.schema(
+    [("file", pa.int32()), ("line", pa.int64()), ("offset", pa.int64()), ("text", pa.string()), ("reason", pa.string())]
+)
 """Bad lines on their way. `line` counts from 0: in the chunk, or for Parquet in the file."""
 _PACKED = pa.ipc.IpcWriteOptions(compression="zstd")
 Write = Callable[[Iterator[pa.Table]], Any]
@@ -68,7 +70,9 @@ class Reader:
         self._settings: Settings = decode_settings(work.settings)
         self.counts: list[Counts] = []
         self._bad: list[pa.RecordBatch] = []
-        self._multiline = self._settings.quote.encode()[0] if self._settings.multiline and self._settings.format == "csv" else None
+        self._multiline = (
+            self._settings.quote.encode()[0] if self._settings.multiline and self._settings.format == "csv" else None
+        )
         # A line of blanks says nothing in JSON. In CSV it is a value.
         self._blank = b"\r" if self._settings.format == "csv" else b" \t\r"
 
@@ -105,12 +109,23 @@ class Reader:
         parser = self._parser(chunk.file)
         try:
             for block in self._blocks(file, chunk):
-                for part in self._without_header(block, counts):
-                    counts.lines += part.lines
-                    yield self._sift(parser, part, counts)
+                yield from self._block(block, parser, counts)
         except DamagedFile as damage:
             counts.read += 1
             self._note(counts, [(counts.lines, None, b"", f"{damage}; what comes after this line was not read")])
+
+    def tables_of(self, block: Block) -> Iterator[pa.Table]:
+        """The good rows of one block of the only file."""
+        counts = Counts(0)
+        self.counts.append(counts)
+        for sifted in self._block(block, self._parser(0), counts):
+            counts.written += sifted.table.num_rows
+            yield sifted.table
+
+    def _block(self, block: Block, parser: CsvLines | JsonLines | ChangeLines, counts: Counts) -> Iterator[Sifted]:
+        for part in self._without_header(block, counts):
+            counts.lines += part.lines
+            yield self._sift(parser, part, counts)
 
     def _parser(self, file: int) -> CsvLines | JsonLines | ChangeLines:
         if self._settings.format == "csv":
@@ -160,7 +175,9 @@ class Reader:
             sifted = self._finished(sifted)
         if sifted.bad:
             lines = split(block, self._multiline, self._blank) if lines is None else lines
-            self._note(counts, [(lines[at].line, lines[at].offset, lines[at].text, why) for at, why in sifted.bad.items()])
+            self._note(
+                counts, [(lines[at].line, lines[at].offset, lines[at].text, why) for at, why in sifted.bad.items()]
+            )
         return sifted
 
     def _finished(self, sifted: Sifted) -> Sifted:
@@ -192,7 +209,11 @@ class Reader:
             [counts.file] * len(found), [line for line, *_ in found], [offset for _, offset, *_ in found],
             [shown(text, self._settings.encoding) for *_, text, _ in found], [why for *_, why in found],
         ]  # fmt: skip
-        self._bad.append(pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, FOUND, strict=True)], schema=FOUND))
+        self._bad.append(
+            pa.record_batch(
+                [pa.array(column, field.type) for column, field in zip(columns, FOUND, strict=True)], schema=FOUND
+            )
+        )
 
 
 def shown(text: bytes, encoding: str = "utf-8") -> str:
