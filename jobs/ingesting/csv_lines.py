@@ -131,11 +131,8 @@ class CsvLines:
     def suspect(self, lines: Sequence[bytes]) -> set[int]:
         """Lines that may be the bad ones: with open quotes, another number of values, or values that do not convert."""
         quote = self._quote
-        found = {
-            index
-            for index, line in enumerate(lines)
-            if line.count(quote) % 2 or (b"\r" in line and b"\r" in line.replace(b"\r\n", b""))
-        }
+        # SUBTLE: Arrow cannot hand a row to `note` that is no UTF-8.
+        found = {index for index, line in enumerate(lines) if line.count(quote) % 2 or _is_odd(line)}
         rest = [index for index in range(len(lines)) if index not in found]
         wrong: list[int] = []
 
@@ -165,3 +162,14 @@ class CsvLines:
             if name in table.column_names and not pa.types.is_binary(target):
                 found |= set(kept[fitting.failing(table.column(name), target)].tolist())
         return found
+
+
+def _is_odd(line: bytes) -> bool:
+    """Whether it has a carriage return inside, or is not UTF-8."""
+    if b"\r" in line and b"\r" in line.replace(b"\r\n", b""):
+        return True
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
