@@ -44,9 +44,14 @@ class Local:
         """What the tasks answered, in their order."""
         write = None if stage is None else stage.write
         found: dict[int, Done] = {}
-        for index, done in in_parallel(
-            lambda index: (index, self._run(works[index], write)), range(len(works)), self._threads, self._stop
-        ):
+        # SUBTLE: an error of a task sets the stop that `in_parallel` is given, and the caller's would hide the error.
+        inner = Stop()
+        self._stop.on_set(inner.set)
+
+        def one(index: int) -> tuple[int, Done]:
+            return index, self._run(works[index], write)
+
+        for index, done in in_parallel(one, range(len(works)), self._threads, inner):
             found[index] = done
             tells(len(found), len(works))
         return [found[index] for index in range(len(works))]
