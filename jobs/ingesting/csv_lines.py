@@ -54,7 +54,7 @@ class CsvLines:
         self._wanted = [settings.source(name) for name in schema.names]
         self._types = {settings.source(field.name): self._read_as(field) for field in schema.data}
         self._quote, self._delimiter = settings.quote.encode(), settings.delimiter.encode()
-        self.empty = schema.data.empty_table()
+        self.empty = fitting.no_rows(schema)
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
         return pa.int64() if field.name in self._settings.epochs else field.type

@@ -20,6 +20,11 @@ from persist_lib.schema.schema import TIME_FIELD, Schema
 _is = pa.types
 
 
+def no_rows(schema: Schema) -> pa.Table:
+    """An empty table like those that are parsed: any column may be null there."""
+    return pa.schema([(field.name, field.type) for field in schema.data]).empty_table()
+
+
 def from_epoch(column: pa.ChunkedArray, unit: EpochUnit, target: pa.DataType) -> pa.ChunkedArray:
     """Integers since 1970 as dates or timestamps. Raises ArrowInvalid for what does not fit exactly."""
     if unit == "days":

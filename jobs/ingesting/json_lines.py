@@ -31,7 +31,7 @@ class JsonLines:
             unexpected_field_behavior="error" if settings.extra == "refuse" else "ignore",
         )  # fmt: skip
         self._known = set(settings.source(name) for name in schema.names)
-        self.empty = schema.data.empty_table()
+        self.empty = fitting.no_rows(schema)
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
         if field.name in self._settings.epochs or _is.is_duration(field.type):

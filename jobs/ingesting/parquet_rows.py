@@ -112,7 +112,7 @@ def fit(table: pa.Table, settings: Settings, schema: Schema) -> Sifted:
         def parse(some: Any) -> pa.Table:
             return _cast(table.take(pa.array([int(place) for place in some])), settings, schema)
 
-        return sift(_refusing(parse), lambda _: (), places, schema.data.empty_table())
+        return sift(_refusing(parse), lambda _: (), places, fitting.no_rows(schema))
 
 
 def _refusing(parse: Any) -> Any:

@@ -16,6 +16,8 @@ from persist_lib.errors import InvalidUsage, NotFound
 
 PIECE = 4 * MIB
 """Bytes of one read. What is unpacked before damage depends on it, so it never changes."""
+UNPACKED = 64 << 10
+"""Bytes that are unpacked at once: of these, damage loses all."""
 S3_PIECE = 8 * MIB
 
 
@@ -98,7 +100,26 @@ def _get(file: File, start: int, end: int) -> bytes:
 def read_unpacked(file: File) -> Iterator[bytes]:
     """Yield all bytes of a compressed file, unpacked. Raises DamagedFile where it cannot be unpacked."""
     pieces = same_size(read_range(file))
-    yield from _gunzip(pieces) if file.compression == ".gz" else _unzstd(pieces)
+    yield from gathered(_gunzip(pieces) if file.compression == ".gz" else _unzstd(pieces))
+
+
+def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in larger pieces. What came before damage comes before it here too."""
+    some: list[bytes] = []
+    size = 0
+    try:
+        for piece in pieces:
+            some.append(piece)
+            size += len(piece)
+            if size >= PIECE:
+                yield b"".join(some)
+                some, size = [], 0
+    except DamagedFile:
+        if some:
+            yield b"".join(some)
+        raise
+    if some:
+        yield b"".join(some)
 
 
 def same_size(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -141,7 +162,7 @@ def _unzstd(pieces: Iterable[bytes]) -> Iterator[bytes]:
     stream = pa.CompressedInputStream(pa.PythonFile(_Stream(pieces), mode="r"), "zstd")
     while True:
         try:
-            piece = stream.read(PIECE)
+            piece = stream.read(UNPACKED)
         except (OSError, pa.ArrowException) as error:
             if isinstance(error.__context__, (InvalidUsage, NotFound)):
                 raise

@@ -162,7 +162,7 @@ class Reader:
         if block.problem is not None:
             counts.read += 1
             self._note(counts, [(block.line, block.offset, block.data, block.problem)])
-            return Sifted(self._schema.data.empty_table(), np.array([], np.int64), {})
+            return Sifted(fitting.no_rows(self._schema), np.array([], np.int64), {})
         lines: list[Line] | None = None
         if isinstance(parser, ChangeLines):
             lines = split(block, None, self._blank)
@@ -244,6 +244,6 @@ def run_task(work: Work, write: Write | None) -> Done:
     for table in reader.tables():
         both = table if latest is None else pa.concat_tables([latest, table])
         latest = last_of_each_key(work.schema, both)
-    empty = work.schema.data.empty_table().append_column(DELETES, pa.array([], pa.bool_()))
+    empty = fitting.no_rows(work.schema).append_column(DELETES, pa.array([], pa.bool_()))
     changes = empty if latest is None else latest
     return Done(None, packed(changes), reader.bad(), reader.counts)
