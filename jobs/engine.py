@@ -166,6 +166,10 @@ class SparkEngine:
                 else:
                     yield _damage(t.raised(row["error"]))
 
+    def answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:
+        """Run `work` (see `fan_out`; it yields `tasks.ANSWER`) as one Spark job of `count` tasks, and return its rows in order."""
+        return self._answers(count, work, says, tells)
+
     def _answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:
         """Return what `count` tasks answered, in their order. The client is charged for their requests."""
         spark = self._session()

@@ -44,6 +44,11 @@ class Terminal:
         self._task = self._progress.add_task(doing, total=shards)
         self._progress.start()
 
+    def step(self, doing: str, done: float, of: float) -> None:
+        """Show on the bar how far it has come."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=doing, completed=done, total=of)
+
     def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
         """A line of words and figures."""
         figures = "  ".join(f"{name}={number:,.6g}" for name, number in numbers.items())
@@ -85,6 +90,10 @@ class Pipes:
     def begin(self, shards: int, doing: str) -> None:
         """Log it."""
         self._log.info("%s: %d shards", doing, shards)
+
+    def step(self, doing: str, done: float, of: float) -> None:
+        """Log it."""
+        self._log.info("%s: %g of %g", doing, done, of)
 
     def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
         """Log it, and add the figures up."""
@@ -133,18 +142,24 @@ def telling() -> Iterator[Terminal | Pipes]:
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The arguments that every program takes."""
+    """The arguments of a program over shards."""
+    parser = place_arguments(description)
+    parser.add_argument("--shard", action="append", default=[], help="may be repeated; without it, all shards")
+    parser.add_argument("--in-flight", type=int, default=4, help="shards worked on at once")
+    return parser
+
+
+def place_arguments(description: str) -> argparse.ArgumentParser:
+    """The arguments that every program takes: where the location is, what it costs, and where Spark runs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     location = os.environ.get("PERSIST_LOCATION")
     parser.add_argument("--location", default=location, required=location is None, help="or PERSIST_LOCATION")
     parser.add_argument("--consensus", default=os.environ.get("PERSIST_CONSENSUS"), help="or PERSIST_CONSENSUS")
-    parser.add_argument("--shard", action="append", default=[], help="may be repeated; without it, all shards")
     parser.add_argument(
         "--prices", default=os.environ.get("PERSIST_PRICES"), help="s3, free or JSON, or PERSIST_PRICES"
     )
     parser.add_argument("--master", help="Spark's, or PERSIST_SPARK_MASTER; without it this machine")
     parser.add_argument("--remote", help="a Spark Connect server, or PERSIST_SPARK_REMOTE")
-    parser.add_argument("--in-flight", type=int, default=4, help="shards worked on at once")
     return parser
 
 
@@ -168,17 +183,27 @@ def spent(cost: Cost) -> dict[str, float]:
 def opened(parsed: argparse.Namespace, lease_ms: int | None = None) -> Iterator[tuple[Client, list[str]]]:
     """Open the location; yields the client and the shards asked for, or all. NotFound if one of these does not exist.
 
+    The rest is that of `opened_client`.
+    """
+    with opened_client(parsed, lease_ms) as client:
+        there = client.shards()
+        if unknown := sorted(set(parsed.shard) - set(there)):
+            raise NotFound(f"there are no shards {unknown} in {client.url}; there are {there}", shards=unknown)
+        yield client, parsed.shard or there
+
+
+@contextmanager
+def opened_client(parsed: argparse.Namespace, lease_ms: int | None = None, *, create: bool = False) -> Iterator[Client]:
+    """Open the location, and `create` it if there is none.
+
     PERSIST_CONFIG has fields of `persist.Config` as JSON. `lease_ms` counts if it does not say otherwise.
     """
     config = persist.Config.model_validate(config_of(os.environ))
     if lease_ms is not None and "lease_ms" not in config.model_fields_set:
         config = config.model_copy(update={"lease_ms": lease_ms})
     prices = parse_prices(parsed.prices) if parsed.prices else None
-    with persist.open(parsed.location, parsed.consensus, config=config, prices=prices, create=False) as client:
-        there = client.shards()
-        if unknown := sorted(set(parsed.shard) - set(there)):
-            raise NotFound(f"there are no shards {unknown} in {client.url}; there are {there}", shards=unknown)
-        yield client, parsed.shard or there
+    with persist.open(parsed.location, parsed.consensus, config=config, prices=prices, create=create) as client:
+        yield client
 
 
 def exit_status(failed: list[str]) -> int:

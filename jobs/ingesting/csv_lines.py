@@ -1,0 +1,175 @@
+"""Lines of CSV: Arrow's own reader over blocks, strict about what it lets pass."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from jobs.ingesting import fitting
+from jobs.ingesting.lines import record_ends
+from jobs.ingesting.settings import Settings
+from jobs.ingesting.sifting import Refused
+from persist_lib.errors import InvalidUsage
+from persist_lib.schema.schema import Schema
+
+BOM = b"\xef\xbb\xbf"
+
+
+def header_of(line: bytes, settings: Settings) -> tuple[str, ...]:
+    """The names in a file's first line. Raises InvalidUsage if it is no header."""
+    try:
+        text = line.removeprefix(BOM).decode(settings.encoding).rstrip("\r\n")
+        found = next(csv.reader([text], delimiter=settings.delimiter, quotechar=settings.quote, strict=True), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidUsage(f"the first line is no header: {error}") from error
+    names = tuple(name.strip() for name in found)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidUsage(f"the header has the column {twice[0]!r} twice")
+    if not all(names):
+        raise InvalidUsage("the header has a column without a name; is there a header at all? Else give --names")
+    return names
+
+
+def check_names(names: Sequence[str], settings: Settings, schema: Schema) -> str | None:
+    """Why a file with these columns cannot be taken; None if it can."""
+    wanted = [settings.source(name) for name in schema.names]
+    if (lacks := [name for name in wanted if name not in names]) and settings.missing == "refuse":
+        return f"it has no column {', '.join(lacks)} (--missing null reads null)"
+    if (extra := [name for name in names if name not in wanted]) and settings.extra == "refuse":
+        return f"the shard has no column {', '.join(extra)} (--extra ignore leaves them out)"
+    return None
+
+
+class CsvLines:
+    """Parses lines of CSV whose columns are `names`, in that order."""
+
+    def __init__(self, settings: Settings, schema: Schema, names: Sequence[str]) -> None:
+        self._settings, self._schema, self._names = settings, schema, list(names)
+        self._wanted = [settings.source(name) for name in schema.names]
+        self._types = {settings.source(field.name): self._read_as(field) for field in schema.data}
+        self._quote, self._delimiter = settings.quote.encode(), settings.delimiter.encode()
+        self.empty = fitting.no_rows(schema)
+
+    def _read_as(self, field: pa.Field) -> pa.DataType:
+        return pa.int64() if field.name in self._settings.epochs else field.type
+
+    def parse(self, lines: Sequence[bytes]) -> pa.Table:
+        """One row of each line, or Refused."""
+        return self.parse_data(b"\n".join(lines) + b"\n", is_one=len(lines) == 1)
+
+    def parse_data(self, data: bytes, *, is_one: bool = False) -> pa.Table:
+        """The rows of whole lines, or Refused. Blank lines make no row."""
+        data = self._utf8(data)
+        if not is_one and data.count(b"\r") != data.count(b"\r\n"):
+            # SUBTLE: Arrow ends a row at a lone \r. Such a row more could hide that an open quote swallowed a line.
+            raise Refused("there is a carriage return inside of a line")
+        has_quotes = self._quote in data
+        table = self._read(self._closed(data) if has_quotes else data)
+        return table.slice(0, max(0, table.num_rows - 1)) if has_quotes else table
+
+    def _closed(self, data: bytes) -> bytes:
+        """The data with its last line once more.
+
+        SUBTLE: Arrow lets a quote that is still open at the end pass. It swallows this copy, and then a row is missing.
+        """
+        whole = data if data.endswith(b"\n") else data + b"\n"
+        stripped = whole.rstrip(b"\r\n")
+        if self._settings.multiline:
+            ends = record_ends(stripped, self._quote[0])
+            last = stripped[int(ends[-1]) + 1 :] if len(ends) else stripped
+        else:
+            last = stripped[stripped.rfind(b"\n") + 1 :]
+        return whole + last + b"\n"
+
+    def _read(self, data: bytes) -> pa.Table:
+        settings = self._settings
+        options = pyarrow.csv.ConvertOptions(
+            column_types=self._types, null_values=list(settings.nulls), strings_can_be_null=True,
+            quoted_strings_can_be_null=False, include_columns=self._wanted, include_missing_columns=True,
+        )  # fmt: skip
+        try:
+            table = pyarrow.csv.read_csv(
+                pa.BufferReader(data), self._reading(data), self._parsing(), options,
+            )  # fmt: skip
+            return self._fitted(table)
+        except (pa.ArrowException, ValueError) as error:
+            raise fitting.said(error, self._names) from error
+
+    def _reading(self, data: bytes) -> Any:
+        size = max(len(data) + 1, 1024)
+        return pyarrow.csv.ReadOptions(column_names=self._names, use_threads=False, block_size=size)
+
+    def _parsing(self, **more: Any) -> Any:
+        settings = self._settings
+        return pyarrow.csv.ParseOptions(
+            delimiter=settings.delimiter, quote_char=settings.quote, newlines_in_values=settings.multiline, **more
+        )
+
+    def _fitted(self, table: pa.Table) -> pa.Table:
+        columns = []
+        for field in self._schema.data:
+            column = table.column(self._settings.source(field.name))
+            if field.name in self._settings.epochs:
+                column = fitting.from_epoch(column, self._settings.epochs[field.name], field.type)
+            columns.append(column)
+        return pa.table(columns, names=self._schema.names)
+
+    def _utf8(self, data: bytes) -> bytes:
+        if self._settings.encoding == "utf-8":
+            return data
+        try:
+            return data.decode(self._settings.encoding).encode()
+        except UnicodeDecodeError as error:
+            raise Refused(f"this is not {self._settings.encoding}: {error.reason}") from error
+
+    def suspect(self, lines: Sequence[bytes]) -> set[int]:
+        """Lines that may be the bad ones: with open quotes, another number of values, or values that do not convert."""
+        quote = self._quote
+        # SUBTLE: Arrow cannot hand a row to `note` that is no UTF-8.
+        found = {index for index, line in enumerate(lines) if line.count(quote) % 2 or _is_odd(line)}
+        rest = [index for index in range(len(lines)) if index not in found]
+        wrong: list[int] = []
+
+        def note(row: Any) -> str:
+            wrong.append(row.number - 1)
+            return "skip"
+
+        try:
+            data = self._utf8(b"\n".join(lines[index] for index in rest) + b"\n")
+        except Refused:
+            return found
+        names = {name: pa.binary() for name in self._names}
+        options = pyarrow.csv.ConvertOptions(
+            column_types=names, null_values=list(self._settings.nulls), strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )  # fmt: skip
+        try:
+            parsing = self._parsing(invalid_row_handler=note)
+            table = pyarrow.csv.read_csv(pa.BufferReader(data), self._reading(data), parsing, options)
+        except pa.ArrowException:
+            return found
+        if table.num_rows + len(wrong) != len(rest):
+            return found
+        found |= {rest[row] for row in wrong}
+        kept = np.delete(np.array(rest, np.int64), wrong)
+        for name, target in self._types.items():
+            if name in table.column_names and not pa.types.is_binary(target):
+                found |= set(kept[fitting.failing(table.column(name), target)].tolist())
+        return found
+
+
+def _is_odd(line: bytes) -> bool:
+    """Whether it has a carriage return inside, or is not UTF-8."""
+    if b"\r" in line and b"\r" in line.replace(b"\r\n", b""):
+        return True
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return True
+    return False

@@ -1,0 +1,131 @@
+"""From a file's columns to the shard's: names, types that files hold as text or numbers, and columns that may not be null."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.ingesting.settings import EpochUnit
+from jobs.ingesting.sifting import Refused, Sifted
+from persist_lib.schema.schema import TIME_FIELD, Schema
+
+_is = pa.types
+
+
+def no_rows(schema: Schema) -> pa.Table:
+    """An empty table like those that are parsed: any column may be null there."""
+    return pa.schema([(field.name, field.type) for field in schema.data]).empty_table()
+
+
+def from_epoch(column: pa.ChunkedArray, unit: EpochUnit, target: pa.DataType) -> pa.ChunkedArray:
+    """Integers since 1970 as dates or timestamps. Raises ArrowInvalid for what does not fit exactly."""
+    if unit == "days":
+        return column.cast(pa.int32()).cast(pa.date32()).cast(target)
+    zone = target.tz if _is.is_timestamp(target) else None
+    moments = column.cast(pa.timestamp(unit, zone))
+    if _is.is_date(target):
+        days = moments.cast(target, safe=False)
+        if not pc.all(pc.equal(days.cast(moments.type), moments)).as_py():
+            raise pa.ArrowInvalid("a time that is not midnight is no date")
+        return days
+    return moments.cast(target)
+
+
+def from_text(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """What JSON holds as text: ISO dates and times, bytes in base64. Raises ArrowInvalid or ValidationError."""
+    if _is.is_timestamp(target) or _is.is_date(target):
+        return pc.cast(column, target)
+    kind: Any = dt.time if _is.is_time(target) else bytes
+    values = msgspec.convert(column.to_pylist(), list[kind | None])
+    return pa.chunked_array([pa.array(values, target)], target)
+
+
+def without_nulls(schema: Schema, sifted: Sifted) -> Sifted:
+    """Those rows that have a value in each column that must have one. The other lines are bad."""
+    bad, keep = dict(sifted.bad), np.ones(sifted.table.num_rows, bool)
+    for field in schema.data:
+        if not field.nullable and (column := sifted.table.column(field.name)).null_count:
+            missing = np.asarray(pc.is_null(column))
+            for index in sifted.lines[missing & keep].tolist():
+                bad[index] = f"column {field.name}: there is no value, and null is not allowed"
+            keep &= ~missing
+    if keep.all():
+        return sifted
+    return Sifted(sifted.table.filter(pa.array(keep)), sifted.lines[keep], dict(sorted(bad.items())))
+
+
+def with_times(schema: Schema, sifted: Sifted, name: str, bounds: tuple[int, int]) -> Sifted:
+    """The rows at the times that a column says. Lines whose time is missing, too fine for the clock or outside of the bounds are bad."""
+    lower, upper = bounds
+    column = sifted.table.column(name)
+    exact = pa.chunked_array([pa.repeat(pa.scalar(True), len(column))])
+    times = column
+    if schema.times is not None:
+        coarse = column.cast(pa.timestamp(schema.times, "UTC"), safe=False)
+        exact = pc.equal(coarse.cast(column.type), column)
+        times = coarse.cast(pa.int64())
+    inside = pc.and_(pc.greater_equal(times, lower), pc.less(times, upper))
+    keep = np.asarray(pc.fill_null(pc.and_(exact, inside), False))
+    bad = dict(sifted.bad)
+    for row in np.flatnonzero(~keep).tolist():
+        value = column[row].as_py()
+        why = "is no whole step of the shard's clock" if value is not None and not exact[row].as_py() else (
+            f"is not in [{schema.show(lower)}, {schema.show(upper)})"
+        )  # fmt: skip
+        bad[int(sifted.lines[row])] = f"its time, {value} in column {name}, {why}"
+    table = sifted.table.append_column(TIME_FIELD, times.cast(pa.uint64(), safe=False))
+    return Sifted(table.filter(pa.array(keep)), sifted.lines[keep], dict(sorted(bad.items())))
+
+
+def failing(column: pa.ChunkedArray, target: pa.DataType) -> npt.NDArray[np.int64]:
+    """The places of values of text that Arrow does not cast to a type, by halves of the distinct ones."""
+    distinct = pc.unique(column).drop_null()
+    wrong: list[pa.Array] = []
+    waiting = [distinct]
+    while waiting:
+        some = waiting.pop()
+        try:
+            pc.cast(_trimmed(some), target)
+        except (pa.ArrowException, UnicodeDecodeError):
+            if len(some) == 1:
+                wrong.append(some)
+            else:
+                middle = len(some) // 2
+                waiting += [some.slice(middle), some.slice(0, middle)]
+    if not wrong:
+        return np.array([], np.int64)
+    return np.flatnonzero(np.asarray(pc.is_in(column, value_set=pa.concat_arrays(wrong))))
+
+
+def _trimmed(array: pa.Array) -> pa.Array:
+    text = array.cast(pa.string())
+    return pc.utf8_trim_whitespace(text)
+
+
+_NOISE = (
+    (re.compile(r"^(CSV|JSON) parse error: "), ""),
+    (re.compile(r"Row #\d+: "), ""),
+    (re.compile(r"CSV conversion error to "), "no "),
+    (re.compile(r" in row \d+$"), ""),
+    (re.compile(r"Failed to convert JSON to (\S+), couldn't parse:\s*"), r"no \1: "),
+    (re.compile(r"Failed to parse string: '(.*)' as a scalar of type ([^:]+)(:?.*)", re.DOTALL), r"no \2: '\1'\3"),
+)
+_COLUMN = re.compile(r"In CSV column #(\d+): ")
+
+
+def said(error: Exception, names: Sequence[str] = ()) -> Refused:
+    """What a parser says of lines, in fewer words."""
+    text = str(error)
+    if (match := _COLUMN.match(text)) and int(match[1]) < len(names):
+        text = f"column {names[int(match[1])]}: {text[match.end() :]}"
+    for pattern, instead in _NOISE:
+        text = pattern.sub(instead, text)
+    return Refused(text.strip()[:500])

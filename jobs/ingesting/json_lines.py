@@ -1,0 +1,155 @@
+"""JSON lines: an object a line, read by Arrow after msgspec has shown that each line is exactly one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from jobs.ingesting import fitting
+from jobs.ingesting.settings import Settings
+from jobs.ingesting.sifting import Refused
+from persist_lib.schema.schema import Schema
+
+_is = pa.types
+_raws = msgspec.json.Decoder(msgspec.Raw)
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class JsonLines:
+    """Parses lines that are JSON objects with the columns as names. Fields that are missing are null."""
+
+    def __init__(self, settings: Settings, schema: Schema) -> None:
+        self._settings, self._schema = settings, schema
+        asked = [pa.field(settings.source(field.name), self._read_as(field)) for field in schema.data]
+        self._parsing = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema(asked), newlines_in_values=False,
+            unexpected_field_behavior="error" if settings.extra == "refuse" else "ignore",
+        )  # fmt: skip
+        self._known = set(settings.source(name) for name in schema.names)
+        self.empty = fitting.no_rows(schema)
+
+    def _read_as(self, field: pa.Field) -> pa.DataType:
+        if field.name in self._settings.epochs or _is.is_duration(field.type):
+            return pa.int64()
+        return pa.string() if _as_text(field.type) else field.type
+
+    def parse(self, lines: Sequence[bytes]) -> pa.Table:
+        """One row of each line, or Refused."""
+        return self.parse_data(b"\n".join(lines) + b"\n")
+
+    def parse_data(self, data: bytes) -> pa.Table:
+        """The rows of whole lines, or Refused. Blank lines make no row."""
+        if not check_objects(data):
+            return self.empty
+        try:
+            reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1024))
+            table = pyarrow.json.read_json(pa.BufferReader(data), reading, self._parsing)
+            return self._fitted(table)
+        except (pa.ArrowException, msgspec.ValidationError, ValueError, OverflowError) as error:
+            if "unexpected field" in str(error):
+                raise Refused(self._extra(data)) from error
+            raise fitting.said(error) from error
+
+    def _fitted(self, table: pa.Table) -> pa.Table:
+        columns = []
+        for field in self._schema.data:
+            column = table.column(self._settings.source(field.name))
+            if field.name in self._settings.epochs:
+                column = fitting.from_epoch(column, self._settings.epochs[field.name], field.type)
+            elif _is.is_duration(field.type):
+                column = column.cast(field.type)
+            elif _as_text(field.type):
+                column = fitting.from_text(column, field.type)
+            columns.append(column)
+        return pa.table(columns, names=self._schema.names)
+
+    def _extra(self, data: bytes) -> str:
+        try:
+            extra = [name for name in _objects.decode(data) if name not in self._known]
+        except msgspec.DecodeError:
+            extra = []
+        named = f" {', '.join(map(repr, extra[:5]))}" if extra else "s"
+        return f"the shard has no column for the field{named} (--extra ignore leaves them out)"
+
+    def suspect(self, lines: Sequence[bytes]) -> set[int]:
+        """Lines that are no objects, or whose values are of another kind than the column's."""
+        found = set()
+        kinds = {self._settings.source(field.name): _first_bytes(self._read_as(field)) for field in self._schema.data}
+        ignores = self._settings.extra == "ignore"
+        for index, line in enumerate(lines):
+            try:
+                line.decode()
+                row = _objects.decode(line)
+            except (ValueError, RecursionError):  # msgspec's errors and UnicodeDecodeError are such
+                found.add(index)
+                continue
+            for name, raw in row.items():
+                kind = kinds.get(name)
+                if kind is None:
+                    if not ignores:
+                        found.add(index)
+                elif bytes(raw)[:1] not in kind:
+                    found.add(index)
+        return found
+
+
+def check_objects(data: bytes) -> int:
+    """Return how many lines are not blank. Raises Refused unless each of them is one JSON object in UTF-8.
+
+    SUBTLE: Arrow's reader crashes on a line like `null`, takes two objects in one line for two rows, an object over two lines for
+    one, and bytes that are no UTF-8 for text. msgspec counts the values; values that are all in braces can neither go
+    over a line's end (`}` is never followed by `{`) nor, if there are as many as lines, share one.
+    """
+    try:
+        data.decode()
+        count = len(_raws.decode_lines(data))
+    except UnicodeDecodeError as error:
+        raise Refused(f"this is not UTF-8: {error.reason}") from error
+    except RecursionError as error:
+        raise Refused("it is nested too deep") from error
+    except msgspec.DecodeError as error:
+        raise Refused(str(error)) from error
+    if count and count != _braced(data):
+        raise Refused("the line is not one JSON object")
+    return count
+
+
+def _braced(data: bytes) -> int:
+    """How many lines begin with `{` and end with `}`; -1 if any other is not blank."""
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == 10)
+    if not data.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    ends = np.where((ends > starts) & (array[ends - 1] == 13), ends - 1, ends)
+    full = ends > starts
+    starts, ends = starts[full], ends[full]
+    is_braced = (array[starts] == ord("{")) & (array[ends - 1] == ord("}"))
+    if is_braced.all():
+        return len(starts)
+    odd = [data[starts[index] : ends[index]].strip() for index in np.flatnonzero(~is_braced)]
+    if any(line and not (line.startswith(b"{") and line.endswith(b"}")) for line in odd):
+        return -1
+    return int(is_braced.sum()) + sum(map(bool, odd))
+
+
+def _as_text(type_: pa.DataType) -> bool:
+    """Whether JSON holds values of this type as text that Arrow does not read exactly (it would drop a zone)."""
+    temporal = _is.is_date(type_) or _is.is_time(type_) or _is.is_timestamp(type_)
+    return bool(temporal or _is.is_binary(type_) or _is.is_fixed_size_binary(type_))
+
+
+def _first_bytes(type_: pa.DataType) -> Any:
+    """With what byte a JSON value of this type can begin."""
+    if _is.is_string(type_):
+        return (b'"', b"n")
+    if _is.is_boolean(type_):
+        return (b"t", b"f", b"n")
+    if _is.is_decimal(type_):
+        return tuple(bytes([byte]) for byte in b'"-0123456789n')
+    return tuple(bytes([byte]) for byte in b"-0123456789n")

@@ -1,0 +1,219 @@
+"""Reads one version of a file: its bytes in pieces of a fixed size, unpacked where it is compressed."""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from jobs.ingesting.inputs import File, asking_s3, local_file
+from persist_lib.config import MIB
+from persist_lib.errors import InvalidUsage, NotFound
+
+PIECE = 4 * MIB
+"""Bytes of one read. What is unpacked before damage depends on it, so it never changes."""
+UNPACKED = 64 << 10
+"""Bytes that are unpacked at once: of these, damage loses all."""
+S3_PIECE = 8 * MIB
+
+
+class FileChanged(InvalidUsage):
+    """A file is not the version any more that was planned. Field: path."""
+
+
+class DamagedFile(Exception):  # noqa: N818 - it becomes a bad line
+    """A compressed file cannot be unpacked from here on."""
+
+
+def changed(file: File) -> FileChanged:
+    """The error for a file that is another one now."""
+    return FileChanged(
+        f"{file.path} has changed since this run was planned, so that its rows would no longer be the same however often the run is "
+        "killed. Nothing of this group was written. Put the former version back, and run again",
+        path=file.path,
+    )
+
+
+def local_file_is(file: File) -> bool:
+    """Whether a file of this machine is still the version that was planned."""
+    return local_file(file.path) == file
+
+
+def said_gone(file: File) -> NotFound:
+    """The error for a file that is there no more."""
+    return NotFound(
+        f"{file.path} is gone, and this run is not done with it. Nothing of this group was written. Put it back, and run again",
+        path=file.path,
+    )
+
+
+def read_range(file: File, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Yield the file's bytes `[start, end)` as stored, in pieces. Raises FileChanged or NotFound."""
+    end = file.size if end is None else min(end, file.size)
+    if file.path.startswith("s3://"):
+        for at in range(start, end, S3_PIECE):
+            yield _get(file, at, min(at + S3_PIECE, end))
+        return
+    try:
+        with open(file.path, "rb") as opened:  # noqa: PTH123
+            _check(file, opened)
+            opened.seek(start)
+            while start < end and (piece := opened.read(min(PIECE, end - start))):
+                start += len(piece)
+                yield piece
+            _check(file, opened)
+    except FileNotFoundError as error:
+        raise said_gone(file) from error
+
+
+def _check(file: File, opened: Any) -> None:
+    said = os.fstat(opened.fileno())
+    if f"{said.st_mtime_ns:x}-{said.st_size:x}" != file.etag:
+        raise changed(file)
+
+
+def _get(file: File, start: int, end: int) -> bytes:
+    bucket, _, key = file.path.removeprefix("s3://").partition("/")
+
+    def ask(s3: Any) -> bytes:
+        try:
+            answer = s3.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", IfMatch=file.etag)
+            data = bytes(answer["Body"].read())
+        except s3.exceptions.ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if code in ("PreconditionFailed", "412"):
+                raise changed(file) from error
+            if code in ("NoSuchKey", "404"):
+                raise said_gone(file) from error
+            raise
+        if len(data) != end - start:
+            raise OSError(f"{len(data)} bytes came of {end - start}")
+        return data
+
+    return bytes(asking_s3(bucket, file.options, f"read {file.path}", ask))
+
+
+def read_unpacked(file: File) -> Iterator[bytes]:
+    """Yield all bytes of a compressed file, unpacked. Raises DamagedFile where it cannot be unpacked."""
+    pieces = same_size(read_range(file))
+    yield from gathered(_gunzip(pieces) if file.compression == ".gz" else _unzstd(pieces))
+
+
+def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in larger pieces. What came before damage comes before it here too."""
+    some: list[bytes] = []
+    size = 0
+    try:
+        for piece in pieces:
+            some.append(piece)
+            size += len(piece)
+            if size >= PIECE:
+                yield b"".join(some)
+                some, size = [], 0
+    except DamagedFile:
+        if some:
+            yield b"".join(some)
+        raise
+    if some:
+        yield b"".join(some)
+
+
+def same_size(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of one size, so that the same are unpacked wherever the file is."""
+    buffer = b""
+    for piece in pieces:
+        buffer += piece
+        while len(buffer) >= MIB:
+            yield buffer[:MIB]
+            buffer = buffer[MIB:]
+    if buffer:
+        yield buffer
+
+
+def _gunzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Unpack members one after the other. Zeros after the last one are padding."""
+    unpacker = zlib.decompressobj(wbits=31)
+    is_between = True
+    for piece in pieces:
+        left = piece
+        while left:
+            if is_between and not (left := left.lstrip(b"\0")):
+                break
+            try:
+                # Bounded, as a MiB may become a GiB.
+                unpacked = unpacker.decompress(left, PIECE)
+            except zlib.error as error:
+                raise DamagedFile(f"the gzip data is damaged: {error}") from error
+            is_between = False
+            if unpacked:
+                yield unpacked
+            left = unpacker.unconsumed_tail
+            if unpacker.eof:
+                left, unpacker, is_between = unpacker.unused_data, zlib.decompressobj(wbits=31), True
+    if not is_between:
+        raise DamagedFile("the gzip data ends too early: the file was cut")
+
+
+def _unzstd(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    stream = pa.CompressedInputStream(pa.PythonFile(_Stream(pieces), mode="r"), "zstd")
+    while True:
+        try:
+            piece = stream.read(UNPACKED)
+        except (OSError, pa.ArrowException) as error:
+            if isinstance(error.__context__, (InvalidUsage, NotFound)):
+                raise
+            raise DamagedFile(f"the zstd data is damaged: {error}") from error
+        if not piece:
+            return
+        yield piece
+
+
+class _Stream(io.RawIOBase):
+    """Pieces as a file that can only be read on."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._buffer = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while size < 0 or len(self._buffer) < size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
+            self._buffer += piece
+        size = len(self._buffer) if size < 0 else size
+        found, self._buffer = self._buffer[:size], self._buffer[size:]
+        return found
+
+
+class RandomAccess(io.RawIOBase):
+    """A file of S3 as Parquet's reader needs it: ranges by GETs."""
+
+    def __init__(self, file: File) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._file.size)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._file.size if size < 0 else min(self._at + size, self._file.size)
+        found = b"".join(read_range(self._file, self._at, end))
+        self._at += len(found)
+        return found
