@@ -18,7 +18,8 @@ from persist_lib.ids import ShardId
 from persist_lib.kernel.columns import integers
 from persist_lib.read.handle import ReadHandle
 from persist_lib.schema.schema import TIME
-from persist_lib.shard.runs import Stored, boundaries, inputs_of, newest_schema, overlapping
+from persist_lib.shard.cutting import stretches
+from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
 from persist_lib.spark.offsets import BEGINNING, Contents, Position, Updates
 from persist_lib.spark.slices import Section
 
@@ -84,7 +85,7 @@ class Admission:
         machine = self._handle.machine
         wanted = max(1, budget // FINEST)
         seen = 0
-        for cut, size in sorted(boundaries(machine.reads, ShardId(machine.shard), inputs, state.schemas, wanted)):
+        for cut, _, size in sorted(stretches(machine.reads, ShardId(machine.shard), inputs, state.schemas, wanted)):
             if cut > key and seen >= budget:
                 return cut
             # Pieces that begin before the key have been delivered, but for the rest of one in each run.

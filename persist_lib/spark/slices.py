@@ -16,7 +16,8 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.core.plan.compaction import TaskInput, cut_evenly
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.cutting import cut_evenly
 from persist_lib.core.state import State
 from persist_lib.errors import Missing
 from persist_lib.format.predicate import Where
@@ -27,14 +28,13 @@ from persist_lib.location.api import Blob
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.snapshot import KeyRange, Split
 from persist_lib.schema.schema import DIFF, Schema
-from persist_lib.shard.runs import Stored, boundaries, inputs_of, newest_schema, overlapping
+from persist_lib.shard.cutting import stretches
+from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
 
 DEFAULT_BYTES = 32 << 20
 """Of stored parts in one slice. Decoded they are some times that, and Python hands them to the JVM at some 100 MB/s."""
 MOST_SLICES = 10_000
 """Slices of one plan: Spark's driver keeps some kilobytes of each. A larger section has larger slices."""
-MANY_PARTS = 500
-"""Above so many parts to look into, parts are no longer cut, as each look is a request."""
 MERGE_BYTES = 96 << 20
 """Memory for merging in a task, of which an executor may run several at a time."""
 
@@ -149,18 +149,15 @@ def plan_slices(
 
 
 def cuts(blob: Blob, whole: Slice, slice_bytes: int | None) -> list[bytes]:
-    """The keys at which to cut a slice. Parts are cut too, unless there are too many to look into."""
+    """The keys at which to cut a slice. Large parts are cut too, by the keys that they note."""
     parts = [part for run in whole.inputs for part in run.parts]
     size = sum(part.size for part in parts)
     n = min(MOST_SLICES, -(-size // (slice_bytes or DEFAULT_BYTES)))
     if n < 2:
         return []
-    wanted = size // n
-    if sum(part.size > wanted for part in parts) > MANY_PARTS:
-        wanted = max(part.size for part in parts)
-    found = boundaries(blob, ShardId(whole.shard), whole.inputs, whole.schemas, wanted)
     lower, upper = whole.keys
-    inside = [(key, size) for key, size in found if (lower is None or key > lower) and (upper is None or key < upper)]
+    found = stretches(blob, ShardId(whole.shard), whole.inputs, whole.schemas, size // n)
+    inside = [s for s in found if (lower is None or s.lower > lower) and (upper is None or s.lower < upper)]
     return cut_evenly(inside, n)
 
 
