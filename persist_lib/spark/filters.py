@@ -81,9 +81,10 @@ def _positive(one: d.Filter, field: pc.Expression, kind: pa.DataType) -> pc.Expr
         return field.is_valid()
     if isinstance(one, d.In):
         values = [_scalar(value, kind) for value in one.value if value is not None]
-        if not values or any(value is None for value in values):
+        known = [value.as_py() for value in values if value is not None]
+        if not known or len(known) < len(values) or not _lists(kind):
             return None
-        return field.isin(pa.array([value.as_py() for value in values], kind)) if _lists(kind) else None
+        return field.isin(pa.array(known, kind))
     if isinstance(one, d.EqualNullSafe):
         if one.value is None:
             return field.is_null()
@@ -113,7 +114,7 @@ def _scalar(value: object, kind: pa.DataType) -> pa.Scalar | None:
         fits = isinstance(value, str)
     elif _is.is_binary(kind) or _is.is_fixed_size_binary(kind):
         fits = isinstance(value, (bytes, bytearray))
-        value = bytes(value) if fits else value  # type: ignore[arg-type]
+        value = bytes(value) if isinstance(value, bytearray) else value
     elif _is.is_date32(kind):
         fits = isinstance(value, dt.date) and not isinstance(value, dt.datetime)
     elif _is.is_timestamp(kind):

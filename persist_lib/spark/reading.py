@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.read.handle import ReadHandle
@@ -37,6 +37,7 @@ from persist_lib.spark.types import arrow_schema, check_asked, chosen, spark_sch
 
 Kind = Literal["rows", "contents", "updates"]
 BATCH = "a batch read"
+LATEST = "latest"
 LEAST_BYTES = 64 << 10
 BATCH_ROWS = 1 << 16
 """The most rows of one batch for the JVM, which reads them one by one."""
@@ -55,6 +56,8 @@ class Table(NamedTuple):
     """What a batch reads; None where there is no complete time yet."""
     frame: StructType
     read_only: bool
+    refusal: PersistError | None = None
+    """Why a batch cannot read the updates that the options name. A stream that goes on does not start there."""
 
     @property
     def client(self) -> Client:
@@ -79,10 +82,17 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     what = f"shard {options.shard}"
     kind = kind_of(options)
     names = chosen(schema, options.names("columns"), what) or tuple(schema.names)
-    section = None if batch is False or _is_stream(options) else section_of(options, kind, handle)
+    section, refusal = None, None
+    try:
+        if batch is not False and not _is_stream(options):
+            section = section_of(options, kind, handle)
+    except PersistError as error:
+        if kind != "updates":
+            raise
+        refusal = error
     return Table(
         (client.url, client.consensus_url), options.shard, schema, kind, names, section, frame_of(schema, kind, names),
-        read_only,
+        read_only, refusal,
     )  # fmt: skip
 
 
@@ -125,6 +135,7 @@ def section_of(options: Options, kind: Kind, handle: ReadHandle) -> Section | No
         from_, to = options.time("from"), options.time("to")
         if to is None and not _has_time(handle):
             return None
+        from_ = newest(handle) if from_ == LATEST else from_
         with handle.changes(from_, to, timeout=0) as changes:
             lower = 0 if changes.from_ is None else min(changes.from_ + 1, MAX_TIME)
             upper = None if changes.to == MAX_TIME else changes.to + 1
@@ -136,12 +147,16 @@ def section_of(options: Options, kind: Kind, handle: ReadHandle) -> Section | No
                 option=name,
             )
     as_of = options.time("as_of")
-    if as_of in (None, "latest"):
-        if not _has_time(handle):
-            return None
-        as_of = None
-    with handle.snapshot(as_of, timeout=0) as snapshot:
-        return Section(snapshot.as_of)
+    if as_of not in (None, LATEST):
+        with handle.snapshot(as_of, timeout=0) as snapshot:
+            return Section(snapshot.as_of)
+    return Section(newest(handle)) if _has_time(handle) else None
+
+
+def newest(handle: ReadHandle) -> int:
+    """The newest complete time. Raises SinceViolation where there is none yet."""
+    with handle.snapshot(timeout=0) as snapshot:
+        return snapshot.as_of
 
 
 def _has_time(handle: ReadHandle) -> bool:
@@ -175,6 +190,8 @@ class Reader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """The partitions: slices of the shard in key order. The planner's lease keeps what they read."""
         table, pushed = self._table, self._pushed
+        if table.refusal is not None:
+            raise table.refusal
         section = table.section
         if section is not None and section.as_of is None:
             section = section.between(pushed.lower, pushed.upper)
@@ -233,8 +250,8 @@ def multiplied(rows: pa.Table, table: Table) -> Iterator[pa.Table]:
         raise _negative(rows, int(np.argmin(diffs)), table)
     if float(diffs.sum(dtype=np.float64)) > MOST_ROWS:
         raise InvalidUsage(
-            f"{table.what} has multiplicities that add up to more than {MOST_ROWS:,} rows. Read it with the option diff "
-            '("true")',
+            f"{table.what} has multiplicities that add up to more than {MOST_ROWS:,} rows. Read it with the "
+            'option diff ("true")',
             shard=table.shard,
         )
     ends = np.cumsum(diffs)
