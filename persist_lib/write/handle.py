@@ -42,12 +42,13 @@ from persist_lib.write.pending import Appended, Batching, Pending, coalesced, co
 from persist_lib.write.queue import Answer, Outbox, not_sent
 from persist_lib.write.registration import Registration
 from persist_lib.write.share import Kind, Place, Share, commit_shares
+from persist_lib.write.staging import Staging
 from persist_lib.write.verbs import Changed, Verbs
 
 __all__ = ["Appended", "Batching", "Changed", "WriteHandle"]
 
 
-class WriteHandle(Leased, Verbs):
+class WriteHandle(Leased, Verbs, Staging):
     """Writes to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
 
     def __init__(
@@ -56,6 +57,7 @@ class WriteHandle(Leased, Verbs):
         self.machine = machine
         self.schema = schema
         self._schema_id = schema_id
+        self._leases = leases
         self._lock, self._beginning = threading.RLock(), threading.Lock()
         self._registration = Registration(machine, leases, "ingest")
         self._batching = batching

@@ -1,0 +1,65 @@
+"""What Spark makes for each use of `format("persist")`: it says what the columns are, and who reads or writes.
+
+Spark asks for the schema before it says whether it reads a batch or a stream. So it depends on the options alone:
+
+    (none)                      the shard's rows: its columns, each row as often as its multiplicity
+    diff=true                   its contents: the columns and `_diff`, each distinct row once
+    changes=true, from, to      its updates: the columns, `_time` and `_diff`
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from persist_lib.spark.reading import Reader
+    from persist_lib.spark.streaming import StreamReader
+
+NAME = "persist"
+
+
+class PersistSource(DataSource):
+    """One use of the source. Spark pickles it once it has asked for the schema; what was decided by then stays."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._table: Any = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(…)`."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for, of the newest schema. Decides the time of a batch read without one."""
+        from persist_lib.spark.reading import look  # noqa: PLC0415 - Spark loads this module in every worker
+
+        self._table = look(self.options)
+        return self._table.frame
+
+    def reader(self, schema: StructType) -> Reader:
+        """What plans and reads a batch."""
+        from persist_lib.spark.reading import batch_reader  # noqa: PLC0415
+
+        return batch_reader(self.options, schema, self._table)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+        """What plans and reads a stream."""
+        from persist_lib.spark.streaming import StreamReader  # noqa: PLC0415
+
+        return StreamReader(self.options, schema, self._table)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        """What writes a batch."""
+        from persist_lib.spark.sinking import BatchWriter  # noqa: PLC0415
+
+        return BatchWriter(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        """What writes a stream."""
+        from persist_lib.spark.sinking import StreamWriter  # noqa: PLC0415
+
+        return StreamWriter(dict(self.options), schema, overwrite)
