@@ -19,6 +19,8 @@ BENCHMARKS = {
     "kernel": "bench.kernel:kernel",
     "kernel-100m": "bench.kernel:kernel_100m",
     "spark": "bench.spark:spark",
+    "spark-scan": "bench.spark_scan:spark_scan",
+    "spark-write": "bench.spark_write:spark_write",
     "policy": "bench.policy:policy",
     "postgres-append": "bench.postgres:postgres_append",
     "contention": "bench.postgres:contention",
@@ -29,6 +31,7 @@ BENCHMARKS = {
     "read-history": "bench.reading:read_history",
     "maintain-small": "bench.reading:maintain_small",
     "survey": "bench.survey:survey",
+    "scale": "bench.scale:scale",
     "upsert": "bench.upsert:upsert",
     "imports": "bench.imports:imports",
 }
