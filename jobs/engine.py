@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession, functions
 from jobs import tasks as t
 from jobs.aside import Call
 from jobs.cutting import pieces
+from jobs.lost import lost
 from jobs.progress import IDLE_S, Group, Looks, Progress, Told, has_executors, is_classic, no_executors
 from jobs.reach import SparkUnreachable
 from jobs.session import Sessions
@@ -113,7 +114,12 @@ class SparkEngine:
             def told(done: int, _: int, start: int = start) -> None:
                 tells(says, start + done, len(tasks))
 
-            answers = self._answers(len(some), work, f"{some[0].shard}: {says}", told)
+            try:
+                answers = self._answers(len(some), work, f"{some[0].shard}: {says}", told)
+            except Exception as error:
+                if (found := lost(error, some)) is not None:
+                    raise found from error
+                raise
             for row in answers:
                 if row["error"] is not None:
                     raise t.raised(row["error"])
