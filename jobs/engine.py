@@ -26,8 +26,8 @@ from jobs.reach import SparkUnreachable
 from jobs.session import Sessions
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
+from jobs.words import bytes_read, bytes_scrubbed, merging, ranges, scrubbing
 from persist_lib.client import Client
-from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.core.sums import Sums
@@ -109,7 +109,9 @@ class SparkEngine:
             yield from t.run_all(batches, encoded, merge)
 
         says = f"{merging(tasks)} on Spark"
-        answers = self._answers(len(tasks), work, f"{tasks[0].shard}: {says}", partial(tells, says))
+        answers = self._answers(
+            len(tasks), work, f"{tasks[0].shard}: {says}, {_in_ranges(len(tasks))}", partial(tells, says), ranges(tasks)
+        )
         for row in answers:
             if row["error"] is not None:
                 raise t.raised(row["error"])
@@ -162,13 +164,18 @@ class SparkEngine:
                 else:
                     yield _damage(t.raised(row["error"]))
 
-    def _answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:
-        """Return what `count` tasks answered, in their order. The client is charged for their requests."""
+    def _answers(
+        self, count: int, work: Any, says: str, tells: Callable[[int, int], None], details: str = ""
+    ) -> list[dict[str, Any]]:
+        """Return what `count` tasks answered, in their order. The client is charged for their requests.
+
+        Spark's pages say what the job does, and on the page of its stage the details.
+        """
         spark = self._session()
         self.stop.check()
         with self._lock:
             self._jobs += 1
-            looks = self._looks(spark, f"{self._tag}-{self._jobs}", says)
+            looks = self._looks(spark, f"{self._tag}-{self._jobs}", says, details)
         tells(0, count)
         progress = Progress(looks, lambda done: tells(min(done, count), count), self._where(spark), self._idle_s)
         job = Call(partial(self._run, spark, count, work, looks), "persist-spark")
@@ -197,8 +204,8 @@ class SparkEngine:
             with self._lock:
                 self._running -= 1
 
-    def _looks(self, spark: SparkSession, group: str, says: str) -> Looks:
-        return Group(spark, group, says) if is_classic(spark) else Told(self._handlers)
+    def _looks(self, spark: SparkSession, group: str, says: str, details: str) -> Looks:
+        return Group(spark, group, says, details) if is_classic(spark) else Told(self._handlers, spark, says)
 
     def _where(self, spark: SparkSession) -> str:
         return str(spark.sparkContext.master) if is_classic(spark) else "the Connect server"
@@ -249,6 +256,10 @@ class SparkEngine:
     def _note(self, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: ARG002 - Spark passes them by name
         if (told := self._handlers.get(threading.get_ident())) is not None:
             told.note(stages, inflight_tasks)
+
+
+def _in_ranges(count: int) -> str:
+    return f"{count:,} key ranges" if count > 1 else "1 key range"
 
 
 def _check_start(began: float) -> None:
@@ -385,25 +396,3 @@ def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine |
         return there.add_up(tasks, tells) if name == "spark" or is_large else here(tasks)
 
     return run
-
-
-def merging(tasks: Sequence[MergeTask]) -> str:
-    """What the tasks of one request do, in words."""
-    updates = sum(part.rows for input_ in tasks[0].inputs for part in input_.parts)
-    return f"compacting {updates:,} updates, {bytes_read(tasks) / MIB:,.1f} MiB,"
-
-
-def scrubbing(tasks: Sequence[SumTask]) -> str:
-    """What the tasks of one scrub do, in words."""
-    updates = sum(part.rows for task in tasks for part in task.parts.parts)
-    return f"scrubbing {updates:,} updates, {bytes_scrubbed(tasks) / MIB:,.1f} MiB,"
-
-
-def bytes_scrubbed(tasks: Sequence[SumTask]) -> int:
-    """The bytes that the tasks of one scrub read. Each task refers to its own parts."""
-    return sum(part.size for task in tasks for part in task.parts.parts)
-
-
-def bytes_read(tasks: Sequence[MergeTask]) -> int:
-    """The bytes that the tasks of one request read. Each task refers to all inputs of the request."""
-    return sum(part.size for input_ in tasks[0].inputs for part in input_.parts) if tasks else 0
