@@ -26,8 +26,9 @@ from jobs.reach import SparkUnreachable
 from jobs.session import Sessions
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
-from jobs.words import bytes_read, bytes_scrubbed, merging, ranges, scrubbing
+from jobs.words import ranges
 from persist_lib.client import Client
+from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.core.sums import Sums
@@ -396,3 +397,25 @@ def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine |
         return there.add_up(tasks, tells) if name == "spark" or is_large else here(tasks)
 
     return run
+
+
+def merging(tasks: Sequence[MergeTask]) -> str:
+    """What the tasks of one request do, in words."""
+    updates = sum(part.rows for input_ in tasks[0].inputs for part in input_.parts)
+    return f"compacting {updates:,} updates, {bytes_read(tasks) / MIB:,.1f} MiB,"
+
+
+def scrubbing(tasks: Sequence[SumTask]) -> str:
+    """What the tasks of one scrub do, in words."""
+    updates = sum(part.rows for task in tasks for part in task.parts.parts)
+    return f"scrubbing {updates:,} updates, {bytes_scrubbed(tasks) / MIB:,.1f} MiB,"
+
+
+def bytes_scrubbed(tasks: Sequence[SumTask]) -> int:
+    """The bytes that the tasks of one scrub read. Each task refers to its own parts."""
+    return sum(part.size for task in tasks for part in task.parts.parts)
+
+
+def bytes_read(tasks: Sequence[MergeTask]) -> int:
+    """The bytes that the tasks of one request read. Each task refers to all inputs of the request."""
+    return sum(part.size for input_ in tasks[0].inputs for part in input_.parts) if tasks else 0

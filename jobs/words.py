@@ -1,30 +1,16 @@
-"""What the tasks of a Spark job do, in words: for Spark's pages, for progress, and for the log."""
+"""Which keys the tasks of a Spark job have, in words: for Spark's pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from persist_lib.config import MIB
 from persist_lib.core.plan.compaction import MergeTask
 from persist_lib.kernel.keys import decode_key
-from persist_lib.maintain.scrub import SumTask
 from persist_lib.schema.schema import Schema
 
 MOST_RANGES = 100
 """Key ranges that are listed on the page of a stage."""
 LONGEST_KEY = 60
-
-
-def merging(tasks: Sequence[MergeTask]) -> str:
-    """What the tasks of one request do, in words."""
-    updates = sum(part.rows for input_ in tasks[0].inputs for part in input_.parts)
-    return f"compacting {updates:,} updates, {bytes_read(tasks) / MIB:,.1f} MiB,"
-
-
-def scrubbing(tasks: Sequence[SumTask]) -> str:
-    """What the tasks of one scrub do, in words."""
-    updates = sum(part.rows for task in tasks for part in task.parts.parts)
-    return f"scrubbing {updates:,} updates, {bytes_scrubbed(tasks) / MIB:,.1f} MiB,"
 
 
 def ranges(tasks: Sequence[MergeTask]) -> str:
@@ -39,16 +25,6 @@ def range_of(task: MergeTask) -> str:
     schema = task.schemas[task.schema]
     lower, upper = (_key(schema, bound) for bound in (task.key_lower, task.key_upper))
     return f"all keys of {task.shard}" if lower is upper is None else f"[{lower or 'first'}, {upper or 'last'})"
-
-
-def bytes_scrubbed(tasks: Sequence[SumTask]) -> int:
-    """The bytes that the tasks of one scrub read. Each task refers to its own parts."""
-    return sum(part.size for task in tasks for part in task.parts.parts)
-
-
-def bytes_read(tasks: Sequence[MergeTask]) -> int:
-    """The bytes that the tasks of one request read. Each task refers to all inputs of the request."""
-    return sum(part.size for input_ in tasks[0].inputs for part in input_.parts) if tasks else 0
 
 
 def _key(schema: Schema, bound: bytes | None) -> str | None:
