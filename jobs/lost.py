@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from persist_lib.arguments import shown
+from jobs.words import range_of
 from persist_lib.config import MIB
 from persist_lib.core.plan.compaction import MergeTask
 from persist_lib.errors import Determinate, PersistError
-from persist_lib.kernel.keys import decode_key
-from persist_lib.schema.schema import Schema
 
 KILLED = re.compile(
     r"ExecutorLostFailure|Python worker exited unexpectedly|Python worker \S* ?crashed|exited with code 1(37|43)"
@@ -40,7 +38,7 @@ def lost(error: Exception, tasks: Sequence[MergeTask]) -> TaskLost | None:
     index = int(found[1]) if found else -1
     times = f", {found[2]} {'time' if found[2] == '1' else 'times'}" if found and found[2] else ""
     task = tasks[index] if 0 <= index < len(tasks) else None
-    which = "a task" if task is None else f"the task of the keys {_range(task)}, {_size(task) / MIB:,.1f} MiB,"
+    which = "a task" if task is None else f"the task of {range_of(task)}, {_size(task) / MIB:,.1f} MiB,"
     how = "ran out of memory" if is_memory else "was lost with its worker"
     first = next((line.strip() for line in said.splitlines() if KILLED.search(line) or OUT_OF_MEMORY.search(line)), "")
     settings = f"merge_bytes (now {tasks[0].merge_bytes:,}) or part_bytes (now {tasks[0].part_bytes:,})"
@@ -58,15 +56,3 @@ def lost(error: Exception, tasks: Sequence[MergeTask]) -> TaskLost | None:
 
 def _size(task: MergeTask) -> int:
     return sum(part.size for run in task.inputs for part in run.parts)
-
-
-def _range(task: MergeTask) -> str:
-    schema = task.schemas[task.schema]
-    lower = "from the first" if task.key_lower is None else f"from {_key(schema, task.key_lower)}"
-    upper = "to the last" if task.key_upper is None else f"to before {_key(schema, task.key_upper)}"
-    return f"{lower} {upper}"
-
-
-def _key(schema: Schema, bound: bytes) -> str:
-    values = [value.as_py() for value in decode_key(schema, bound)]
-    return shown(values[0] if len(values) == 1 else tuple(values))
