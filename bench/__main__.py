@@ -19,6 +19,8 @@ BENCHMARKS = {
     "kernel": "bench.kernel:kernel",
     "kernel-100m": "bench.kernel:kernel_100m",
     "spark": "bench.spark:spark",
+    "spark-100m": "bench.spark:spark_100m",
+    "spark-sizes": "bench.spark_sizes:spark_sizes",
     "spark-scan": "bench.spark_scan:spark_scan",
     "spark-write": "bench.spark_write:spark_write",
     "policy": "bench.policy:policy",
@@ -35,7 +37,7 @@ BENCHMARKS = {
     "upsert": "bench.upsert:upsert",
     "imports": "bench.imports:imports",
 }
-ON_REQUEST = {"kernel-100m"}
+ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}
 """Benchmarks that take many minutes and run only if they are named."""
 console = Console(width=None if sys.stdout.isatty() else 150)
 

@@ -1,4 +1,4 @@
-"""Compaction on Spark beside Spark's own DataFrame plan of the same work, each in a session of its own, on both cores.
+"""Compaction on Spark beside Spark's own DataFrame plan of the same work, each in a session of its own, on all cores.
 
 The same near-distinct updates with string keys as in `bench.kernel`, in a dozen appends to a real shard; the peer reads
 them from plain Parquet (with a signed time, which Spark likes better), groups, sums, sorts and writes. Both are warm,
@@ -7,6 +7,11 @@ and take turns. Ours runs in the session that the programs make, the peer in `be
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,64 +21,176 @@ import pyarrow.parquet as pq
 
 import persist_lib as persist
 from bench.figures import Figure, beside, timed
-from bench.kernel import RUNS, SCHEMA, updates_of
+from bench.kernel import RUNS, SCHEMA, SLICE, updates_of
 from bench.peer import Peer
+from bench.workers import Usage, used
 from jobs.engine import SparkEngine
 from jobs.session import SparkSettings, build_session
-from persist_lib.core.plan.compaction import TaskResult, plan_compaction
+from persist_lib.core.plan.compaction import MergeTask, Request, TaskResult, plan_compaction
+from persist_lib.ids import SeqNo, WriterId
 from persist_lib.maintain.compaction import commit, merge_tasks
+from persist_lib.shard.commit import Machine
 
 FULL, QUICK = 16_000_000, 400_000
+LARGE, LARGE_QUICK = 100_000_000, 800_000
 ROUNDS = 3
-MEMORY = "2g"
+MEMORY = "1g"
+"""What a program's session has by default."""
 RATE = 4.0  # M updates/s on two cores
+TASK_MIB = 512
 SHARD = "near_distinct"
 
 
 def spark(quick: bool) -> list[Figure]:
     """Updates per second of the whole request: read, merge, write. Ours is then committed, and has to be accepted."""
-    updates = QUICK if quick else FULL
-    with TemporaryDirectory(prefix="persist-spark-") as folder:
-        config = persist.Config(task_bytes=max(64 * 1024, updates * 4))
-        with persist.open(f"file:{folder}/data", config=config) as client:
-            since = _fill(client, updates, Path(folder) / "plain")
-            session = build_session(SparkSettings(driver_memory=MEMORY))
-            machine, engine = client.machine(SHARD), SparkEngine(client, lambda: session)
-            [request] = plan_compaction(machine.fetch().state).requests
-            with client.worker(SHARD) as worker, Peer("bench.spark_peer:dataframe_plan", folder, since) as peer:
-                tasks = merge_tasks(machine, worker.id, request)
-                results: list[TaskResult] = []
-
-                def theirs() -> float:
-                    if peer.answer is not None:
-                        peer.run(call="clean")
-                    [seconds] = peer.run()
-                    peer.run(call="count")
-                    return seconds
-
-                ours, plan = beside(
-                    lambda: timed(lambda: results.extend(engine(tasks))), theirs, 1 if quick else ROUNDS
-                )
-                seqno, _ = commit(machine, worker.id, request, results[-len(tasks) :])
-            if seqno is None or machine.state.count != peer.answer:
-                raise SystemExit(f"the shard has {machine.state.count} updates, Spark's own plan {peer.answer}")
-            session.stop()
+    found, rate, plan_rate = _beside(QUICK if quick else FULL, 1 if quick else ROUNDS, quick)
     return [
-        Figure("spark", updates / ours / 1e6, updates / plan / 1e6, "M/s", "Spark's DataFrame plan, warm",
-               at_least=10.0, settings=peer.settings,
-               note=f"{updates:,} updates, {len(tasks)} tasks; ours: local[*], a JVM of {MEMORY}, serial GC, C1 only"),
-        Figure("spark rate", updates / ours / 1e6, RATE, "M/s", "what is aimed at", at_least=1.0),
+        Figure("spark", rate, plan_rate, "M/s", "Spark's DataFrame plan, warm", at_least=10.0,
+               settings=found.settings, note=found.note),
+        Figure("spark rate", rate, RATE, "M/s", "what is aimed at", at_least=1.0, note=found.cpu_note),
+        Figure("spark task memory", found.peak_mib, TASK_MIB, "MiB", "the limit", at_most=1.0, note=PEAK_NOTE),
     ]  # fmt: skip
 
 
-def _fill(client: persist.Client, updates: int, plain: Path) -> int:
-    """A shard in debt, and the same updates as plain Parquet; answers its since."""
-    plain.mkdir()
+def spark_100m(quick: bool) -> list[Figure]:
+    """The same of 100 M updates, one round after a first one; memory and speed must be those of 16 M updates."""
+    small, small_rate, _ = _beside(QUICK if quick else FULL, 1, quick, with_plan=False)
+    found, rate, plan_rate = _beside(LARGE_QUICK if quick else LARGE, 1, quick)
+    name, than = f"{found.updates / 1e6:g} M", f"{small.updates / 1e6:g} M updates"
+    return [
+        Figure(f"spark, {name}", rate, plan_rate, "M/s", "Spark's DataFrame plan, warm", at_least=10.0,
+               settings=found.settings, note=found.note),
+        Figure(f"spark rate, {name}", rate, small_rate, "M/s", than, at_least=0.8, note=found.cpu_note),
+        Figure(f"spark task memory, {name}", found.peak_mib, TASK_MIB, "MiB", "the limit", at_most=1.0, note=PEAK_NOTE),
+        Figure("spark task memory is flat", found.peak_mib, small.peak_mib, "MiB", than, at_most=1.1),
+    ]  # fmt: skip
+
+
+PEAK_NOTE = "peak RSS of the largest Python worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one comparison found besides the two rates."""
+
+    updates: int
+    tasks: int
+    rows: Sequence[int]
+    usage: Usage
+    settings: str
+
+    @property
+    def peak_mib(self) -> float:
+        """The most memory that one of the Python workers had."""
+        return self.usage.peak_mib
+
+    @property
+    def note(self) -> str:
+        """How it was run."""
+        spread = max(self.rows) * len(self.rows) / max(1, sum(self.rows))
+        return (
+            f"{self.updates:,} updates, {self.tasks} tasks, the largest {spread:.2f}x the mean; ours: local[*], "
+            f"a JVM of {MEMORY}, serial GC, C1 only"
+        )
+
+    @property
+    def cpu_note(self) -> str:
+        """Where its CPU time went."""
+        return f"CPU of a run: workers {self.usage.workers_s:.1f} s, JVM {self.usage.jvm_s:.1f} s"
+
+
+def _beside(updates: int, rounds: int, quick: bool, *, with_plan: bool = True) -> tuple[Found, float, float]:
+    """What was found, our rate and the peer's in M updates/s."""
+    with TemporaryDirectory(prefix="persist-spark-") as folder, prepared(updates, Path(folder), quick) as ours:
+        tasks = ours.tasks()
+        if not with_plan:
+            seconds = [timed(lambda: ours.run(tasks)) for _ in range(rounds + 1)][1:]
+            return ours.found(tasks, ""), updates / statistics.median(seconds) / 1e6, 0.0
+        with Peer("bench.spark_peer:dataframe_plan", folder, ours.since) as peer:
+
+            def theirs() -> float:
+                if peer.answer is not None:
+                    peer.run(call="clean")
+                [seconds] = peer.run()
+                peer.run(call="count")
+                return seconds
+
+            here, plan = beside(lambda: timed(lambda: ours.run(tasks)), theirs, rounds)
+            if ours.commit() is None or ours.machine.state.count != peer.answer:
+                raise SystemExit(f"the shard has {ours.machine.state.count} updates, Spark's own plan {peer.answer}")
+        return ours.found(tasks, peer.settings), updates / here / 1e6, updates / plan / 1e6
+
+
+class Ours:
+    """A shard in debt and a session. `run` carries out the whole request, and `commit` commits what it made."""
+
+    def __init__(self, machine: Machine, engine: SparkEngine, worker: WriterId, request: Request, since: int) -> None:
+        self.machine, self.since = machine, since
+        self._engine, self._worker, self._request = engine, worker, request
+        self._results: list[TaskResult] = []
+        self._usage = Usage()
+
+    def tasks(self, count: int | None = None) -> list[MergeTask]:
+        """The request, cut as a compaction cuts it, or into about so many tasks."""
+        return merge_tasks(self.machine, self._worker, self._request, _Cut(self._engine, count))
+
+    def run(self, tasks: Sequence[MergeTask]) -> float:
+        """The seconds that the request takes."""
+        before, began = used(), time.perf_counter()
+        self._results = list(self._engine(tasks))
+        seconds = time.perf_counter() - began
+        self._usage = used() - before
+        return seconds
+
+    def found(self, tasks: Sequence[MergeTask], settings: str) -> Found:
+        """What the last run used."""
+        rows = [result.sums.count for result in self._results]
+        return Found(self._request.count, len(tasks), rows, self._usage, settings)
+
+    def commit(self) -> SeqNo | None:
+        """Commit the last run; None if it was not accepted."""
+        return commit(self.machine, self._worker, self._request, self._results)[0]
+
+
+class _Cut:
+    """The engine, asked for a number of tasks of our choice."""
+
+    def __init__(self, engine: SparkEngine, count: int | None) -> None:
+        self._engine, self._count = engine, count
+
+    def pieces(self, size: int, task_bytes: int) -> int:
+        return self._engine.pieces(size, task_bytes) if self._count is None else self._count
+
+    def __call__(self, tasks: Sequence[MergeTask]) -> Sequence[TaskResult]:
+        return list(self._engine(tasks))
+
+
+@contextmanager
+def prepared(updates: int, folder: Path, quick: bool) -> Iterator[Ours]:
+    """A shard of so many updates below `folder`, the same updates as plain Parquet, and a session."""
+    config = persist.Config(task_bytes=256 * 1024) if quick else persist.Config()
+    with persist.open(f"file:{folder}/data", config=config) as client:
+        since = fill(client, updates, folder / "plain")
+        session = build_session(SparkSettings(driver_memory=MEMORY))
+        machine, engine = client.machine(SHARD), SparkEngine(client, lambda: session)
+        [request] = plan_compaction(machine.fetch().state).requests
+        try:
+            with client.worker(SHARD) as worker:
+                yield Ours(machine, engine, worker.id, request, since)
+        finally:
+            session.stop()
+
+
+def fill(client: persist.Client, updates: int, plain: Path) -> int:
+    """A shard in debt, and the same updates as plain Parquet, at most `SLICE` at a time; answers its since."""
+    plain.mkdir(parents=True)
     random = np.random.default_rng(1)
     write, read = client.open_shard(SHARD, SCHEMA)
     with write, read:
         for number in range(RUNS):
-            table = updates_of(random, updates // RUNS, updates, number)
+            rows = updates // RUNS
+            sizes = [min(SLICE, rows - start) for start in range(0, rows, SLICE)]
+            table = pa.concat_tables([updates_of(random, size, updates, number) for size in sizes])
             write.compare_and_append(table, write.upper, 100 * number + 100)
             times = pa.array(table.column("_time").to_numpy().astype(np.int64))
             pq.write_table(table.set_column(3, "_time", times), plain / f"{number}.parquet")

@@ -21,11 +21,13 @@ from pyspark.sql import SparkSession, functions
 from jobs import tasks as t
 from jobs.aside import Call
 from jobs.cutting import pieces
+from jobs.lost import lost
 from jobs.progress import IDLE_S, Group, Looks, Progress, Told, has_executors, is_classic, no_executors
 from jobs.reach import SparkUnreachable
 from jobs.session import Sessions
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
+from jobs.words import ranges
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
@@ -113,7 +115,14 @@ class SparkEngine:
             def told(done: int, _: int, start: int = start) -> None:
                 tells(says, start + done, len(tasks))
 
-            answers = self._answers(len(some), work, f"{some[0].shard}: {says}", told)
+            try:
+                answers = self.answers(
+                    len(some), work, f"{some[0].shard}: {says}, {_in_ranges(len(tasks))}", told, ranges(some)
+                )
+            except Exception as error:
+                if (found := lost(error, some)) is not None:
+                    raise found from error
+                raise
             for row in answers:
                 if row["error"] is not None:
                     raise t.raised(row["error"])
@@ -160,23 +169,26 @@ class SparkEngine:
             def told(done: int, _: int, start: int = start) -> None:
                 tells(says, start + done, len(tasks))
 
-            for row in self._answers(len(some), work, f"{some[0].shard}: {says}", told):
+            for row in self.answers(len(some), work, f"{some[0].shard}: {says}", told):
                 if row["error"] is None:
                     yield msgspec.msgpack.decode(row["result"], type=Sums)
                 else:
                     yield _damage(t.raised(row["error"]))
 
-    def answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:
-        """Run `work` (see `fan_out`; it yields `tasks.ANSWER`) as one Spark job of `count` tasks, and return its rows in order."""
-        return self._answers(count, work, says, tells)
+    def answers(
+        self, count: int, work: Any, says: str, tells: Callable[[int, int], object], details: str = ""
+    ) -> list[dict[str, Any]]:
+        """Run `work`, which yields rows of `tasks.ANSWER`, as one Spark job. Returns the rows in the order of the tasks.
 
-    def _answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:
-        """Return what `count` tasks answered, in their order. The client is charged for their requests."""
+        Starts Spark if it does not run. The client is charged for what the tasks asked of the location.
+
+        Spark's pages say what the job does, and on the page of its stage the details.
+        """
         spark = self._session()
         self.stop.check()
         with self._lock:
             self._jobs += 1
-            looks = self._looks(spark, f"{self._tag}-{self._jobs}", says)
+            looks = self._looks(spark, f"{self._tag}-{self._jobs}", says, details)
         tells(0, count)
         progress = Progress(looks, lambda done: tells(min(done, count), count), self._where(spark), self._idle_s)
         job = Call(partial(self._run, spark, count, work, looks), "persist-spark")
@@ -205,8 +217,8 @@ class SparkEngine:
             with self._lock:
                 self._running -= 1
 
-    def _looks(self, spark: SparkSession, group: str, says: str) -> Looks:
-        return Group(spark, group, says) if is_classic(spark) else Told(self._handlers)
+    def _looks(self, spark: SparkSession, group: str, says: str, details: str) -> Looks:
+        return Group(spark, group, says, details) if is_classic(spark) else Told(self._handlers, spark, says)
 
     def _where(self, spark: SparkSession) -> str:
         return str(spark.sparkContext.master) if is_classic(spark) else "the Connect server"
@@ -257,6 +269,10 @@ class SparkEngine:
     def _note(self, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: ARG002 - Spark passes them by name
         if (told := self._handlers.get(threading.get_ident())) is not None:
             told.note(stages, inflight_tasks)
+
+
+def _in_ranges(count: int) -> str:
+    return f"{count:,} key ranges" if count > 1 else "1 key range"
 
 
 def _check_start(began: float) -> None:

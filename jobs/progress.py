@@ -38,12 +38,15 @@ class Looks(Protocol):
 class Group:
     """A job of a classic session, by its job group."""
 
-    def __init__(self, spark: SparkSession, group: str, says: str) -> None:
+    def __init__(self, spark: SparkSession, group: str, says: str, details: str = "") -> None:
         self.name = group
-        self._context, self._says = spark.sparkContext, says
+        self._context, self._says, self._details = spark.sparkContext, says, details
 
     def begin(self) -> None:
         self._context.setJobGroup(self.name, self._says, interruptOnCancel=True)
+        if self._details:
+            # What the page of a stage shows below "details": elsewhere the stack of the call.
+            self._context.setLocalProperty("callSite.long", self._details)
 
     def look(self) -> tuple[int, bool]:
         tracker = self._context.statusTracker()
@@ -70,13 +73,16 @@ def has_executors(context: Any) -> bool:
 class Told:
     """A job of a Connect session. The server tells the thread that waits for it how far it is."""
 
-    def __init__(self, handlers: dict[int, Told]) -> None:
-        self._handlers = handlers
+    def __init__(self, handlers: dict[int, Told], spark: Any = None, says: str = "") -> None:
+        self._handlers, self._spark, self._says = handlers, spark, says
         self._done = 0
         self._is_moving = False
 
     def begin(self) -> None:
         self._handlers[threading.get_ident()] = self
+        if self._says and self._spark is not None:
+            # The server's pages show the tags of an operation. Those of a thread end with it. A comma separates tags.
+            self._spark.addTag(self._says.replace(",", ""))
 
     def note(self, stages: Any, inflight_tasks: int) -> None:
         """Called by that thread."""

@@ -122,6 +122,9 @@ def blob_at(url: str, consensus_url: str) -> Blob:
 def _attempt(work: Work, index: int, merge: Merge) -> TaskResult | Told:
     try:
         return merge(work.task(index), blob_at(work.url, work.consensus_url), Runtime().entropy)
+    except MemoryError as error:
+        # Tried again by Spark, perhaps on an executor that has more.
+        raise MemoryError(f"task {index} of this Spark job: {error}") from error
     except (Determinate, Indeterminate):
         raise
     except PersistError as error:

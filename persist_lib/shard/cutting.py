@@ -95,7 +95,7 @@ def _sample(indices: list[int], every: Sequence[tuple[TaskInput, Part]]) -> dict
     return chosen
 
 
-def _look_into(source: StoredPart, within: Within | None) -> list[Stretch]:
+def _look_into(source: StoredPart, within: Within | None = None) -> list[Stretch]:
     """A part by its row groups, and these by the keys that are noted for them; in older parts by their keys."""
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
     file = PartFile(source.key, reader, source.schema, at=source.at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,9 +27,11 @@ from bench.peer import Peer
 from bench.postgres import contention, postgres_append
 from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
-from bench.spark import spark
+from bench.spark import TASK_MIB, spark
+from bench.spark_sizes import NAME, SIZES_QUICK, TASKS, spark_sizes
 from bench.survey import survey
 from bench.upsert import upsert
+from bench.workers import Usage, below, used
 from persist_lib.kernel.consolidate import consolidate
 
 ROOT = Path(__file__).parents[2]
@@ -101,11 +104,35 @@ def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figu
 @pytest.mark.slow
 @pytest.mark.spark
 def test_spark_s_own_plan_runs_in_a_jvm_as_its_users_configure_it() -> None:
-    figure, rate = spark(True)
+    figure, rate, memory = spark(True)
     assert figure.ours > 0
     assert figure.peer > 0
     assert rate.ours == figure.ours
+    assert 50 < memory.ours < TASK_MIB
+    tasks = int(figure.note.partition(" updates, ")[2].split()[0])
+    assert tasks > 1
+    assert float(figure.note.partition("the largest ")[2].split("x")[0]) < 1.5, "cut evenly"
     assert "spark.driver.memory=8g" in figure.settings
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_throughput_over_sizes_and_tasks_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERSIST_PICTURES", str(tmp_path))
+    figures = spark_sizes(True)
+    assert len(figures) == len(SIZES_QUICK) * len(TASKS)
+    assert all(figure.ours > 0 and figure.peer_name == "one task" for figure in figures)
+    assert (tmp_path / NAME).read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_processes_below_this_one_use_is_counted() -> None:
+    assert used().workers_s == 0
+    with subprocess.Popen([sys.executable, "-c", "input()", "pyspark.daemon"], stdin=subprocess.PIPE) as child:
+        assert child.pid in set(below(os.getpid()))
+        while used().peak_mib < 1:  # until it has replaced this program
+            time.sleep(0.01)
+        child.communicate(b"\n")
+    assert (Usage(3, 2, 7) - Usage(1, 1, 5)) == Usage(2, 1, 7)
 
 
 def test_a_peer_runs_in_a_process_of_its_own_and_says_how_it_is_configured(tmp_path: Path) -> None:

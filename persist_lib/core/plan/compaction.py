@@ -207,10 +207,14 @@ def _debt_slice(trace: tuple[Batch, ...], policy: Policy) -> tuple[int, int]:
 
 def _merges(state: State, batches: tuple[Batch, ...], policy: Policy) -> list[Request]:
     """One request for all of them; or several, which come before that one where it would read too many runs at once."""
-    first = slices(batches, row_bytes(state.schemas[-1]), _room(policy))
+    first = slices(batches, _row_bytes(state), _room(policy))
     if not first:
         return [_request(state, batches, "merge", policy)]
     return [_request(state, batches[start:end], "fold", policy) for start, end in first]
+
+
+def _row_bytes(state: State) -> int:
+    return row_bytes(state.schemas[-1]) if state.schemas else 0
 
 
 def _room(policy: Policy) -> Room:
@@ -265,7 +269,7 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
         policy.prices or S3_LIST
     )
     runs = [run for batch in inputs for run in batch.run_parts()]
-    merges = grouped(runs, row_bytes(state.schemas[-1]), _room(policy))
+    merges = grouped(runs, _row_bytes(state), _room(policy))
     return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes, tuple(merges))
 
 

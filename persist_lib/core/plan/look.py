@@ -18,7 +18,7 @@ from persist_lib.core.plan.rollup import is_due
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 
-RULES = 1
+RULES = 2
 """To be raised when a release makes another look of the same state. Looks of other rules are not used."""
 BY_STATE = ("retention", "compaction", "rollups", "garbage")
 """The duties whose work can be told from the state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 
 import pytest
@@ -17,7 +18,7 @@ def key(number: int) -> bytes:
 
 def detailed(lower: int, upper: int, size: int, pieces: int) -> list[Stretch]:
     edges = [lower + (upper - lower) * n // pieces for n in range(pieces + 1)]
-    return [Stretch(key(a), key(b), size // pieces) for a, b in zip(edges, edges[1:], strict=False)]
+    return [Stretch(key(a), key(b), size // pieces) for a, b in itertools.pairwise(edges)]
 
 
 def shares(cuts: list[bytes], keys: list[int]) -> list[float]:

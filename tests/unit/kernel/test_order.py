@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -59,7 +61,7 @@ def test_two_columns_of_text_are_ordered_as_pairs_of_bytes(alphabet: str, rows: 
     keys = [(a.encode(), b.encode(), c) for a, b, c in zip(*columns, strict=True)]
     expected = sorted(range(rows), key=keys.__getitem__)
     assert rows_in_order.tolist() == expected  # which also says that it is stable
-    assert ties.tolist() == [keys[a] == keys[b] for a, b in zip(expected, expected[1:], strict=False)]
+    assert ties.tolist() == [keys[a] == keys[b] for a, b in itertools.pairwise(expected)]
 
 
 def test_many_ties_in_few_groups_leave_too_little_room_beside_the_places() -> None:

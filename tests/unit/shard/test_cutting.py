@@ -14,9 +14,11 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core.plan.compaction import MergeTask, plan_compaction
+from persist_lib.core.plan.cutting import Stretch
 from persist_lib.errors import Damage, Missing
-from persist_lib.format.paths import blob_key
 from persist_lib.format.parquet import PartEncoder
+from persist_lib.format.parts import StoredPart
+from persist_lib.format.paths import blob_key
 from persist_lib.maintain.compaction import compact, merge_tasks
 from persist_lib.shard import cutting
 
@@ -34,7 +36,7 @@ def fill(client: persist.Client, runs: int, rows: int, names: Callable[[np.ndarr
     """Appends, each over all keys."""
     random = np.random.default_rng(1)
     with client.open_writer("s", SCHEMA) as write:
-        for run in range(runs):
+        for _run in range(runs):
             keys = [f"key-{number:09d}" for number in names(random.integers(0, 10**9, rows))]
             table = pa.table({"k": keys, "v": random.integers(0, 1 << 60, rows)})
             table = table.append_column("_diff", pa.array(np.ones(rows, "i8")))
@@ -103,7 +105,12 @@ def test_a_bounded_number_of_many_small_appends_is_looked_into(
     monkeypatch.setattr(cutting, "MOST_LOOKS", 5)
     looked: list[str] = []
     look = cutting._look_into
-    monkeypatch.setattr(cutting, "_look_into", lambda source: looked.append(source.key) or look(source))
+
+    def noted(source: StoredPart) -> list[Stretch]:
+        looked.append(source.key)
+        return look(source)
+
+    monkeypatch.setattr(cutting, "_look_into", noted)
     counts = rows_of(client, tasks_of(client, 4))
     assert 1 <= len(looked) <= 5
     assert max(counts) < 1.3 * sum(counts) / 4, counts
