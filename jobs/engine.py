@@ -178,7 +178,7 @@ class SparkEngine:
     def answers(
         self, count: int, work: Any, says: str, tells: Callable[[int, int], object], details: str = ""
     ) -> list[dict[str, Any]]:
-        """Run `work`, which yields rows of `tasks.ANSWER`, as one Spark job. Returns the rows in the order of the tasks.
+        """Run `work`, which yields rows of `tasks.ANSWER`, as one Spark job; return the rows in the order of the tasks.
 
         Starts Spark if it does not run. The client is charged for what the tasks asked of the location.
 

@@ -96,7 +96,7 @@ class Told:
 class Progress:
     """Looks at a job each second. Raises SparkUnreachable when for `idle_s` seconds there is nothing to run it on."""
 
-    def __init__(self, looks: Looks, tells: Callable[[int], None], where: str, idle_s: float = IDLE_S) -> None:
+    def __init__(self, looks: Looks, tells: Callable[[int], object], where: str, idle_s: float = IDLE_S) -> None:
         self._looks, self._tells, self._where, self._idle_s = looks, tells, where, idle_s
         self._looked = self._moved = time.monotonic()
         self._done = 0

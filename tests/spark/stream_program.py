@@ -1,0 +1,33 @@
+"""A stream from a shard into Parquet files, which is killed and started again; with `count`, what the files hold.
+
+python stream_program.py run|now|count LOCATION FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import persist_lib.spark
+from jobs.session import SparkSettings, build_session
+
+
+def main(what: str, location: str, folder: str) -> None:
+    """Run until killed, or read what is there now, or print the rows that were delivered."""
+    spark = build_session(SparkSettings(master="local[2,4]", driver_memory="512m"))
+    if what == "count":
+        print("ROWS " + json.dumps([list(row) for row in spark.read.parquet(f"{folder}/out").collect()]))
+        return
+    persist_lib.spark.register(spark)
+    options = {"location": location, "shard": "orders", "changes": "true", "max_updates": "200", "hold": "etl"}
+    written = (
+        spark.readStream.format("persist").options(**options).load()
+        .writeStream.format("parquet").option("path", f"{folder}/out")
+        .option("checkpointLocation", f"{folder}/checkpoint")
+    )  # fmt: skip
+    trigger = written.trigger(availableNow=True) if what == "now" else written.trigger(processingTime="0 seconds")
+    trigger.start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
