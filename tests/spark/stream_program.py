@@ -1,49 +1,33 @@
-"""A program that streams into a shard until it is killed, or until there is no more: from a shard, or from JSON files.
+"""A stream from a shard into Parquet files, which is killed and started again; with `count`, what the files hold.
 
-It prints the number of each epoch that Spark has finished.
+python stream_program.py run|now|count LOCATION FOLDER
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Any
-
-from pyspark.sql import DataFrame, SparkSession
 
 import persist_lib.spark
-from jobs.session import build_session
+from jobs.session import SparkSettings, build_session
 
 
-def source(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
-    """The stream that is asked for."""
-    if "files" in asked:
-        reader = spark.readStream.schema("id long, word string").option("maxFilesPerTrigger", 3)
-        return reader.json(asked["files"])
-    reader = spark.readStream.format("persist").options(**asked["read"])
-    return reader.load().drop("_time")
-
-
-def main() -> None:
-    """Stream as the JSON on standard input says."""
-    asked = json.loads(sys.stdin.readline())
-    spark = build_session()
+def main(what: str, location: str, folder: str) -> None:
+    """Run until killed, or read what is there now, or print the rows that were delivered."""
+    spark = build_session(SparkSettings(master="local[2,4]", driver_memory="512m"))
+    if what == "count":
+        print("ROWS " + json.dumps([list(row) for row in spark.read.parquet(f"{folder}/out").collect()]))
+        return
     persist_lib.spark.register(spark)
-    write = source(spark, asked).writeStream.format("persist").options(**asked["write"])
-    write = write.option("checkpointLocation", asked["checkpoint"])
-    query = write.trigger(availableNow=True).start() if asked["drains"] else write.start()
-    last = -1
-    while query.isActive:
-        query.awaitTermination(0.2)
-        progress = query.lastProgress
-        if progress is not None and progress["batchId"] != last:
-            last = progress["batchId"]
-            print(f"EPOCH {last}", flush=True)
-    if (error := query.exception()) is not None:
-        print(f"FAILED {error}", flush=True)
-        sys.exit(1)
-    spark.stop()
+    options = {"location": location, "shard": "orders", "changes": "true", "max_updates": "200", "hold": "etl"}
+    written = (
+        spark.readStream.format("persist").options(**options).load()
+        .writeStream.format("parquet").option("path", f"{folder}/out")
+        .option("checkpointLocation", f"{folder}/checkpoint")
+    )  # fmt: skip
+    trigger = written.trigger(availableNow=True) if what == "now" else written.trigger(processingTime="0 seconds")
+    trigger.start().awaitTermination()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
