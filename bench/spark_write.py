@@ -54,8 +54,7 @@ def spark_write(quick: bool) -> list[Figure]:
 
 def rows_of(session: SparkSession, rows: int) -> DataFrame:
     """Keys in no order, a number, and texts of a few thousand words."""
-    found = session.range(0, rows, 1, 2).selectExpr(
+    return session.range(0, rows, 1, 2).selectExpr(
         f"(id * 2654435761) % {rows * 4} AS id", "id * 7 % 1000003 AS amount",
         "concat('customer-', cast(id * 31 % 5000 AS string)) AS customer",
     )  # fmt: skip
-    return found

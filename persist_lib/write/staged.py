@@ -12,10 +12,11 @@ orphans, which the audit deletes once the id is retired: before that they could 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import LONGEST_S, not_pickled, shown
@@ -223,10 +224,8 @@ def _heartbeat(writer: WriterId, lease_ms: int, _state: object, now: int) -> c.H
 
 def parse_staged(staged: object, shard: ShardId) -> list[Staged]:
     """A list of what tasks of this shard wrote, each of them once. Raises InvalidUsage."""
-    try:
-        found = list(staged)  # type: ignore[call-overload]
-    except TypeError:
-        found = [staged]
+    is_list = isinstance(staged, Iterable) and not isinstance(staged, (str, bytes, Mapping, np.ndarray))
+    found: list[object] = list(staged) if is_list else [staged]  # type: ignore[call-overload]
     for one in found:
         if not isinstance(one, Staged):
             raise InvalidUsage(

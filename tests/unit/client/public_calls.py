@@ -369,6 +369,23 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
         {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},
     ),
+    "WriteHandle.stage": (
+        lambda _: {"lease_s": 60.0, "lower": UPPER, "new_upper": UPPER + 1},
+        {"lease_s": lambda value: number(0.1, 400 * 86_400)(value), "lower": frontier, "new_upper": frontier},
+    ),
+    "WriteHandle.resume_stage": (lambda p: {"ticket": p.write.stage().ticket}, {"ticket": never}),
+    "WriteHandle.append_staged": (
+        lambda _: {"staged": [], "at": UPPER, "producer": None, "timeout": 0.05},
+        {"staged": is_empty, "at": or_none(time), "producer": or_none(never), "timeout": timeout},
+    ),
+    "WriteHandle.upsert_staged": (
+        lambda _: {"staged": [], "producer": None, "timeout": 0.05},
+        {"staged": is_empty, "producer": or_none(never), "timeout": timeout},
+    ),
+    "WriteHandle.overwrite_staged": (
+        lambda _: {"staged": [], "producer": None, "timeout": 0.05},
+        {"staged": is_empty, "producer": or_none(never), "timeout": timeout},
+    ),
     "WriteHandle.append_async": (
         lambda p: {**appends(p), "producer": ("query", 7), "block": True},
         {**append, "producer": producer, "block": flag},

@@ -35,7 +35,7 @@ class Driver:
 
     def batch(
         self, tasks: Iterable[Rows], frame: t.StructType = FRAME, *, overwrite: bool = False, times: int = 1,
-        **options: str,
+        **options: Any,
     ) -> None:  # fmt: skip
         """A batch write. Each task runs `times` times; the last attempt counts."""
         planned = BatchWriter({**self.options, **options}, frame, overwrite)
@@ -50,7 +50,7 @@ class Driver:
 
     def epoch(
         self, number: int, tasks: Iterable[Rows], frame: t.StructType = FRAME, *, overwrite: bool = False,
-        commits: int = 1, **options: str,
+        commits: int = 1, **options: Any,
     ) -> None:  # fmt: skip
         """An epoch of a stream."""
         given_ = {"checkpointLocation": "/checkpoints/s", **self.options, **options}
@@ -248,7 +248,8 @@ def test_two_drivers_of_one_query_write_each_epoch_once(driver: Driver, client: 
 
 
 def test_a_query_whose_checkpoint_was_deleted_is_refused(driver: Driver, client: persist.Client) -> None:
-    for query in ({}, {"query": "orders"}, {"queryName": "named"}):
+    queries: list[dict[str, Any]] = [{}, {"query": "orders"}, {"queryName": "named"}]
+    for query in queries:
         driver.query = "old-id"
         driver.epoch(0, [rows((1, "a"))], **query)
         driver.epoch(1, [rows((2, "b"))], **query)
@@ -345,7 +346,7 @@ def test_any_writes_leave_what_a_dictionary_of_rows_would(
             if mode == "upsert":
                 given_ = list(dict(given_).items())
             tasks = [rows(*given_[:at]), rows(*given_[at:])]
-            options = {"upsert": "true"} if mode == "upsert" else {}
+            options: dict[str, Any] = {"upsert": "true"} if mode == "upsert" else {}
             driver.batch(tasks, overwrite=mode == "overwrite", **options)
             if mode == "overwrite":
                 expected = {}
