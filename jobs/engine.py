@@ -163,7 +163,7 @@ class SparkEngine:
                     yield _damage(t.raised(row["error"]))
 
     def answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:
-        """Run `work` (see `fan_out`; it yields `tasks.ANSWER`) as one Spark job of `count` tasks, and return its rows in order."""
+        """Run `work`, which yields rows of `tasks.ANSWER`, as one Spark job; returns its rows in order."""
         return self._answers(count, work, says, tells)
 
     def _answers(self, count: int, work: Any, says: str, tells: Callable[[int, int], None]) -> list[dict[str, Any]]:

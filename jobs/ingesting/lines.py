@@ -81,7 +81,7 @@ def cut(pieces: Iterable[bytes], at: int, start: int, end: int | None, longest: 
 
 
 def cut_records(pieces: Iterable[bytes], quote: int, longest: int = LONGEST_LINE) -> Iterator[Block]:
-    """Yield blocks of a whole file of CSV in which quoted values may hold line ends: a record ends outside of quotes."""
+    """Yield blocks of a whole file in which quoted values may hold line ends: a record ends outside of quotes."""
     buffer, at, line = b"", 0, 0
     for piece in pieces:
         buffer += piece
