@@ -19,6 +19,7 @@ BENCHMARKS = {
     "kernel": "bench.kernel:kernel",
     "kernel-100m": "bench.kernel:kernel_100m",
     "spark": "bench.spark:spark",
+    "spark-write": "bench.spark_write:spark_write",
     "policy": "bench.policy:policy",
     "postgres-append": "bench.postgres:postgres_append",
     "contention": "bench.postgres:contention",

@@ -32,7 +32,7 @@ def pairs(
         limit = min((side.last() for side in sides if not side.is_done), default=None)
         taken = tuple(side.take_below(limit) for side in sides)
         if any(table.num_rows for table in taken):
-            yield taken  # type: ignore[misc]
+            yield taken
         elif limit is not None:  # all that waits of some stream has one key
             for side in sides:
                 if not side.is_done and side.last() == limit:

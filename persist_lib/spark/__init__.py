@@ -14,16 +14,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+SETTINGS = {
+    "spark.sql.python.filterPushdown.enabled": "true",  # filters of a query prune what is read
+    "spark.sql.timeType.enabled": "true",  # columns of times of day
+}
+"""What the source needs that Spark leaves off."""
 
 
 def register(spark: SparkSession) -> None:
     """Make `format("persist")` known to a session, local or of Spark Connect. May be called again.
 
-    Turns on the setting `spark.sql.python.filterPushdown.enabled`, which Spark leaves off: filters of a query then
-    prune what is read. The executors and the driver's Python workers must be able to import `persist_lib`.
+    Turns on the session's `SETTINGS`: without filter pushdown Spark refuses to read, unless the option `pushdown` is
+    false. The executors and the driver's Python workers must be able to import `persist_lib`.
     """
     from persist_lib.spark.source import PersistSource  # noqa: PLC0415 - Arrow takes a second
 
-    spark.conf.set(PUSHDOWN, "true")
+    for name, value in SETTINGS.items():
+        spark.conf.set(name, value)
     spark.dataSource.register(PersistSource)

@@ -145,8 +145,8 @@ def check_asked(asked: t.StructType, offered: t.StructType, what: str) -> None:
             )
         if found.dataType != field.dataType or (found.nullable and not field.nullable):
             raise SchemaMismatch(
-                f"column {field.name} of {what} is {_words(found)}, and the schema that was passed says {_words(field)}. Leave "
-                " the schema out, or cast after reading",
+                f"column {field.name} of {what} is {_words(found)}, and the schema that was passed: {_words(field)}. "
+                "Leave the schema out, or cast after reading",
                 column=field.name,
             )  # fmt: skip
 

@@ -16,7 +16,7 @@ from persist_lib.arguments import shown
 from persist_lib.core import commands as c
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Part, State, Version
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.ids import format_reader_id
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import array_of, at_time, integers
@@ -26,6 +26,7 @@ from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.order import take
 from persist_lib.kernel.pairs import pairs
 from persist_lib.read import contents
+from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
@@ -58,24 +59,32 @@ class Source:
     ) -> None:
         self._machine, self._leases, self._schema, self._staged = machine, leases, schema, staged
         self._everything = everything
-        self._small: tuple[pa.Table, Looking] | None = None
-        if not everything and sum(part.rows for part in staged) * row_bytes(schema) <= SMALL_BYTES:
+        self._small: pa.Table | None = None
+        self._looking: Looking | None = None
+        if self._is_small(sum(part.rows for part in staged)):
             tables = list(self._rows(machine.state))
-            table = pa.concat_tables([empty_table(schema.updates), *tables])
-            self._small = table, Looking(machine, Keys.of(schema, table))
+            self._small = pa.concat_tables([empty_table(schema.updates), *tables])
+            if not everything:
+                self._looking = Looking(machine, Keys.of(schema, self._small))
 
     @contextmanager
-    def at(self, version: Version, names: Sequence[str], deadline: Deadline) -> Iterator[tuple[Version, Iterator[Pair]]]:
+    def at(
+        self, version: Version, names: Sequence[str], deadline: Deadline
+    ) -> Iterator[tuple[Version, Iterator[Pair]]]:
         """Pairs of staged rows and contents, aligned by the columns `names`, and the version of which these are."""
-        if self._small is not None:
-            table, looking = self._small
-            version, old = looking.contents(version, deadline)
-            yield version, iter([(table, old)])
+        if self._small is not None and self._looking is not None:
+            version, old = self._looking.contents(version, deadline)
+            yield version, iter([(self._small, old)])
             return
+        if self._small is not None and self._is_small(version.state.count):
+            old = self._everything_of(version.state, deadline)
+            if old is not None:
+                yield version, iter([(self._small, old)])
+                return
         with self._held() as held:
             state = held.state
             with self._machine.runtime.pool(self._machine.config.read_threads, "persist-difference") as pool:
-                stored = Stored(self._machine.reads, self._machine.shard, state.schemas, self._schema)
+                stored = self._stored(state)
                 inputs = inputs_of(batch for batch in state.trace if batch.count)
                 if not self._everything:
                     least = min(part.key_lower for part in self._staged)
@@ -86,11 +95,27 @@ class Source:
                 both = pairs(self._rows(state), timed, names, empty_table(self._schema.updates))
                 yield held, ((new, rows.drop_columns([TIME])) for new, rows in both)
 
+    def _is_small(self, rows: int) -> bool:
+        return rows * row_bytes(self._schema) <= SMALL_BYTES
+
+    def _stored(self, state: State) -> Stored:
+        return Stored(self._machine.reads, self._machine.shard, state.schemas, self._schema)
+
+    def _everything_of(self, state: State, deadline: Deadline) -> pa.Table | None:
+        """All contents, without a hold; None if they are collected meanwhile."""
+        inputs = inputs_of(batch for batch in state.trace if batch.count)
+        merge_bytes, threads = self._machine.config.merge_bytes, self._machine.config.read_threads
+        with self._machine.runtime.pool(threads, "persist-difference") as pool:
+            stored = self._stored(state)
+            try:
+                tables = within(deadline, lambda: list(contents.stream(stored, inputs, merge_bytes, pool)))
+            except Missing:
+                return None
+        return pa.concat_tables([empty_table(self._schema.contents), *tables])
+
     def _rows(self, state: State) -> Iterator[pa.Table]:
         """All staged rows in order, each data once, in tables of bounded size."""
-        runs = laid_out(self._staged)
-        ends = (*runs.starts[1:], len(runs.parts))
-        inputs = [TaskInput(runs.parts[a:b], 0, None) for a, b in zip(runs.starts, ends, strict=True)]
+        inputs = [TaskInput(run, 0, None) for run in laid_out(self._staged).each()]
         machine = self._machine
         streams = open_runs(machine.blob, machine.shard, inputs, state.schemas, self._schema)
         return merge_runs(streams, self._schema, merge_bytes=machine.config.merge_bytes // 2)
@@ -108,8 +133,6 @@ class Source:
             yield machine.version
         finally:
             leases.retire(machine, fresh)
-
-
 
 
 class Overwriting:
@@ -194,5 +217,3 @@ def as_deletions(table: pa.Table) -> pa.Table:
     """The same rows, as keys to delete."""
     diffs = array_of(np.full(table.num_rows, DELETE, np.int64))
     return table.set_column(table.schema.get_field_index(DIFF), DIFF_FIELD, diffs)
-
-

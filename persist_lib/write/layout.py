@@ -29,6 +29,11 @@ class Runs(NamedTuple):
     parts: tuple[Part, ...]
     starts: tuple[int, ...]
 
+    def each(self) -> list[tuple[Part, ...]]:
+        """The parts, run by run."""
+        ends = (*self.starts[1:], len(self.parts))[: len(self.starts)]
+        return [self.parts[start:end] for start, end in zip(self.starts, ends, strict=True)]
+
 
 def laid_out(parts: Iterable[Part]) -> Runs:
     """As few runs as possible. Parts of one run follow each other; where bounds touch, parts may overlap."""
@@ -42,7 +47,8 @@ def laid_out(parts: Iterable[Part]) -> Runs:
             runs.append([])
             heapq.heappush(ends, (part.key_upper, run))
         runs[run].append(part)
-    starts, found = [], []
+    starts: list[int] = []
+    found: list[Part] = []
     for pieces in runs:
         starts.append(len(found))
         found += pieces
@@ -92,5 +98,3 @@ def counted_at(batch: Batch, lower: Antichain, time: int) -> Batch:
     """The same updates, all at one time, in a batch from `lower` on."""
     parts = tuple(part.counted_at(time) for part in batch.parts)
     return msgspec.structs.replace(batch, lower=lower, upper=at(time + 1), parts=parts)
-
-

@@ -95,7 +95,7 @@ class Lent(Registration):
         super().__init__(machine, leases, "ingest")
         self._id = self.lent = writer
 
-    def register(self, deadline: Deadline, note: Callable[[Committed], object] | None = None) -> WriterId:
+    def register(self, _deadline: Deadline, _note: Callable[[Committed], object] | None = None) -> WriterId:
         """The id. Raises LeaseExpired when it was found not to be live any more."""
         if self._id is None:
             raise lease_ended(self._machine, self.lent)
@@ -105,8 +105,8 @@ class Lent(Registration):
 def lease_ended(machine: Machine, writer: str) -> LeaseExpired:
     """The error where the id under which tasks wrote parts has ended, so that nobody can append them any more."""
     return LeaseExpired(
-        f"shard {machine.shard}: the lease of the stage {writer} has ended, so what was written under it may be deleted "
-        "at any time, and can never be appended. Nothing was appended. Write again, with a longer lease (lease_s) if "
+        f"shard {machine.shard}: the lease of the stage {writer} has ended, so what was written under it may be "
+        "deleted at any time, and can never be appended. Nothing was appended. Write again, with a longer lease (lease_s) if "
         "the tasks have to wait for long before they write",
         id=writer, shard=machine.shard,
     )  # fmt: skip

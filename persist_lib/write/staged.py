@@ -50,7 +50,7 @@ _machines: dict[tuple[str, str, str], Machine] = {}
 
 
 class Staged(msgspec.Struct, frozen=True, array_like=True):
-    """What one task wrote: parts that nothing refers to yet. A small value: encode it with `msgspec.msgpack`, or pickle.
+    """What one task wrote: parts that nothing refers to yet. It is small: encode it with `msgspec.msgpack`, or pickle.
 
     `id` tells it from every other one. `bounds` are the times that the rows have of their own; None: the commit says
     the time. `most` is at least the absolute value of the sum of the diffs of any one data. `rows` counts those given.
@@ -186,7 +186,7 @@ class _Counting:
 
 
 class Lease:
-    """The writer id of a stage, for uploads: each call sees to it that the lease lasts, and raises when it has ended."""
+    """The writer id of a stage, for uploads. Each call sees to it that the lease lasts, and raises when it has ended."""
 
     def __init__(self, machine: Machine, writer: WriterId, lease_ms: int) -> None:
         self._machine = machine
@@ -253,5 +253,3 @@ def parse_staged(staged: object, shard: ShardId) -> list[Staged]:
             shard=shard,
         )
     return found
-
-

@@ -8,15 +8,14 @@ the last sequence number of each producer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from threading import RLock
 
 from persist_lib.arguments import parse_seconds
 from persist_lib.core import commands as c
-from persist_lib.core import refusals as r
-from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
-from persist_lib.errors import InvalidUsage, LeaseExpired
+from persist_lib.core.state import Version
+from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.ids import WriterId, format_writer_id, parse_producer
 from persist_lib.location.wrap.deadline import within
@@ -24,18 +23,19 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering
 from persist_lib.times import TimeLike, Times
-from persist_lib.write.appending import parse_bounds, whole
-from persist_lib.write.layout import assembled, counted_at
+from persist_lib.write.appending import parse_bounds
+from persist_lib.write.committing import Commit, check_new
+from persist_lib.write.differences import Overwriting, Upserting
 from persist_lib.write.pending import Appended
-from persist_lib.write.registration import Lent, Registration, lease_ended
-from persist_lib.write.share import Place, Share, commit_shares
+from persist_lib.write.registration import Lent, Registration
 from persist_lib.write.staged import LEASE_S, Lease, Stage, Staged, Ticket, parse_staged
-from persist_lib.write.times import next_time
+from persist_lib.write.verbs import Changed
 
+PASS_S = 3600.0
+"""How long a call may take that reads contents, unless the caller passes a timeout: seconds."""
 LONGEST_LEASE_S = 400 * 86_400.0
 
 
@@ -49,9 +49,7 @@ class Staging(ABC):
     _leases: Leases
     _registration: Registration
 
-    def stage(
-        self, *, lease_s: float = LEASE_S, lower: object | None = None, new_upper: object | None = None
-    ) -> Stage:
+    def stage(self, *, lease_s: float = LEASE_S, lower: object | None = None, new_upper: object | None = None) -> Stage:
         """Register one writer id under which any number of processes may write parts. Close the stage at the end.
 
         The id lives for `lease_s` seconds after the last heartbeat, which tasks that write send. With bounds the rows
@@ -96,8 +94,9 @@ class Staging(ABC):
         With a `producer`, a name and a sequence number, the append is committed once, as in `compare_and_append`:
         AlreadyProduced says that there was nothing left to do. After Indeterminate, repeat the call with the producer.
 
-        Raises ConstraintViolated, DiffOverflow, and LeaseExpired when the stage's lease has ended: nothing was written
-        then, and nothing staged can be appended any more.
+        Constraints of the schema are checked against the newest contents of the keys, in bounded memory. Raises
+        ConstraintViolated, DiffOverflow, and LeaseExpired when the stage's lease has ended: nothing was written then,
+        and nothing staged can be appended any more. `timeout` is in seconds; with constraints it is an hour.
         """
         machine = self.machine
         found = parse_staged(staged, machine.shard)
@@ -108,44 +107,76 @@ class Staging(ABC):
         producer = parse_producer(producer)
         held: list[Lock] = []
         try:
-            deadline = self._begin(timeout, held)
+            deadline = self._begin(PASS_S if timeout is None and self.schema.constraints else timeout, held)
             with Spending() as spent:
                 version = within(deadline, self._fetch_writable)
                 check_new(machine, version, producer)
                 if not found or (bounds is None and not any(one.parts for one in found)):
                     return Appended(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
-                place: Place = whole if bounds is not None else partial(self._placed, when)
-                return self._commit_staged(found, place, producer, deadline, spent)
+                return self._commit_of(found, producer, deadline, spent).append(found, when)
         finally:
             if held:
                 self._lock.release()
 
-    def _commit_staged(
-        self, staged: list[Staged], place: Place, producer: tuple[str, int] | None, deadline: Deadline, spent: Spending
-    ) -> Appended:
-        machine, one = self.machine, staged[0]
-        lent = Lent(machine, self._leases, one.writer)
-        builder = self._staged_builder(one, deadline)
-        state = machine.state
-        built = within(
-            deadline, partial(assembled, staged, builder, self.schema, state.schemas, inline_room(machine, state))
-        )
-        return send(machine, lent, builder, built, place, producer, deadline, spent)
+    def upsert_staged(
+        self, staged: Iterable[Staged], *, producer: tuple[str, int] | None = None, timeout: float | None = None
+    ) -> Changed:
+        """Make each row that tasks wrote the one row of its key, at the next time, as `upsert` does.
 
-    def _staged_builder(self, one: Staged, deadline: Deadline) -> Builder:
+        Rows that are to delete their key have the `_diff` `DELETE`; all others are there once. Different rows for one
+        key are refused, and so is a key that is both to be written and deleted: InvalidUsage names some. What is staged
+        is merged with the newest contents of these keys in one pass of bounded memory, and again when another writer
+        was first. `producer` and errors are those of `append_staged`. `timeout` is in seconds, None: an hour.
+        """
+        return self._change_staged(staged, Upserting, producer, timeout, everything=False)
+
+    def overwrite_staged(
+        self, staged: Iterable[Staged], *, producer: tuple[str, int] | None = None, timeout: float | None = None
+    ) -> Changed:
+        """Make the contents what tasks wrote, at the next time. The difference is what is written: history stays.
+
+        What is the same already is not written again; nothing at all is if all of it is. Nothing staged empties the
+        shard, and needs no stage. Reads all contents in one pass of bounded memory, and again when another writer was
+        first. `producer`, `timeout` and errors are those of `upsert_staged`. The counts by key are 0.
+        """
+        return self._change_staged(staged, Overwriting, producer, timeout, everything=True)
+
+    def _change_staged(
+        self, staged: Iterable[Staged], kind: type[Upserting | Overwriting], producer: tuple[str, int] | None,
+        timeout: float | None, *, everything: bool,
+    ) -> Changed:  # fmt: skip
         machine = self.machine
-        return Builder(
-            machine.shard, Lease(machine, one.writer, one.lease_ms), self.schema, self._schema_id, machine.blob,
-            machine.config, machine.runtime, deadline,
-        )  # fmt: skip
+        found = parse_staged(staged, machine.shard)
+        producer = parse_producer(producer)
+        if any(one.bounds is not None for one in found):
+            raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
+        held: list[Lock] = []
+        try:
+            deadline = self._begin(PASS_S if timeout is None else timeout, held)
+            with Spending() as spent:
+                version = within(deadline, self._fetch_writable)
+                check_new(machine, version, producer)
+                if not everything and not any(one.parts for one in found):
+                    return Changed(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
+                commit = self._commit_of(found, producer, deadline, spent)
+                return commit.change(found, kind(machine, self.schema), everything=everything)
+        finally:
+            if held:
+                self._lock.release()
 
-    def _placed(self, when: int | None, built: Built, state: State) -> Batch:
-        """The batch at the time chosen by this state."""
-        machine, upper = self.machine, state.upper
-        if when is not None and not upper.is_before(when):
-            raise machine.refused(r.WrongUpper(Antichain(when), upper))
-        time = next_time(self.schema, machine.shard, upper, machine.runtime) if when is None else when
-        return counted_at(built.batch, upper, time)
+    def _commit_of(
+        self, staged: list[Staged], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending
+    ) -> Commit:
+        """A commit under the id of the stage; under the handle's own if nothing is staged."""
+        machine = self.machine
+        registration: Registration = self._registration
+        uploader: Callable[[], WriterId] = partial(registration.register, deadline)
+        if staged:
+            registration = Lent(machine, self._leases, staged[0].writer)
+            uploader = Lease(machine, staged[0].writer, staged[0].lease_ms)
+        return Commit(
+            machine, self._leases, self.schema, self._schema_id, registration, uploader, producer, deadline, spent
+        )
 
     def _staged_under(self, writer: WriterId, lease_ms: int, bounds: tuple[Antichain, Antichain] | None) -> Stage:
         machine = self.machine
@@ -160,29 +191,3 @@ class Staging(ABC):
 
     @abstractmethod
     def _fetch_writable(self) -> Version: ...
-
-
-def send(
-    machine: Machine, lent: Lent, builder: Builder, built: Built, place: Place, producer: tuple[str, int] | None,
-    deadline: Deadline, spent: Spending,
-) -> Appended:  # fmt: skip
-    """Commit a batch under the stage's id."""
-    token = machine.runtime.token()
-    try:
-        share = Share(machine, lent, lent.lent, builder, built, place, c.CompareAndAppend, token, producer)
-        return commit_shares((share,), deadline, token, spent)[0]
-    except LeaseExpired as error:
-        raise lease_ended(machine, lent.lent) from error
-
-
-def inline_room(machine: Machine, state: State) -> int:
-    """How large an inline batch may be now."""
-    room = INLINE_TOTAL_BYTES - state.inline_size
-    return min(machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
-
-
-def check_new(machine: Machine, version: Version, producer: tuple[str, int] | None) -> None:
-    """Raise AlreadyProduced for an append that was made before, without the work of it."""
-    if producer is None or (last := version.state.producers.get(producer[0])) is None or last.sequence < producer[1]:
-        return
-    raise machine.refused(r.AlreadyProduced(*producer, last))

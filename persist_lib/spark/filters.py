@@ -1,0 +1,205 @@
+"""Filters that Spark pushes down, as what a read can use: a filter on rows, a range of keys, and a range of times.
+
+What is translated keeps every row that Spark's filter keeps; Spark applies all filters once more. So a filter that is
+not understood, or whose value the column's type does not hold exactly, is left out and only costs time. Floats are left
+out: Spark says that NaN equals itself and is the greatest, and Arrow does not.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import datasource as d
+
+from persist_lib.errors import InvalidUsage
+from persist_lib.format.predicate import Where
+from persist_lib.frontier import MAX_TIME
+from persist_lib.read.snapshot import KeyRange
+from persist_lib.schema.schema import TIME, Schema
+from persist_lib.times import PER_SECOND
+
+_is = pa.types
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_COMPARE: dict[type[d.Filter], Callable[[Any, Any], pc.Expression]] = {
+    d.EqualTo: lambda a, b: a == b, d.GreaterThan: lambda a, b: a > b, d.GreaterThanOrEqual: lambda a, b: a >= b,
+    d.LessThan: lambda a, b: a < b, d.LessThanOrEqual: lambda a, b: a <= b,
+}  # fmt: skip
+_TEXT: dict[type[d.Filter], Callable[[Any, str], pc.Expression]] = {
+    d.StringStartsWith: lambda a, b: pc.starts_with(a, pattern=b),
+    d.StringEndsWith: lambda a, b: pc.ends_with(a, pattern=b),
+    d.StringContains: lambda a, b: pc.match_substring(a, pattern=b),
+}
+
+
+class Pushed(NamedTuple):
+    """What filters leave to be read: rows, keys, and times in `[lower, upper)` (None: no end)."""
+
+    where: Where | None = None
+    keys: KeyRange = KeyRange()
+    lower: int = 0
+    upper: int | None = None
+
+
+def pushed_down(filters: Sequence[d.Filter], schema: Schema) -> Pushed:
+    """What these filters, all of which are true of a row that counts, leave of a shard's history."""
+    found = [expression for one in filters if (expression := _expression(one, schema.data)) is not None]
+    where = None
+    for expression in found:
+        one = Where.of(schema.data, expression)
+        where = one if where is None or one is None else where.both(one)
+    return Pushed(where, _keys(filters, schema), *_times(filters, schema))
+
+
+def _expression(one: d.Filter, columns: pa.Schema) -> pc.Expression | None:
+    """An expression that is true of exactly the rows that the filter is true of; None where none is known."""
+    child = one.child if isinstance(one, d.Not) else one
+    name = _name(child)
+    if name is None or name not in columns.names:
+        return None
+    field, kind = pc.field(name), columns.field(name).type
+    found = _positive(child, field, kind)
+    if found is None or child is one:
+        return found
+    if isinstance(child, d.EqualNullSafe) and child.value is not None:
+        return ~found | field.is_null()
+    if isinstance(child, d.In) and any(value is None for value in child.value):
+        return None
+    # SUBTLE: where the column is null, the comparison is, and so is its negation: neither keeps the row. Only `isin`
+    # says false of null.
+    return ~found & field.is_valid() if isinstance(child, d.In) else ~found
+
+
+def _positive(one: d.Filter, field: pc.Expression, kind: pa.DataType) -> pc.Expression | None:
+    if isinstance(one, d.IsNull):
+        return field.is_null()
+    if isinstance(one, d.IsNotNull):
+        return field.is_valid()
+    if isinstance(one, d.In):
+        values = [_scalar(value, kind) for value in one.value if value is not None]
+        known = [value.as_py() for value in values if value is not None]
+        if not known or len(known) < len(values) or not _lists(kind):
+            return None
+        return field.isin(pa.array(known, kind))
+    if isinstance(one, d.EqualNullSafe):
+        if one.value is None:
+            return field.is_null()
+        value = _scalar(one.value, kind)
+        return None if value is None else field == value
+    if type(one) in _TEXT:
+        return _TEXT[type(one)](field, one.value) if _is.is_string(kind) else None  # type: ignore[attr-defined]
+    if type(one) in _COMPARE:
+        value = _scalar(one.value, kind)  # type: ignore[attr-defined]
+        return None if value is None else _COMPARE[type(one)](field, value)
+    return None
+
+
+def _lists(kind: pa.DataType) -> bool:
+    return bool(_is.is_integer(kind) or _is.is_string(kind) or _is.is_binary(kind) or _is.is_date32(kind))
+
+
+def _scalar(value: object, kind: pa.DataType) -> pa.Scalar | None:
+    """A value of Spark's as exactly that value of the column's type; None where that is not certain."""
+    if _is.is_boolean(kind):
+        fits = isinstance(value, bool)
+    elif _is.is_integer(kind):
+        if isinstance(value, Decimal) and value == value.to_integral_value():
+            value = int(value)
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    elif _is.is_string(kind):
+        fits = isinstance(value, str)
+    elif _is.is_binary(kind) or _is.is_fixed_size_binary(kind):
+        fits = isinstance(value, (bytes, bytearray))
+        value = bytes(value) if isinstance(value, bytearray) else value
+    elif _is.is_date32(kind):
+        fits = isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+    elif _is.is_timestamp(kind):
+        fits = isinstance(value, dt.datetime) and (value.utcoffset() is None) == (kind.tz is None)
+    elif _is.is_decimal(kind):
+        fits = isinstance(value, (Decimal, int)) and not isinstance(value, bool)
+        value = Decimal(value) if fits else value  # type: ignore[arg-type]
+    else:
+        fits = False
+    if not fits:
+        return None
+    try:
+        found = pa.scalar(value, kind)
+        return found if found.as_py() == value else None
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return None
+
+
+def _name(one: object) -> str | None:
+    path = getattr(one, "attribute", None)
+    return path[0] if isinstance(path, tuple) and len(path) == 1 else None
+
+
+# --- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def _keys(filters: Sequence[d.Filter], schema: Schema) -> KeyRange:
+    """The range of keys that the filters on leading key columns leave: equalities, then one column's bounds."""
+    prefix: list[object] = []
+    whole = KeyRange()
+    for field in list(schema.data)[: len(schema.key)]:
+        own = [one for one in filters if _name(one) == field.name]
+        same = next((v for one in own if isinstance(one, d.EqualTo) and (v := _known(one, field)) is not None), None)
+        if same is not None:
+            prefix.append(same)
+            continue
+        for one in own:
+            whole = whole.meet(_bound(schema, prefix, one, field))
+        break
+    return whole.meet(KeyRange.of(schema, prefix, None, None)) if prefix else whole
+
+
+def _bound(schema: Schema, prefix: list[object], one: d.Filter, field: pa.Field) -> KeyRange:
+    try:
+        value = _known(one, field)
+        if value is not None and isinstance(one, (d.GreaterThan, d.GreaterThanOrEqual)):
+            return KeyRange.of(schema, None, [*prefix, value], None)
+        if value is not None and isinstance(one, d.LessThan):
+            return KeyRange.of(schema, None, None, [*prefix, value])
+        if value is not None and isinstance(one, d.LessThanOrEqual):
+            return KeyRange(None, KeyRange.of(schema, [*prefix, value], None, None).upper)
+        if isinstance(one, d.In):
+            values = [_scalar(value, field.type) for value in one.value if value is not None]
+            ranges = [KeyRange.of(schema, [*prefix, value], None, None) for value in values if value is not None]
+            if values and len(ranges) == len(values) and all(r.lower is not None and r.upper for r in ranges):
+                return KeyRange(min(r.lower or b"" for r in ranges), max(r.upper or b"" for r in ranges))
+    except InvalidUsage:  # a value that is no key rules nothing out
+        pass
+    return KeyRange()
+
+
+def _known(one: d.Filter, field: pa.Field) -> pa.Scalar | None:
+    return _scalar(getattr(one, "value", None), field.type)
+
+
+def _times(filters: Sequence[d.Filter], schema: Schema) -> tuple[int, int | None]:
+    """The range of times that filters on `_time` leave."""
+    lower, upper = 0, MAX_TIME + 1
+    for one in filters:
+        if _name(one) != TIME or (at := _time(getattr(one, "value", None), schema)) is None:
+            continue
+        whole, exact = at
+        if isinstance(one, (d.EqualTo, d.GreaterThan, d.GreaterThanOrEqual)):
+            lower = max(lower, whole + (isinstance(one, d.GreaterThan) or not exact))
+        if isinstance(one, (d.EqualTo, d.LessThan, d.LessThanOrEqual)):
+            upper = min(upper, whole + (not isinstance(one, d.LessThan) or not exact))
+    return min(max(lower, 0), MAX_TIME), None if upper > MAX_TIME else max(upper, 0)
+
+
+def _time(value: object, schema: Schema) -> tuple[int, bool] | None:
+    """A value of `_time` in times of the shard, rounded down, and whether it was a whole one."""
+    if schema.times is None:
+        return (value, True) if isinstance(value, int) and not isinstance(value, bool) else None
+    if not isinstance(value, dt.datetime) or value.utcoffset() is None:
+        return None
+    micros = (value - _EPOCH) // dt.timedelta(microseconds=1)
+    whole, rest = divmod(micros, 1_000_000 // PER_SECOND[schema.times])
+    return whole, rest == 0

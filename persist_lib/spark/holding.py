@@ -1,0 +1,116 @@
+"""The named hold of a stream: it keeps the history that the stream has still to read, however long it is stopped.
+
+It is made before the first offset that names it, moved forward when Spark says that a batch is done, and released at
+the end of a closed shard. `persist hold list` shows it with what it is for; `persist hold release` lets go of it.
+"""
+
+from __future__ import annotations
+
+from persist_lib.client import Client
+from persist_lib.core import commands as c
+from persist_lib.core.state import Hold, State
+from persist_lib.errors import HoldConflict, SinceViolation
+from persist_lib.frontier import at
+from persist_lib.ids import parse_hold_name
+from persist_lib.shard.commit import Machine
+from persist_lib.spark.leasing import let_go
+from persist_lib.spark.offsets import Offset, Position
+
+STARTING = b"Spark stream, starting"
+RUNNING = b"Spark stream"
+
+
+class Holding:
+    """The hold of one stream, as one process sees it."""
+
+    def __init__(self, client: Client, shard: str, name: str | None) -> None:
+        self._machine: Machine = client.machine(shard)
+        self._name = None if name is None else parse_hold_name(name)
+        self._seen: str | None = None
+
+    def begin(self, position: Position) -> str:
+        """Make the hold of a stream that starts at a position, and return its name.
+
+        Raises HoldConflict where another stream has the name, and SinceViolation where the history is gone. A hold that
+        was made and never used is taken over: its query died before its first batch.
+        """
+        machine, needed = self._machine, position.since or 0
+        name = self._name or self._seen or f"spark-{machine.runtime.entropy():032x}"[:18]
+        state = machine.fetch().state
+        if (found := state.holds.get(name)) is not None and (found.opaque != STARTING or at(needed) < found.since):
+            raise HoldConflict(
+                f"shard {machine.shard} has a hold {name} already ({found.opaque.decode(errors='replace')!r}, from "
+                f"{self._show(found.since.time)} on). A new query needs another name in the option "
+                f"hold, or `persist hold release {machine.shard} {name}` first, if nothing needs it",
+                name=name, expected=None, actual=found.opaque, shard=machine.shard,
+            )  # fmt: skip
+        if found is None:
+            self._take(name, needed, STARTING)
+        self._seen = name
+        return name
+
+    def check(self, offset: Offset) -> None:
+        """Make sure that what comes after an offset is kept. A query that was restarted takes its hold again.
+
+        Raises SinceViolation where the hold was released and the history is gone, and HoldConflict where it was
+        released under a running query.
+        """
+        needed = offset.position.since
+        if needed is None:
+            return
+        machine, name = self._machine, offset.hold
+        state = machine.fetch().state
+        if name in state.holds:
+            self._seen = name
+        elif at(needed) < state.since:
+            raise self._gone(name, needed, state)
+        elif self._seen == name:
+            raise HoldConflict(
+                f"shard {machine.shard}: the hold {name} of this stream was released while the query ran, so its "
+                "history may be given up. Restart the query from its checkpoint: it takes the hold again, if what it "
+                "needs is still there",
+                name=name, expected=RUNNING, actual=None, shard=machine.shard,
+            )  # fmt: skip
+        else:
+            self._take(name, needed, RUNNING)
+            self._seen = name
+
+    def move(self, offset: Offset) -> None:
+        """Let go of what a stream that has come to an offset does not need any more. Never moves back."""
+        self.check(offset)
+        name, needed = offset.hold, offset.position.since
+        hold = self._machine.state.holds.get(name)
+        if hold is None:
+            return
+        if needed is None:
+            self._machine.commit(lambda state, _now: c.ReleaseHold(name, state.holds.get(name, hold).opaque))
+            return
+        wanted = let_go(self._machine.state, at(needed), but=name)
+        if hold.since < wanted or hold.opaque != RUNNING:
+            self._machine.commit(
+                lambda state, _now: c.SetHold(
+                    name, _own(state, name, hold).since.join(wanted), _own(state, name, hold).opaque, RUNNING
+                )
+            )
+
+    def _take(self, name: str, needed: int, opaque: bytes) -> None:
+        state = self._machine.state
+        if at(needed) < state.since:
+            raise self._gone(name, needed, state)
+        self._machine.commit(lambda state, _now: c.SetHold(name, let_go(state, at(needed), but=name), None, opaque))
+
+    def _gone(self, name: str, needed: int, state: State) -> SinceViolation:
+        shard = self._machine.shard
+        return SinceViolation(
+            f"shard {shard}: this stream goes on after {self._show(needed)}, and history before "
+            f"{self._show(state.since.time)} was given up, as its hold {name} is not there any more. It cannot go on "
+            "exactly where it was. Start it anew with another checkpointLocation: it then reads the contents first",
+            as_of=needed, since=state.since, shard=shard,
+        )  # fmt: skip
+
+    def _show(self, time: int | None) -> str:
+        return self._machine.times().show(None if time is None else at(time))
+
+
+def _own(state: State, name: str, known: Hold) -> Hold:
+    return state.holds.get(name, known)

@@ -1,0 +1,275 @@
+"""Batch reads: what a DataFrame is of, decided when it is made; its partitions; and its rows as Arrow batches.
+
+    spark.read.format("persist").option("shard", "orders").load()                      the newest complete time
+    ….option("as_of", "1 hour ago")                                                    an earlier one
+    ….option("changes", "true").option("from", 17).option("to", 40)                    the updates in (17, 40]
+
+A DataFrame is of one time, decided when it is made: every action on it, and every task that is tried again, reads the
+same. Its rows are the shard's as people know tables: the columns, each row as often as its multiplicity. With
+`diff=true` it has the contents as they are, each distinct row once with `_diff`. A row with a negative multiplicity is
+an error without `diff`, as no table can show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from persist_lib.client import Client
+from persist_lib.convert.times import shown_times
+from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.frontier import MAX_TIME
+from persist_lib.kernel.columns import array_of, integers
+from persist_lib.read.handle import ReadHandle
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.spark import leasing
+from persist_lib.spark.filters import Pushed, pushed_down
+from persist_lib.spark.options import READ, STREAM, Options
+from persist_lib.spark.places import client_of
+from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices, read_slice
+from persist_lib.spark.types import arrow_schema, check_asked, chosen, spark_schema, to_spark
+
+Kind = Literal["rows", "contents", "updates"]
+BATCH = "a batch read"
+LATEST = "latest"
+LEAST_BYTES = 64 << 10
+BATCH_ROWS = 1 << 16
+"""The most rows of one batch for the JVM, which reads them one by one."""
+MOST_ROWS = 1 << 60
+
+
+class Table(NamedTuple):
+    """What one `load` is of. Pickled with the source, so that everything planned later is of the same."""
+
+    urls: tuple[str, str]
+    shard: str
+    schema: Schema
+    kind: Kind
+    names: tuple[str, ...]
+    section: Section | None
+    """What a batch reads; None where there is no complete time yet."""
+    frame: StructType
+    read_only: bool
+    refusal: PersistError | None = None
+    """Why a batch cannot read the updates that the options name. A stream that goes on does not start there."""
+
+    @property
+    def client(self) -> Client:
+        """The client of its location in this process."""
+        return client_of(*self.urls, read_only=self.read_only)
+
+    @property
+    def what(self) -> str:
+        """How messages call it."""
+        return f"shard {self.shard}"
+
+
+def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
+    """Look at the shard: what the options ask for, and at which time. `batch` is None before that is known."""
+    options = Options.of(
+        given, tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else READ if batch else STREAM, _what(batch)
+    )
+    read_only = options.flag("read_only", default=False)
+    client = client_of(options.location, options.consensus, read_only=read_only)
+    schema = client.machine(options.shard).fetch().state.schemas[-1]
+    handle = handle_of(client, options.shard, schema)
+    what = f"shard {options.shard}"
+    kind = kind_of(options)
+    names = chosen(schema, options.names("columns"), what) or tuple(schema.names)
+    section, refusal = None, None
+    try:
+        if batch is not False and not _is_stream(options):
+            section = section_of(options, kind, handle)
+    except PersistError as error:
+        if kind != "updates":
+            raise
+        refusal = error
+    return Table(
+        (client.url, client.consensus_url), options.shard, schema, kind, names, section, frame_of(schema, kind, names),
+        read_only, refusal,
+    )  # fmt: skip
+
+
+def _what(batch: bool | None) -> str:
+    return "a read" if batch is None else BATCH if batch else "a streaming read"
+
+
+def _is_stream(options: Options) -> bool:
+    return any(name in options for name in STREAM if name not in READ)
+
+
+def kind_of(options: Options) -> Kind:
+    """What the options ask for. Raises InvalidUsage for two things at once."""
+    changes = options.flag("changes", default="from" in options or "to" in options)
+    diff = options.flag("diff", default=False)
+    if changes and diff:
+        raise InvalidUsage(
+            f"the options diff and changes of {options.what} exclude each other: changes have {DIFF} anyway",
+            option="diff",
+        )
+    if changes and "as_of" in options:
+        raise InvalidUsage(
+            "changes lie between two times, so they take the options from and to, not as_of. Leave out these for the "
+            "contents as of a time",
+            option="as_of",
+        )
+    return "updates" if changes else "contents" if diff else "rows"
+
+
+def frame_of(schema: Schema, kind: Kind, names: tuple[str, ...]) -> StructType:
+    """The columns of a DataFrame of this kind."""
+    own = {"rows": [], "contents": [DIFF], "updates": [TIME, DIFF]}[kind]
+    whole = schema.changes if kind == "updates" else schema.contents
+    return spark_schema(pa.schema([whole.field(name) for name in (*names, *own)]), schema.times)
+
+
+def section_of(options: Options, kind: Kind, handle: ReadHandle) -> Section | None:
+    """What a batch reads, decided now: the contents as of a time, or the updates between two. Waits for no time."""
+    if kind == "updates":
+        from_, to = options.time("from"), options.time("to")
+        if to is None and not _has_time(handle):
+            return None
+        from_ = newest(handle) if from_ == LATEST else from_
+        with handle.changes(from_, to, timeout=0) as changes:
+            lower = 0 if changes.from_ is None else min(changes.from_ + 1, MAX_TIME)
+            upper = None if changes.to == MAX_TIME else changes.to + 1
+            return Section(None, lower, upper if changes.from_ is None or changes.to > changes.from_ else lower)
+    for name in ("from", "to"):
+        if name in options:
+            raise InvalidUsage(
+                f"the option {name} is about changes, and changes is false. Leave out changes, or read as_of a time",
+                option=name,
+            )
+    as_of = options.time("as_of")
+    if as_of not in (None, LATEST):
+        with handle.snapshot(as_of, timeout=0) as snapshot:
+            return Section(snapshot.as_of)
+    return Section(newest(handle)) if _has_time(handle) else None
+
+
+def newest(handle: ReadHandle) -> int:
+    """The newest complete time. Raises SinceViolation where there is none yet."""
+    with handle.snapshot(timeout=0) as snapshot:
+        return snapshot.as_of
+
+
+def _has_time(handle: ReadHandle) -> bool:
+    return handle.fetch_upper().time != 0
+
+
+def batch_reader(given: Mapping[str, str], schema: StructType, table: Table | None) -> Reader:
+    """The reader of a batch. Without `table`, as a user passed the schema, the time is decided now."""
+    options = Options.of(given, READ, BATCH)
+    table = look(given, batch=True) if table is None else table
+    check_asked(schema, table.frame, table.what)
+    pushes = options.flag("pushdown", default=True)
+    return (PushingReader if pushes else Reader)(table, schema, options.size("partition_bytes", LEAST_BYTES))
+
+
+class Part(InputPartition):
+    """One partition: a slice of the shard, and the lease that keeps it."""
+
+    def __init__(self, piece: Slice, lease: leasing.Lease | None) -> None:
+        self.piece, self.lease = piece, lease
+
+
+class Reader(DataSourceReader):
+    """Plans the partitions of a DataFrame, and reads them in tasks."""
+
+    def __init__(self, table: Table, schema: StructType, partition_bytes: int | None) -> None:
+        self._table, self._target = table, arrow_schema(schema)
+        self._partition_bytes = partition_bytes
+        self._pushed = Pushed()
+
+    def partitions(self) -> list[InputPartition]:
+        """The partitions: slices of the shard in key order. The planner's lease keeps what they read."""
+        table, pushed = self._table, self._pushed
+        if table.refusal is not None:
+            raise table.refusal
+        section = table.section
+        if section is not None and section.as_of is None:
+            section = section.between(pushed.lower, pushed.upper)
+        if section is None or section.is_empty():
+            return []
+        client = table.client
+        lease = None if table.read_only else leasing.take(client, table.shard, section.since)
+        handle = handle_of(client, table.shard, table.schema)
+        names = tuple(name for name in self._target.names if name in table.schema.names)
+        found = plan_slices(
+            handle, section, names=names, where=pushed.where, keys=pushed.keys, slice_bytes=self._partition_bytes
+        )
+        return [Part(piece, lease) for piece in found]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        if not isinstance(partition, Part):  # Spark's own, where there is none of ours
+            return iter(())
+        return batches(self._table, self._target, partition)
+
+
+class PushingReader(Reader):
+    """The same, where Spark pushes filters down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Use what can be used, and let Spark apply all of them once more."""
+        self._pushed = pushed_down(filters, self._table.schema)
+        return filters
+
+
+def batches(table: Table, target: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition as Spark's Arrow batches."""
+    client = table.client
+    keeping = leasing.Keeping(client, table.shard, part.lease)
+    with Runtime(background=False).pool(2, "persist-spark") as pool:
+        for rows in read_slice(client, part.piece, pool):
+            keeping.look()
+            for piece in multiplied(rows, table) if table.kind == "rows" else (rows,):
+                yield from as_batches(piece, target, table)
+
+
+def as_batches(rows: pa.Table, target: pa.Schema, table: Table) -> Iterator[pa.RecordBatch]:
+    """Rows in Spark's types."""
+    if table.kind == "updates":
+        rows = shown_times(table.schema, rows)
+    yield from to_spark(rows, target, table.what).to_batches(BATCH_ROWS)
+
+
+def multiplied(rows: pa.Table, table: Table) -> Iterator[pa.Table]:
+    """Each row as often as its multiplicity, as tables of bounded size. Raises InvalidUsage for a negative one."""
+    diffs = integers(rows.column(DIFF))
+    if diffs.size == 0 or (diffs.min() == 1 and diffs.max() == 1):
+        yield rows
+        return
+    if diffs.min() < 0:
+        raise _negative(rows, int(np.argmin(diffs)), table)
+    if float(diffs.sum(dtype=np.float64)) > MOST_ROWS:
+        raise InvalidUsage(
+            f"{table.what} has multiplicities that add up to more than {MOST_ROWS:,} rows. Read it with the "
+            'option diff ("true")',
+            shard=table.shard,
+        )
+    ends = np.cumsum(diffs)
+    for start in range(0, int(ends[-1]), BATCH_ROWS):
+        places = np.arange(start, min(start + BATCH_ROWS, int(ends[-1])))
+        yield rows.take(array_of(np.searchsorted(ends, places, side="right")))
+
+
+def _negative(rows: pa.Table, row: int, table: Table) -> InvalidUsage:
+    values = rows.slice(row, 1).to_pylist()[0]
+    if TIME in rows.column_names:
+        return InvalidUsage(
+            f"{table.what}: the update {values} takes rows away, which a stream of rows cannot show. Read it with the "
+            'option changes ("true"): its updates have _time and _diff',
+            shard=table.shard,
+        )  # fmt: skip
+    return InvalidUsage(
+        f"{table.what}: the row {values} has a negative multiplicity, which a table cannot show. Read it with the "
+        'option diff ("true"), or find out who took away what was not there',
+        shard=table.shard,
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""Slices: what one task of Spark reads. A key range of a section of a shard's history, planned from one state.
+
+A section is the contents as of one time, or the updates between two. It is the same in every state whose since allows
+it, and comes in the same order. So a slice does not rely on the state that it was planned from: when a part is gone,
+the task plans its key range anew from the newest state, and goes on after the last row that it has yielded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.client import Client
+from persist_lib.core.plan.compaction import TaskInput, cut_evenly
+from persist_lib.core.state import State
+from persist_lib.errors import Missing
+from persist_lib.format.predicate import Where
+from persist_lib.frontier import MAX_TIME, at
+from persist_lib.ids import ShardId
+from persist_lib.kernel.merge import merge_runs
+from persist_lib.location.api import Blob
+from persist_lib.read.handle import ReadHandle
+from persist_lib.read.snapshot import KeyRange, Split
+from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.shard.runs import Stored, boundaries, inputs_of, newest_schema, overlapping
+
+DEFAULT_BYTES = 32 << 20
+"""Of stored parts in one slice. Decoded they are some times that, and Python hands them to the JVM at some 100 MB/s."""
+MOST_SLICES = 10_000
+"""Slices of one plan: Spark's driver keeps some kilobytes of each. A larger section has larger slices."""
+MANY_PARTS = 500
+"""Above so many parts to look into, parts are no longer cut, as each look is a request."""
+MERGE_BYTES = 96 << 20
+"""Memory for merging in a task, of which an executor may run several at a time."""
+
+
+class Section(NamedTuple):
+    """The contents as of `as_of`, or (where that is None) the updates with times in `[lower, upper)`; None: no end."""
+
+    as_of: int | None = None
+    lower: int = 0
+    upper: int | None = None
+
+    @property
+    def since(self) -> int:
+        """The last time that since may be at for this section to be exact."""
+        return max(0, self.lower - 1) if self.as_of is None else self.as_of
+
+    def is_empty(self) -> bool:
+        """Whether no update can be in it."""
+        return self.as_of is None and self.upper is not None and self.upper <= self.lower
+
+    def between(self, lower: int, upper: int | None) -> Section:
+        """Its updates with times in `[lower, upper)` too."""
+        ends = [end for end in (self.upper, upper) if end is not None]
+        return Section(None, max(self.lower, lower), min(ends) if ends else None)
+
+    def inputs(self, state: State) -> tuple[TaskInput, ...]:
+        """The runs of a state that it is read from."""
+        if self.as_of is not None:
+            as_of = self.as_of
+            batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(as_of))
+            return inputs_of(batches, 0, None if as_of == MAX_TIME else as_of + 1)
+        first, end = self.lower, self.upper
+        batches = (
+            batch
+            for batch in state.trace
+            if batch.count
+            and not batch.upper <= at(first)
+            and (end is None or (end and batch.lower.is_before(end - 1)))
+        )
+        return inputs_of(batches, first, end)
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """A key range of a section, and from which parts to read it. It pickles, and any process can read it.
+
+    `names` are the columns to read; `_diff` comes along, and `_time` does in a section of updates.
+    """
+
+    urls: tuple[str, str]
+    shard: str
+    schema: Schema
+    schemas: tuple[Schema, ...]
+    section: Section
+    inputs: tuple[TaskInput, ...]
+    keys: KeyRange
+    names: tuple[str, ...]
+    where: Where | None = None
+
+    def tables(self, blob: Blob, pool: Executor, merge_bytes: int = MERGE_BYTES) -> Iterator[pa.Table]:
+        """Its rows in order, as tables of bounded size."""
+        if self.section.as_of is not None:
+            split = Split(
+                self.urls, self.shard, self.section.as_of, self.schema, self.schemas, self.inputs, *self.keys, None,
+                merge_bytes, self.where, (*self.names, DIFF),
+            )  # fmt: skip
+            return split.streamed(blob, pool)
+        return self._updates(blob, merge_bytes)
+
+    def _updates(self, blob: Blob, merge_bytes: int) -> Iterator[pa.Table]:
+        written = newest_schema(self.schema, self.schemas, self.inputs)
+        stored = Stored(blob, ShardId(self.shard), self.schemas, written, *self.keys, self.where)
+        wanted = [name for name in self.schema.changes.names if name in {*self.names, *self.schema.updates.names[-2:]}]
+        for table in merge_runs(stored.streams(self.inputs), written, merge_bytes=merge_bytes):
+            kept = table if self.where is None else self.where.kept(table)
+            if kept.num_rows:
+                yield kept.select(wanted)
+
+    def again(self, state: State) -> Slice:
+        """The same slice as a newer state has it."""
+        return msgspec.structs.replace(
+            self, schemas=state.schemas, inputs=tuple(overlapping(self.section.inputs(state), *self.keys))
+        )
+
+
+def plan_slices(
+    handle: ReadHandle,
+    section: Section,
+    *,
+    names: Sequence[str],
+    where: Where | None = None,
+    keys: KeyRange = KeyRange(),  # noqa: B008 - a tuple
+    slice_bytes: int | None = None,
+) -> list[Slice]:
+    """Cut a section into slices of about `slice_bytes` of stored bytes, in key order; none where there is nothing.
+
+    Raises SinceViolation where its history is gone.
+    """
+    reading = handle.acquire(section.since)
+    state, machine = reading.version.state, handle.machine
+    whole = Slice(
+        handle.urls, handle.shard, handle.schema, state.schemas, section,
+        tuple(overlapping(section.inputs(state), *keys)), keys, tuple(names), where,
+    )  # fmt: skip
+    if not whole.inputs:
+        return []
+    edges = cuts(machine.reads, whole, slice_bytes)
+    return [
+        found
+        for lower, upper in pairwise([keys.lower, *edges, keys.upper])
+        if (found := msgspec.structs.replace(whole, keys=KeyRange(lower, upper)).again(state)).inputs
+    ]
+
+
+def cuts(blob: Blob, whole: Slice, slice_bytes: int | None) -> list[bytes]:
+    """The keys at which to cut a slice. Parts are cut too, unless there are too many to look into."""
+    parts = [part for run in whole.inputs for part in run.parts]
+    size = sum(part.size for part in parts)
+    n = min(MOST_SLICES, -(-size // (slice_bytes or DEFAULT_BYTES)))
+    if n < 2:
+        return []
+    wanted = size // n
+    if sum(part.size > wanted for part in parts) > MANY_PARTS:
+        wanted = max(part.size for part in parts)
+    found = boundaries(blob, ShardId(whole.shard), whole.inputs, whole.schemas, wanted)
+    lower, upper = whole.keys
+    inside = [(key, size) for key, size in found if (lower is None or key > lower) and (upper is None or key < upper)]
+    return cut_evenly(inside, n)
+
+
+def read_slice(client: Client, planned: Slice, pool: Executor) -> Iterator[pa.Table]:
+    """The rows of a slice, in order. Where a part is gone, go on from the newest state.
+
+    SUBTLE: a section is the same in every state that it may be read from, and comes in key order. So it is exact to go
+    on after the last row. Raises SinceViolation where its history is gone.
+    """
+    found, done = planned, 0
+    while True:
+        try:
+            skip = done
+            for table in found.tables(client.reads, pool):
+                dropped = min(skip, table.num_rows)
+                skip -= dropped
+                fresh = table.slice(dropped)
+                done += fresh.num_rows
+                if fresh.num_rows:
+                    yield fresh
+        except Missing as missing:
+            found = _newer(client, found, missing)
+        else:
+            return
+
+
+def _newer(client: Client, gone: Slice, missing: Missing) -> Slice:
+    handle = handle_of(client, gone.shard, gone.schema)
+    handle.fetch_upper()
+    state = handle.acquire(gone.section.since).version.state
+    found = gone.again(state)
+    if found.inputs == gone.inputs:
+        raise missing
+    return found
+
+
+def handle_of(client: Client, shard: str, schema: Schema) -> ReadHandle:
+    """A handle that reads and has no lease of its own: those who plan take one, which outlives their process."""
+    return ReadHandle(client.machine(shard), client.leases, schema, (client.url, client.consensus_url), read_only=True)
