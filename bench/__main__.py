@@ -20,6 +20,8 @@ BENCHMARKS = {
     "kernel-100m": "bench.kernel:kernel_100m",
     "spark": "bench.spark:spark",
     "spark-write": "bench.spark_write:spark_write",
+    "ingest": "bench.ingest:ingest",
+    "ingest-spark": "bench.ingest:ingest_spark",
     "policy": "bench.policy:policy",
     "postgres-append": "bench.postgres:postgres_append",
     "contention": "bench.postgres:contention",

@@ -51,8 +51,8 @@ def local_file_is(file: File) -> bool:
 def said_gone(file: File) -> LostFile:
     """The error for a file that is there no more."""
     return LostFile(
-        f"{file.path} is gone, and this run is not done with it. Nothing of this group was written. Put it back and run "
-        "again, or go on without what is left of it by --lost bad",
+        f"{file.path} is gone, and this run is not done with it. Nothing of this group was written. Put it back and "
+        "run again, or go on without what is left of it by --lost bad",
         path=file.path,
     )
 

@@ -140,11 +140,11 @@ def _csv(file: File, settings: Settings) -> dict[str, pa.DataType]:
     return {field.name: pa.string() if _is.is_binary(field.type) else field.type for field in table.schema}
 
 
-def _jsonl(file: File, settings: Settings) -> dict[str, pa.DataType]:
-    return _of_objects(head(file, SAMPLE_BYTES).split(b"\n"), settings)
+def _jsonl(file: File, _settings: Settings) -> dict[str, pa.DataType]:
+    return _of_objects(head(file, SAMPLE_BYTES).split(b"\n"))
 
 
-def _debezium(file: File, settings: Settings) -> dict[str, pa.DataType]:
+def _debezium(file: File, _settings: Settings) -> dict[str, pa.DataType]:
     found = []
     for line in head(file, SAMPLE_BYTES).split(b"\n"):
         try:
@@ -153,10 +153,10 @@ def _debezium(file: File, settings: Settings) -> dict[str, pa.DataType]:
             continue
         if change is not None and change.op != "d":
             found.append(bytes(change.after).replace(b"\n", b" "))
-    return _of_objects(found, settings)
+    return _of_objects(found)
 
 
-def _of_objects(lines: Sequence[bytes], settings: Settings) -> dict[str, pa.DataType]:
+def _of_objects(lines: Sequence[bytes]) -> dict[str, pa.DataType]:
     good = []
     for line in lines:
         try:
