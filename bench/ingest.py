@@ -1,12 +1,14 @@
-"""Ingesting files: CSV and JSON lines into a shard, beside pyarrow's readers with one append, and beside Spark's own reader and writer.
+"""Ingesting files: CSV and JSON lines into a shard, beside pyarrow's readers with one append, and beside Spark's own
+reader and writer.
 
-What an ingest does more than its peers: it looks for lines that are bad, cuts and numbers them, keeps a journal, and commits group by
-group, so that it can be killed at any point.
+What an ingest does more than its peers: it looks for lines that are bad, cuts and numbers them, keeps a journal, and
+commits group by group, so that it can be killed at any point.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
+from pyspark.sql import SparkSession
 
 import persist_lib as persist
 from bench.figures import Figure, beside, in_turn, timed
@@ -31,7 +34,7 @@ from jobs.ingesting.settings import Format, Settings
 from jobs.session import SparkSettings, build_session
 from jobs.stop import Stop
 
-FULL, QUICK = 4_000_000, 100_000
+FULL, QUICK = 1_000_000, 100_000
 FILES = 4
 ROUNDS = 3
 SCHEMA = persist.Schema(
@@ -49,7 +52,8 @@ def write_files(folder: Path, lines: int) -> None:
         ids = rng.permutation(count) + number * count
         table = pa.table(
             {
-                "id": ids, "name": [f"customer {n % 9973}" for n in ids], "state": [("open", "paid", "sent")[n % 3] for n in ids],
+                "id": ids, "name": [f"customer {n % 9973}" for n in ids],
+                "state": [("open", "paid", "sent")[n % 3] for n in ids],
                 "price": (ids % 10_000) / 100, "at": [f"2026-01-{n % 28 + 1:02}T{n % 24:02}:00:00Z" for n in ids],
             }
         )  # fmt: skip
@@ -105,7 +109,7 @@ def _reading_and_appending(client: persist.Client, folder: Path, form: Format) -
 def _read(path: Path, form: Format) -> pa.Table:
     if form == "csv":
         return pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(column_types=COLUMNS))
-    schema = pa.schema([(name, type_) for name, type_ in COLUMNS.items()])
+    schema = pa.schema(list(COLUMNS.items()))
     return pyarrow.json.read_json(path, parse_options=pyarrow.json.ParseOptions(explicit_schema=schema))
 
 
@@ -147,10 +151,6 @@ def ingest_spark(quick: bool) -> list[Figure]:
 @contextmanager
 def reader_and_writer(folder: str, form: str) -> Iterator[Ready]:
     """Read the files with their schema, and write Parquet, as Spark's users would."""
-    import os
-
-    from pyspark.sql import SparkSession
-
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     builder = SparkSession.builder.master("local[*]").appName("peer")
     for name, value in {**SETTINGS, **QUIET}.items():

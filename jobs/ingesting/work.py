@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -163,12 +164,12 @@ class Reader:
             yield block
             return
         if block.data.startswith(BOM):
-            block = block._replace(data=block.data[len(BOM) :], offset=len(BOM))
+            block = replace(block, data=block.data[len(BOM) :], offset=len(BOM))
         if self._settings.format == "csv" and self._settings.names is None:
             ends = record_ends(block.data, self._multiline) if self._multiline is not None else None
             end = (int(ends[0]) if len(ends) else -1) if ends is not None else block.data.find(b"\n")
             end = len(block.data) if end < 0 else end + 1
-            header = block._replace(data=block.data[:end])
+            header = replace(block, data=block.data[:end])
             counts.lines += header.lines
             block = Block(block.data[end:], block.offset + end, header.lines, block.problem)
         if block.data:
