@@ -23,6 +23,8 @@ BENCHMARKS = {
     "spark-sizes": "bench.spark_sizes:spark_sizes",
     "spark-scan": "bench.spark_scan:spark_scan",
     "spark-write": "bench.spark_write:spark_write",
+    "ingest": "bench.ingest:ingest",
+    "ingest-spark": "bench.ingest:ingest_spark",
     "policy": "bench.policy:policy",
     "postgres-append": "bench.postgres:postgres_append",
     "contention": "bench.postgres:contention",

@@ -1,12 +1,13 @@
 """Take files into a shard: CSV, JSON lines, Parquet, or changes as Debezium writes them.
 
-    python jobs/ingest.py --location file:./data --shard orders --format jsonl --infer --key order_id ./files --dry-run
-    python jobs/ingest.py --location file:./data --shard orders --format csv --key 'order_id:int64 not null' --value state:string ./files
-    spark-submit jobs/ingest.py --location s3://bucket/data --consensus postgresql://… --shard orders --format jsonl s3://bucket/landing/
+    ingest.py --location file:./data --shard orders --format jsonl --infer --key order_id ./files --dry-run
+    ingest.py --location file:./data --shard orders --format csv --key order_id:int64 --value state:string ./files
+    spark-submit ingest.py --location s3+cas://bucket/data --shard orders --format jsonl s3://bucket/landing/
 
-Files are cut into chunks, which tasks read, parse and write in parallel, and each group of chunks is appended by one commit. Kill it at
-any point, and run it again: it goes on after the last group, and each line is in the shard once. Run it later, and it takes the files that are new.
-A bad line stops nothing: it goes to the shard SHARD_bad with its file, its number and the reason. SHARD_files says which files were taken.
+Files are cut into chunks, which tasks read, parse and write in parallel, and each group of chunks is appended by one
+commit. Kill it at any point, and run it again: it goes on after the last group, and each line is in the shard once.
+Run it later, and it takes the files that are new. A bad line stops nothing: it goes to the shard SHARD_bad with its
+file, its number and the reason. SHARD_files says which files were taken.
 
 Exit status: 0 if all is done, 1 if more lines than --max-bad were bad or something failed, 2 for wrong arguments.
 """
@@ -71,7 +72,17 @@ def job_of(client: Client | None, parsed: argparse.Namespace, settings: Settings
         times = Times(schema.times, lambda: 0)
         until = int(parsed.until) if schema.times is None and parsed.until.isdecimal() else parsed.until
         bounds = (None, times.parse(until, "--until"))
-    job = Ingest(parsed.shard, parsed.inputs, settings, schema, parsed.name, parsed.changed, parsed.bad_shard, bounds)
+    job = Ingest(
+        parsed.shard,
+        parsed.inputs,
+        settings,
+        schema,
+        parsed.name,
+        parsed.changed,
+        parsed.bad_shard,
+        parsed.lost,
+        bounds,
+    )
     job.check()
     return job, is_there
 
@@ -101,7 +112,8 @@ def check_sample(client: Client, job: Ingest, most: int) -> None:
     sample = take_sample(files[0], job.settings, job.schema)
     if sample.is_mostly_bad and sample.counts.bad > most:
         raise InvalidUsage(
-            f"{sample.counts.bad} of the first {sample.counts.read} lines of {files[0].path} are bad, so the options are probably wrong: "
+            f"{sample.counts.bad} of the first {sample.counts.read} lines of {files[0].path} are bad, so the options "
+            "are probably wrong: "
             f"{'; '.join(sample.reasons)}. Nothing was written. To go on all the same, allow that many with --max-bad"
         )
 
@@ -110,8 +122,8 @@ def numbers(outcome: Outcome) -> dict[str, float]:
     """What an ingest did, in figures that can be added up."""
     tally = outcome.tally
     return {
-        "files": outcome.files, "groups": outcome.groups, "lines": tally.read, "rows": tally.written, "bad": tally.bad, "silent": tally.silent,
-        "updates": outcome.updates, "seconds": outcome.seconds,
+        "files": outcome.files, "groups": outcome.groups, "lines": tally.read, "rows": tally.written, "bad": tally.bad,
+        "silent": tally.silent, "updates": outcome.updates, "seconds": outcome.seconds,
     }  # fmt: skip
 
 
@@ -134,7 +146,8 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
     if outcome.tally.bad > parsed.max_bad:
         print(
             f"{outcome.tally.bad} lines were bad, more than --max-bad {parsed.max_bad}: persist show "
-            f"{parsed.bad_shard or parsed.shard + '_bad'} lists them with their reasons. All other lines are in {parsed.shard}",
+            f"{parsed.bad_shard or parsed.shard + '_bad'} lists them with their reasons. All other lines are in "
+            f"{parsed.shard}",
             file=sys.stderr,
         )
         return 1

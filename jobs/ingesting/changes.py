@@ -1,19 +1,21 @@
-"""Change files as Debezium writes them: JSON lines with before, after, op and source, with or without the schema around it.
+"""Changes as Debezium writes them: JSON lines with before, after, op and source, with or without their schema.
 
-    {"before": null, "after": {"id": 7, "state": "open"}, "op": "c", "ts_ms": 1700000000000, "source": {"lsn": 5, "txId": 9}}
+    {"before": null, "after": {"id": 7, "state": "open"}, "op": "c", "source": {"lsn": 5, "txId": 9}}
     {"schema": {...}, "payload": {"before": ..., "after": ..., "op": "u", ...}}
     null                                                              a tombstone, which says nothing new
 
 Two ways to make updates of changes:
 
-- `by-key`: the last change of each key decides. What the shard has for the key is retracted when the group is committed. That is right whatever
-  the database puts into `before`, and for a change that was delivered twice.
-- `before`: `u` and `d` retract what `before` says. That needs whole rows there (REPLICA IDENTITY FULL), and each change exactly once.
+- `by-key`: the last change of each key decides. What the shard has for the key is retracted when the group is
+  committed. That is right whatever the database puts into `before`, and for a change that was delivered twice.
+- `before`: `u` and `d` retract what `before` says. That needs whole rows there (REPLICA IDENTITY FULL), and each change
+  exactly once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -90,7 +92,8 @@ def parse_change(line: bytes) -> Change | None:
         return None
     if change.op == "t":
         raise Truncated(
-            "a change says that the source's table was emptied (op t). It is not applied by itself, as it would retract all that the shard "
+            "a change says that the source's table was emptied (op t). It is not applied by itself, as it would "
+            "retract all that the shard "
             "holds. Empty the shard first, or take the line out if it is to stay; nothing of this group was written"
         )
     if change.op not in ("c", "r", "u", "d"):

@@ -1,8 +1,9 @@
-"""The commits of one group: bad lines, then the journal, then the data. Each shard takes each group once, by its producer.
+"""The commits of one group: bad lines, then the journal, then the data; each shard takes it once, by its producer.
 
-There is no transaction over the three shards: S3 alone has none, and one way on all locations is proved once. Instead each of the
-three appends is idempotent, what they append is the same whoever makes them and however often (see `plan`), and the data comes last and
-decides: while it is not there, the next attempt makes all three again, of which those that were there already are refused.
+There is no transaction over the three shards: S3 alone has none, and one way on all locations is proved once. Instead
+each of the three appends is idempotent, what they append is the same whoever makes them and however often (see
+`plan`), and the data comes last and decides: while it is not there, the next attempt makes all three again, of which
+those that were there already are refused.
 """
 
 from __future__ import annotations
@@ -109,9 +110,9 @@ class Committer:
     def _shown(self, found: pa.Table, base: np.typing.NDArray[np.int64]) -> pa.Table:
         paths = pa.array([file.path for file in self._run.files])
         columns = [
-            paths.take(found.column("file").combine_chunks()), pc.add(found.column("line"), pa.array(base + 1)), found.column("offset"),
-            found.column("text"), found.column("reason"), pa.array([self._ingest] * found.num_rows),
-            pa.array([self._run.number] * found.num_rows, pa.int64()),
+            paths.take(found.column("file").combine_chunks()), pc.add(found.column("line"), pa.array(base + 1)),
+            found.column("offset"), found.column("text"), found.column("reason"),
+            pa.array([self._ingest] * found.num_rows), pa.array([self._run.number] * found.num_rows, pa.int64()),
         ]  # fmt: skip
         return pa.Table.from_arrays(
             [pa.chunked_array(c) if isinstance(c, pa.Array) else c for c in columns], schema=BAD.data
@@ -148,7 +149,7 @@ Makes = Callable[[Version], tuple[Version, pa.Table]]
 
 
 def append_once(write: WriteHandle, make: Makes, producer: tuple[str, int]) -> int | None:
-    """Append what `make` makes, at the next time. Returns the count of updates; None if this number is there already."""
+    """Append what `make` makes, at the next time. Returns the count; None if this number is there already."""
     machine = write.machine
     deadline = machine.runtime.deadline(TIMEOUT_S)
     while True:
@@ -166,7 +167,8 @@ def append_once(write: WriteHandle, make: Makes, producer: tuple[str, int]) -> i
         except UpperMismatch:
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {machine.shard}: other writers were first for {TIMEOUT_S:g} s. Run again to go on from here",
+                    f"shard {machine.shard}: other writers were first for {TIMEOUT_S:g} s. Run again to go on from "
+                    "here",
                     shard=machine.shard,
                 ) from None
 

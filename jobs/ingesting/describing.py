@@ -24,7 +24,8 @@ def describe(client: Client | None, job: Ingest, is_there: bool) -> Iterator[str
     known, sequence = (read_nothing(), 0) if client is None or not is_there else look(client, job)
     if known.last is not None and sequence < known.last.last:
         yield (
-            f"run {known.last.number} is not done: groups {sequence - known.last.first + 2} to {known.last.last - known.last.first + 1} of its "
+            f"run {known.last.number} is not done: groups {sequence - known.last.first + 2} to "
+            f"{known.last.last - known.last.first + 1} of its "
             f"{len(known.last.files)} files come first"
         )
     found = find_files(job.inputs, job.settings.format)
@@ -46,10 +47,12 @@ def describe(client: Client | None, job: Ingest, is_there: bool) -> Iterator[str
     yield f"{size / MIB:,.1f} MiB in {tasks} tasks and {len(groups)} commits"
     largest = max((file for file in files if file.compression), key=lambda file: file.size, default=None)
     if largest is not None and largest.size > 4 * job.settings.chunk_bytes:
-        yield f"the largest compressed file is one task of {largest.size / MIB:,.1f} MiB, as it cannot be cut: {largest.path}"
+        yield f"a compressed file is one task, the largest of {largest.size / MIB:,.1f} MiB: {largest.path}"
     yield f"about {_price(client, size, tasks, len(groups), known):,.4f} dollars for requests"
     sample = take_sample(files[0], job.settings, job.schema, bounds)
-    yield f"of the first {sample.counts.read} lines of {files[0].path} {sample.counts.bad} are bad{': ' if sample.reasons else ''}{'; '.join(sample.reasons)}"
+    yield f"of the first {sample.counts.read} lines of {files[0].path} {sample.counts.bad} are bad"
+    for reason in sample.reasons:
+        yield f"  bad: {reason}"
     for row in sample.rows:
         yield f"  {row}"
 

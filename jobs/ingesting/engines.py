@@ -15,11 +15,12 @@ from jobs.engine import SparkEngine
 from jobs.ingesting.work import Done, Work, run_task
 from jobs.parallel import in_parallel
 from jobs.stop import Stop
+from persist_lib import errors
 from persist_lib.errors import Determinate, Indeterminate, PersistError
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.write.staged import Stage, Ticket
 
-Tells = Callable[[int, int], object]
+Tells = Callable[[int, int], None]
 
 
 class Engine(Protocol):
@@ -95,4 +96,5 @@ def _attempt(work: Work, ticket: Ticket | None) -> Any:
     except (Determinate, Indeterminate):
         raise  # Spark tries the task again
     except PersistError as error:
-        return t.tell(error)
+        kind = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+        return msgspec.structs.replace(t.tell(error), kind=kind)  # an error of ours alone has no name there

@@ -1,4 +1,4 @@
-"""From a file's columns to the shard's: names, types that files hold as text or numbers, and columns that may not be null."""
+"""From a file's columns to the shard's: names, types that files hold as text or numbers, and what may not be null."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def without_nulls(schema: Schema, sifted: Sifted) -> Sifted:
 
 
 def with_times(schema: Schema, sifted: Sifted, name: str, bounds: tuple[int, int]) -> Sifted:
-    """The rows at the times that a column says. Lines whose time is missing, too fine for the clock or outside of the bounds are bad."""
+    """The rows at the times that a column says. A time that is missing, too fine or out of bounds makes a line bad."""
     lower, upper = bounds
     column = sifted.table.column(name)
     exact = pa.chunked_array([pa.repeat(pa.scalar(True), len(column))])

@@ -1,9 +1,10 @@
-"""The files to read: folders, patterns and prefixes become a list of files, each with what tells this version of it from another.
+"""The files to read: folders, patterns and prefixes become a list of files, each in one version.
 
     orders.csv   ./folder   './folder/2026-*/*.csv.gz'   file:/data/orders   s3://bucket/prefix/   's3://bucket/2026-*.jsonl.gz?region=…'
 
-A folder or prefix is searched in depth. In one, only names that end as the format's files do are taken (`SUFFIXES`, also with
-.gz or .zst), and none that begins with `.` or `_`. A file that is named itself is taken whatever it is called.
+A folder or prefix is searched in depth. In one, only names that end as the format's files do are taken (`SUFFIXES`,
+also with .gz or .zst), and none that begins with `.` or `_`. A file that is named itself is taken whatever it is
+called.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
@@ -29,7 +31,7 @@ WILD = "*?["
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
-    """One version of a file. `etag` is another for another version: S3's own, or the time of the last change and the size."""
+    """One version of a file. Another has another `etag`: S3's own, or the time of the last change and the size."""
 
     path: str
     size: int
@@ -65,7 +67,7 @@ def find_files(inputs: Sequence[str], format: Format) -> Found:  # noqa: A002 - 
 
 
 class _Listing(NamedTuple):
-    """What an input names: one file, or those in a folder or of a pattern (`root` is what comes before their own names)."""
+    """What an input names: some files, or those in a folder. `root` is what comes before their own names."""
 
     files: list[File]
     is_folder: bool
@@ -113,6 +115,12 @@ def _on_disk(given: str) -> _Listing:
 
 def local_file(path: str) -> File:
     """The file as it is now."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidUsage(
+            f"{path!a}: the name of this file is not UTF-8, so it cannot be remembered; rename it"
+        ) from error
     said = os.stat(path)  # noqa: PTH116
     return File(path, said.st_size, f"{said.st_mtime_ns:x}-{said.st_size:x}")
 
@@ -138,17 +146,16 @@ def _on_s3(given: str) -> _Listing:
 def _list_s3(bucket: str, prefix: str, options: str, given: str) -> Iterator[File]:
     more: dict[str, Any] = {}
     while True:
-        answer = asking_s3(
-            bucket,
-            options,
-            f"list {given}",
-            lambda s3, more=more: s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more),
-        )
+        answer = asking_s3(bucket, options, f"list {given}", partial(_page, bucket, prefix, more))
         for item in answer.get("Contents", ()):
             yield File(f"s3://{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'), options)
         if not answer.get("IsTruncated"):
             return
         more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+
+def _page(bucket: str, prefix: str, more: dict[str, Any], s3: Any) -> Any:
+    return s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more)
 
 
 TRIES = 6

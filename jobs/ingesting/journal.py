@@ -1,14 +1,16 @@
-"""The journal of a shard's ingests: the shard `<shard>_files`, which says what each run took, and how its lines came out.
+"""The journal of a shard's ingests: the shard `<shard>_files`, which says what each run took and what came out.
 
 It has three kinds of rows, by (ingest, run, kind, number):
 
 - `run`: the settings and the schema of a run, and its first and last group;
 - `file`: one file of its list, at this place, and the group that begins with it or in which it begins;
-- `group`: what became of the lines of a group. It is written before the group's data, so that it is there whenever the data is.
+- `group`: what became of the lines of a group. It is written before the group's data, so that it is there whenever the
+  data is.
 
-**How far a run has come is not in here.** That is in the data shard itself: the last sequence number of the producer `ingest/<name>`, which moves in
-the very transition that appends a group. Groups are numbered on from run to run. A run begins only when the one before it is done, by a
-compare-and-append to this shard, so that of two programs that plan at once one continues what the other planned.
+**How far a run has come is not in here.** That is in the data shard itself: the last sequence number of the producer
+`ingest/<name>`, which moves in the very transition that appends a group. Groups are numbered on from run to run. A run
+begins only when the one before it is done, by a compare-and-append to this shard, so that of two programs that plan at
+once one continues what the other planned.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from persist_lib.schema.schema import Schema
 JOURNAL = Schema(
     key={"ingest": "string not null", "run": "int64 not null", "kind": "string not null", "number": "int64 not null"},
     value={
-        "path": "string", "size": "int64", "etag": "string", "options": "string", "first_group": "int64", "last_group": "int64",
-        "lines": "int64", "written": "int64", "bad": "int64", "silent": "int64", "info": "string",
+        "path": "string", "size": "int64", "etag": "string", "options": "string",
+        "first_group": "int64", "last_group": "int64", "lines": "int64", "written": "int64", "bad": "int64",
+        "silent": "int64", "info": "string",
     },
 )  # fmt: skip
 BAD = Schema(
@@ -178,7 +181,8 @@ def try_begin(client: Client, shard: str, ingest: str, known: Known, run: Run) -
 def group_row(ingest: str, run: Run, number: int, tally: Tally, last_file: int, lines: int) -> pa.Table:
     """The row of a group."""
     row = _row(
-        ingest, run.number, "group", number, lines=tally.lines, written=tally.written, bad=tally.bad, silent=tally.silent,
+        ingest, run.number, "group", number, lines=tally.lines, written=tally.written, bad=tally.bad,
+        silent=tally.silent,
         info=msgspec.json.encode((last_file, lines)).decode(),
     )  # fmt: skip
     return pa.Table.from_pylist([row], schema=JOURNAL.data)

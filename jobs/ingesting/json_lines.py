@@ -30,7 +30,7 @@ class JsonLines:
             explicit_schema=pa.schema(asked), newlines_in_values=False,
             unexpected_field_behavior="error" if settings.extra == "refuse" else "ignore",
         )  # fmt: skip
-        self._known = set(settings.source(name) for name in schema.names)
+        self._known = {settings.source(name) for name in schema.names}
         self.empty = fitting.no_rows(schema)
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
@@ -101,9 +101,9 @@ class JsonLines:
 def check_objects(data: bytes) -> int:
     """Return how many lines are not blank. Raises Refused unless each of them is one JSON object in UTF-8.
 
-    SUBTLE: Arrow's reader crashes on a line like `null`, takes two objects in one line for two rows, an object over two lines for
-    one, and bytes that are no UTF-8 for text. msgspec counts the values; values that are all in braces can neither go
-    over a line's end (`}` is never followed by `{`) nor, if there are as many as lines, share one.
+    SUBTLE: Arrow's reader crashes on a line like `null`, takes two objects in one line for two rows, an object over
+    two lines for one, and bytes that are no UTF-8 for text. msgspec counts the values; values that are all in braces
+    can neither go over a line's end (`}` is never followed by `{`) nor, if there are as many as lines, share one.
     """
     try:
         data.decode()

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from jobs import program
 from jobs.engine import EngineName
 from jobs.ingesting.planning import Changed
+from jobs.ingesting.running import Lost
 from jobs.ingesting.settings import Changes, EpochUnit, Format, Settings
 from persist_lib.arguments import did_you_mean
 from persist_lib.config import MIB
@@ -47,6 +48,10 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         default="refuse",
         help="what to do with files that changed since they were taken",
     )
+    parser.add_argument(
+        "--lost", choices=get_args(Lost), default="refuse",
+        help="what to do with a file that is gone or changed before a run is done with it: stop, or note a bad line",
+    )  # fmt: skip
     _add_schema(parser)
     _add_reading(parser)
     return parser
@@ -132,11 +137,12 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
     by_key = parsed.format_ == "debezium" and parsed.changes == "by-key"
     group_mib = parsed.group_mib or (BY_KEY_GROUP_MIB if by_key else GROUP_MIB)
     return Settings(
-        parsed.format_, columns=_pairs(parsed.column, "--column"), delimiter=_character(parsed.delimiter), quote=parsed.quote,
-        names=None if parsed.names is None else _names(parsed.names), nulls=("",) if parsed.null is None else tuple(parsed.null),
-        encoding=_encoding(parsed.encoding), multiline=parsed.multiline, extra=parsed.extra, missing=parsed.missing,
-        epochs=_epochs(parsed.epoch), changes=parsed.changes, time_column=parsed.time_column,
-        chunk_bytes=round(parsed.chunk_mib * MIB), group_bytes=round(group_mib * MIB),
+        parsed.format_, columns=_pairs(parsed.column, "--column"), delimiter=_character(parsed.delimiter),
+        quote=parsed.quote, names=None if parsed.names is None else _names(parsed.names),
+        nulls=("",) if parsed.null is None else tuple(parsed.null), encoding=_encoding(parsed.encoding),
+        multiline=parsed.multiline, extra=parsed.extra, missing=parsed.missing, epochs=_epochs(parsed.epoch),
+        changes=parsed.changes, time_column=parsed.time_column, chunk_bytes=round(parsed.chunk_mib * MIB),
+        group_bytes=round(group_mib * MIB),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet: row groups that start in a chunk, cast to the shard's types exactly; a row that cannot be is a bad line."""
+"""Rows of Parquet: the row groups that start in a chunk. A row that does not fit the shard's types is a bad line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
     sifted: Sifted
     first: int
-    count: int
+    size: int
     texts: dict[int, bytes]
 
 
@@ -49,7 +49,7 @@ def open_parquet(file: File) -> pq.ParquetFile:
 
 
 def read_rows(file: File, chunk: Chunk, settings: Settings, schema: Schema, finished: Finished) -> Iterator[Rows]:
-    """Yield the rows of the row groups that start in the chunk; `finished` has the last word on them. Raises DamagedFile."""
+    """Yield the rows of a chunk; `finished` has the last word on them. Raises DamagedFile."""
     with open_parquet(file) as parquet:
         names = parquet.schema_arrow.names
         if why := check_names(names, settings, schema):
@@ -90,7 +90,9 @@ def _read_group(
         try:
             batch = next(batches, None)
         except (OSError, pa.ArrowException) as error:
-            raise DamagedFile(f"row group {number} cannot be read: {error}") from error
+            why = f"row group {number} cannot be read from this row on: {error}"
+            yield Rows(Sifted(fitting.no_rows(schema), np.array([], np.int64), {0: why}), first, 1, {0: b""})
+            return
         if batch is None:
             return
         table = pa.Table.from_batches([batch])

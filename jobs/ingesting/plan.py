@@ -1,7 +1,7 @@
-"""From a list of files to groups of tasks. Pure, and the same for the same list and settings: a killed run goes on in the same groups.
+"""From a list of files to groups of tasks: the same for the same list and settings, so that a killed run goes on.
 
-A chunk is a range of bytes of one file, or a whole one. A task is one chunk, or several small ones. A group is what one commit appends: its
-number is the sequence number of the producer, which a shard takes once.
+A chunk is a range of bytes of one file, or a whole one. A task is one chunk, or several small ones. A group is what
+one commit appends: its number is the sequence number of the producer, which a shard takes once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobs.ingesting.settings import Settings
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """The lines or row groups of the file at this place in the list that start in `[start, end)`; no end: all from `start`."""
+    """What starts in `[start, end)` of the file at this place in the list; without an end, all from `start`."""
 
     file: int
     start: int = 0
@@ -63,8 +63,8 @@ def plan_groups(
 ) -> list[Group]:
     """The groups of a run, numbered from `first`.
 
-    `starts` are the places of files with which groups begin (Debezium: where no transaction goes on); without it, groups are cut
-    between any chunks once they have `group_bytes`.
+    `starts` are the places of files with which groups begin (Debezium: where no transaction goes on); without it,
+    groups are cut between any chunks once they have `group_bytes`.
     """
     groups: list[Group] = []
     waiting: list[Chunk] = []

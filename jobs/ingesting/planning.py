@@ -38,8 +38,10 @@ def new_files(found: Sequence[File], known: Known, changed: Changed) -> list[Fil
             f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         )
         raise FilesChanged(
-            f"{len(others)} files are not the versions any more that were taken: {names}. Nothing was written. What was taken stays in the shard "
-            "in any case: use --changed skip to leave them, or --changed take to add their rows to those of the former versions",
+            f"{len(others)} files are not the versions any more that were taken: {names}. Nothing was written. What "
+            "was taken stays in the shard "
+            "in any case: use --changed skip to leave them, or --changed take to add their rows to those of the "
+            "former versions",
             paths=[file.path for file in others],
         )
     again = {file.path for file in others} if changed == "take" else set()
@@ -70,7 +72,7 @@ def _each(read: Callable[[File], T], files: Sequence[File]) -> list[T]:
 
 
 def head(file: File, size: int = MIB) -> bytes:
-    """The first bytes of a file, unpacked, up to a line's end if there is one. Raises InvalidUsage for a damaged one."""
+    """The first bytes of a file, unpacked, up to a line's end if there is one. Raises InvalidUsage for damage."""
     pieces = read_range(file, 0, size) if file.compression is None else read_unpacked(file)
     try:
         found = next(iter(pieces), b"")
@@ -101,8 +103,10 @@ def _check_headers(
         header = text.split("\n") if text else []
         if header and (why := check_names(header, settings, schema)):
             raise InvalidUsage(
-                f"{len(places)} of {len(files)} files cannot be taken, first {files[places[0]].path}: {why}. Its columns are "
-                f"{', '.join(header)}. Nothing was written; --column NAME=FILES_NAME names columns that are called otherwise",
+                f"{len(places)} of {len(files)} files cannot be taken, first {files[places[0]].path}: {why}. Its "
+                "columns are "
+                f"{', '.join(header)}. Nothing was written; --column NAME=FILES_NAME names columns that are called "
+                "otherwise",
                 path=files[places[0]].path,
             )
 

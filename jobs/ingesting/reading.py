@@ -25,15 +25,20 @@ class FileChanged(InvalidUsage):
     """A file is not the version any more that was planned. Field: path."""
 
 
-class DamagedFile(Exception):  # noqa: N818 - it becomes a bad line
+class LostFile(NotFound):
+    """A file is there no more. Field: path."""
+
+
+class DamagedFile(Exception):
     """A compressed file cannot be unpacked from here on."""
 
 
 def changed(file: File) -> FileChanged:
     """The error for a file that is another one now."""
     return FileChanged(
-        f"{file.path} has changed since this run was planned, so that its rows would no longer be the same however often the run is "
-        "killed. Nothing of this group was written. Put the former version back, and run again",
+        f"{file.path} has changed since this run was planned, so that its rows would no longer be the same however "
+        "often the run is killed. Nothing of this group was written. Put the former version back and run again, or go "
+        "on without what is left of it by --lost bad",
         path=file.path,
     )
 
@@ -43,10 +48,11 @@ def local_file_is(file: File) -> bool:
     return local_file(file.path) == file
 
 
-def said_gone(file: File) -> NotFound:
+def said_gone(file: File) -> LostFile:
     """The error for a file that is there no more."""
-    return NotFound(
-        f"{file.path} is gone, and this run is not done with it. Nothing of this group was written. Put it back, and run again",
+    return LostFile(
+        f"{file.path} is gone, and this run is not done with it. Nothing of this group was written. Put it back and "
+        "run again, or go on without what is left of it by --lost bad",
         path=file.path,
     )
 

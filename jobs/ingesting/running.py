@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -29,9 +29,13 @@ from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.ids import parse_shard_id
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.schemas import create_if_missing
+from persist_lib.write.staged import Stage
 
 LOOKS = 100
 """How often the journal and the shard are read until they belong together."""
+
+
+Lost = Literal["refuse", "bad"]
 
 
 class Ingest(msgspec.Struct, frozen=True):
@@ -45,6 +49,8 @@ class Ingest(msgspec.Struct, frozen=True):
     changed: Changed = "refuse"
     bad: str | None = None
     """The name of the shard of bad lines. None: `<shard>_bad`."""
+    lost: Lost = "refuse"
+    """What to do when a file of a run that is not done is gone, or has changed: stop, or note it as a bad line."""
     bounds: tuple[int | None, int] | None = None
     """Where rows have times of their own: from which (None: the shard's upper), and before which all of them are."""
 
@@ -64,7 +70,8 @@ class Ingest(msgspec.Struct, frozen=True):
         self.settings.check_schema(self.schema)
         if self.schema.constraints and not (self.settings.format == "debezium" and self.settings.changes == "by-key"):
             raise InvalidUsage(
-                f"shard {self.shard} has the constraint {self.schema.constraints[0]}, and rows that are staged in parallel are not checked against it. "
+                f"shard {self.shard} has the constraint {self.schema.constraints[0]}, and rows that are staged in "
+                "parallel are not checked against it. "
                 "Ingest into a shard without constraints, or changes by key"
             )
 
@@ -80,7 +87,7 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-Tells = Callable[[str, int, int], object]
+Tells = Callable[[str, float, float], object]
 
 
 def ingest(
@@ -128,7 +135,8 @@ def bounds_of(client: Client, job: Ingest) -> tuple[int, int] | None:
     lower = client.machine(job.shard).fetch().state.upper.time
     if lower is None or lower >= job.bounds[1]:
         raise InvalidUsage(
-            f"shard {job.shard} is complete up to {lower} already, and --until is {job.bounds[1]}: nothing can be added before that"
+            f"shard {job.shard} is complete up to {lower} already, and --until is {job.bounds[1]}: nothing can be "
+            "added before that"
         )
     return lower, job.bounds[1]
 
@@ -138,13 +146,15 @@ def check_same(job: Ingest, run: Run) -> None:
     given = encode_settings(job.settings)
     if given != run.info.settings:
         raise InvalidUsage(
-            f"run {run.number} of the ingest {job.name!r} into {job.shard} is not done, and was begun with other settings: {run.info.settings}; given are "
-            f"{given}. Run it with its own settings until it is done, or give this one another --name. Nothing was written"
+            f"run {run.number} of the ingest {job.name!r} into {job.shard} is not done, and was begun with other "
+            f"settings: {run.info.settings}; given are "
+            f"{given}. Run it with its own settings until it is done, or give this one another --name. Nothing was "
+            "written"
         )
 
 
 def look(client: Client, job: Ingest) -> tuple[Known, int]:
-    """The journal, and the number of the last group that the data shard has. Raises InvalidUsage if they contradict each other."""
+    """The journal, and the last group that the data shard has. Raises InvalidUsage if they contradict each other."""
     for _ in range(LOOKS):
         before = last_sequence(client, job)
         try:
@@ -155,8 +165,10 @@ def look(client: Client, job: Ingest) -> tuple[Known, int]:
             break
     if not before <= known.highest <= before + 1:
         raise InvalidUsage(
-            f"the journal {job.shards.journal} counts {known.highest} groups of the ingest {job.name!r}, and shard {job.shard} has taken {before}. One of them "
-            f"was restored, or the producer {producer_name(job.name)!r} was forgotten. Nothing was written; use another --name, and only inputs that are not in "
+            f"the journal {job.shards.journal} counts {known.highest} groups of the ingest {job.name!r}, and shard "
+            f"{job.shard} has taken {before}. One of them "
+            f"was restored, or the producer {producer_name(job.name)!r} was forgotten. Nothing was written; use "
+            "another --name, and only inputs that are not in "
             "the shard yet"
         )
     return known, before
@@ -180,8 +192,8 @@ def carry_out(
     client: Client, job: Ingest, known: Known, sequence: int, engine: Engine, stop: Stop, tells: Tells
 ) -> list[Committed]:
     """Do the groups of the last run that are not done. Stops early if another program does them too, and was first."""
-    run = known.last
-    assert run is not None
+    if (run := known.last) is None:
+        return []
     groups = [group for group in run.groups() if group.number > sequence]
     committer = Committer(client, job.shards, job.name, run, known.lines.get(sequence, (-1, 0)))
     found: list[Committed] = []
@@ -191,7 +203,7 @@ def carry_out(
     try:
         for group, done in in_order(groups, partial(_answers, run, stage, engine, job, tells), engine.ahead, stop):
             found.append(committer.commit(group, done))
-            tells("committed", group.number - run.first + 1, run.last - run.first + 1)
+            tells(f"{job.shard}: committed", group.number - run.first + 1, run.last - run.first + 1)
             if found[-1].was_there:
                 break
     finally:
@@ -201,12 +213,19 @@ def carry_out(
     return found
 
 
-def _answers(run: Run, stage: object, engine: Engine, job: Ingest, tells: Tells, group: Group) -> list[Done]:
-    says = f"{job.shard}: group {group.number - run.first + 1} of {run.last - run.first + 1}, {group.size:,} bytes"
-    return engine(works_of(run, group), stage, says, lambda done, of: tells(says, done, of))  # type: ignore[arg-type]
+def _answers(
+    run: Run, stage: Stage | None, engine: Engine, job: Ingest, tells: Tells, group: Group
+) -> list[Done]:  # fmt: skip
+    place, groups = group.number - run.first, run.last - run.first + 1
+    says = f"{job.shard}: group {place + 1} of {groups}, {group.size:,} bytes"
+
+    def told(done: int, of: int) -> None:
+        tells(says, place + done / max(1, of), groups)
+
+    return engine(works_of(run, group, goes_on=job.lost == "bad"), stage, says, told)
 
 
-def works_of(run: Run, group: Group) -> list[Work]:
+def works_of(run: Run, group: Group, *, goes_on: bool) -> list[Work]:
     """The tasks of a group with what they need."""
     names = unpack_names(run.info)
     found = []
@@ -214,11 +233,13 @@ def works_of(run: Run, group: Group) -> list[Work]:
         places = {chunk.file for chunk in task.chunks}
         files = {place: run.files[place] for place in places}
         some = {place: names[place] for place in places if place in names}
-        found.append(Work(task, files, some, run.info.settings, run.info.schema, run.info.bounds))
+        found.append(Work(task, files, some, run.info.settings, run.info.schema, run.info.bounds, goes_on))
     return found
 
 
-def in_order(groups: Sequence[Group], answers: Callable[[Group], list[Done]], ahead: int, stop: Stop):  # type: ignore[no-untyped-def]
+def in_order(
+    groups: Sequence[Group], answers: Callable[[Group], list[Done]], ahead: int, stop: Stop
+) -> Iterator[tuple[Group, list[Done]]]:
     """Yield each group with its answers, in order, while the next ones are worked on."""
     waiting = deque(groups)
     running: deque[tuple[Group, Call[list[Done]]]] = deque()

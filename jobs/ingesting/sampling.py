@@ -68,7 +68,7 @@ def _names(file: File, settings: Settings) -> tuple[str, ...]:
 
 
 def infer_columns(file: File, settings: Settings) -> dict[str, pa.DataType]:
-    """The columns of a file by its first lines, as Persist has them. Raises InvalidUsage for those that it does not have."""
+    """The columns of a file by its first lines. Raises InvalidUsage for one of a type that Persist does not have."""
     try:
         found = _READ[settings.format](file, settings)
     except (pa.ArrowException, DamagedFile, Refused, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -91,7 +91,8 @@ def infer_schema(file: File, settings: Settings, key: Sequence[str], **terms: An
     names = [name.strip() for text in key for name in text.split(",")]
     if unknown := [name for name in names if name not in types]:
         raise InvalidUsage(
-            f"--key {unknown[0]}: {file.path} has no such column. {did_you_mean(unknown[0], types)}It has {', '.join(types)}"
+            f"--key {unknown[0]}: {file.path} has no such column. {did_you_mean(unknown[0], types)}It has "
+            f"{', '.join(types)}"
         )
     value = {name: type_ for name, type_ in types.items() if name not in names}
     return Schema(key=pa.schema([pa.field(name, types[name], nullable=False) for name in names]), value=value, **terms)
@@ -106,7 +107,8 @@ def _plain(name: str, type_: pa.DataType) -> pa.DataType:
         return pa.string()
     if _is.is_nested(type_):
         raise InvalidUsage(
-            f"column {name!r} holds {type_}, which no column does; declare the others with --key and --value, and use --extra ignore"
+            f"column {name!r} holds {type_}, which no column does; declare the others with --key and --value, and use "
+            "--extra ignore"
         )
     return type_
 
@@ -138,11 +140,11 @@ def _csv(file: File, settings: Settings) -> dict[str, pa.DataType]:
     return {field.name: pa.string() if _is.is_binary(field.type) else field.type for field in table.schema}
 
 
-def _jsonl(file: File, settings: Settings) -> dict[str, pa.DataType]:
-    return _of_objects(head(file, SAMPLE_BYTES).split(b"\n"), settings)
+def _jsonl(file: File, _settings: Settings) -> dict[str, pa.DataType]:
+    return _of_objects(head(file, SAMPLE_BYTES).split(b"\n"))
 
 
-def _debezium(file: File, settings: Settings) -> dict[str, pa.DataType]:
+def _debezium(file: File, _settings: Settings) -> dict[str, pa.DataType]:
     found = []
     for line in head(file, SAMPLE_BYTES).split(b"\n"):
         try:
@@ -151,10 +153,10 @@ def _debezium(file: File, settings: Settings) -> dict[str, pa.DataType]:
             continue
         if change is not None and change.op != "d":
             found.append(bytes(change.after).replace(b"\n", b" "))
-    return _of_objects(found, settings)
+    return _of_objects(found)
 
 
-def _of_objects(lines: Sequence[bytes], settings: Settings) -> dict[str, pa.DataType]:
+def _of_objects(lines: Sequence[bytes]) -> dict[str, pa.DataType]:
     good = []
     for line in lines:
         try:
@@ -184,7 +186,7 @@ def _zoned(name: str, lines: Sequence[bytes]) -> pa.DataType:
     return pa.string()
 
 
-def _parquet(file: File, settings: Settings) -> dict[str, pa.DataType]:  # noqa: ARG001 - one signature for all
+def _parquet(file: File, _settings: Settings) -> dict[str, pa.DataType]:
     with open_parquet(file) as parquet:
         return {field.name: field.type for field in parquet.schema_arrow if field.name != DIFF}
 

@@ -1,4 +1,4 @@
-"""How files are read. A run records its settings, so that whoever continues it gets the same rows and the same bad lines."""
+"""How files are read. A run records it, so that whoever continues it gets the same rows and the same bad lines."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             raise InvalidUsage(f"--delimiter and --quote must differ: both are {self.quote!r}")
         if self.encoding not in ENCODINGS:
             raise InvalidUsage(
-                f"--encoding {self.encoding!r} is not supported; use one of {', '.join(ENCODINGS)}, or convert the files "
+                f"--encoding {self.encoding!r} is not supported; use one of {', '.join(ENCODINGS)}, or convert the "
+                "files "
                 "first, as in iconv -f UTF-16 -t UTF-8"
             )
 
@@ -96,11 +97,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             )
         if schema.times is not None and not is_clock:
             raise InvalidUsage(
-                f"--time-column {self.time_column}: the shard's times are a clock, so this must be a column of type timestamp[…, UTC]"
+                f"--time-column {self.time_column}: the shard's times are a clock, so this must be a column of type "
+                "timestamp[…, UTC]"
             )
         if schema.times is None and (kind is None or not pa.types.is_integer(kind)):
             raise InvalidUsage(
-                f"--time-column {self.time_column}: the shard's times are integers, so this must be a column of integers"
+                f"--time-column {self.time_column}: the shard's times are integers, so this must be a column of "
+                "integers"
             )
 
     def source(self, column: str) -> str:

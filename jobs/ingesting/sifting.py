@@ -1,7 +1,8 @@
 """Finds the bad lines of a block exactly: a line is good if it parses alone, into one row.
 
-A block that parses whole, into as many rows as it has lines, is good. Only of one that does not are lines looked at: first those that a
-quick look suspects, each by itself, then the others by halves of halves. The parser alone decides; a suspicion only saves time.
+A block that parses whole, into as many rows as it has lines, is good. Only of one that does not are lines looked at:
+first those that a quick look suspects, each by itself, then the others by halves of halves. The parser alone decides;
+a suspicion only saves time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Suspect = Callable[[Sequence[bytes]], Iterable[int]]
 ODD = "it does not make one row: a quote is not closed, or there is a line end inside"
 
 
-class Refused(Exception):  # noqa: N818 - it is no error of the program: a line, or several together, do not parse
+class Refused(Exception):
     """Lines do not parse. The text says why, in words for the one who made the file."""
 
 

@@ -1,9 +1,12 @@
-"""What one task does, in this process or on an executor: reads its chunks, parses them, and stages what is good. Imports no Spark."""
+"""What one task does, in this process or on an executor: reads its chunks, parses them, and stages what is good.
+Imports no Spark.
+"""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,7 +21,7 @@ from jobs.ingesting.json_lines import JsonLines
 from jobs.ingesting.lines import TEXT_BYTES, Block, Line, cut, cut_records, record_ends, split
 from jobs.ingesting.parquet_rows import read_rows
 from jobs.ingesting.plan import Chunk, Task
-from jobs.ingesting.reading import DamagedFile, read_range, read_unpacked
+from jobs.ingesting.reading import DamagedFile, FileChanged, LostFile, read_range, read_unpacked
 from jobs.ingesting.settings import Settings, decode_settings
 from jobs.ingesting.sifting import Refused, Sifted, sift
 from persist_lib.schema.schema import Schema
@@ -32,7 +35,9 @@ Write = Callable[[Iterator[pa.Table]], Any]
 
 
 class Counts(msgspec.Struct, array_like=True):
-    """What became of a chunk's lines. `lines` counts all line ends, `read` those that should be rows, `silent` those that say nothing."""
+    """What became of a chunk's lines. `lines` counts all line ends, `read` those that should be rows, `silent` those
+    that say nothing.
+    """
 
     file: int
     lines: int = 0
@@ -43,7 +48,9 @@ class Counts(msgspec.Struct, array_like=True):
 
 
 class Done(msgspec.Struct, array_like=True):
-    """What a task answers: what it staged (pickled), the last change of each key (Arrow), the bad lines (Arrow), the counts of each chunk."""
+    """What a task answers: what it staged (pickled), the last change of each key (Arrow), the bad lines (Arrow), the
+    counts of each chunk.
+    """
 
     staged: bytes | None
     changes: bytes | None
@@ -60,6 +67,8 @@ class Work(msgspec.Struct, frozen=True):
     settings: str
     schema: Schema
     bounds: tuple[int, int] | None = None
+    goes_on: bool = False
+    """Whether a file that is gone or has changed is a bad line, and no error."""
 
 
 class Reader:
@@ -82,10 +91,18 @@ class Reader:
             counts = Counts(chunk.file)
             self.counts.append(counts)
             reads = self._rows if self._settings.format == "parquet" else self._lines
-            for sifted in reads(chunk, counts):
-                if sifted.table.num_rows:
-                    counts.written += sifted.table.num_rows
-                    yield sifted.table
+            try:
+                for sifted in reads(chunk, counts):
+                    if sifted.table.num_rows:
+                        counts.written += sifted.table.num_rows
+                        yield sifted.table
+            except (FileChanged, LostFile) as lost:
+                if not self._work.goes_on:
+                    raise
+                counts.read += 1
+                until = "its end" if chunk.end is None else f"the byte {chunk.end}"
+                why = f"the file is gone or has changed; this line and those up to {until} were not read ({lost})"
+                self._note(counts, [(counts.lines, None, b"", why)])
 
     def bad(self) -> bytes:
         """All bad lines, packed."""
@@ -95,7 +112,7 @@ class Reader:
         file = self._work.files[chunk.file]
         try:
             for rows in read_rows(file, chunk, self._settings, self._schema, self._finished):
-                counts.read += rows.count
+                counts.read += rows.size
                 bad = [(rows.first + row, None, rows.texts[row], why) for row, why in rows.sifted.bad.items()]
                 self._note(counts, bad)
                 yield rows.sifted
@@ -147,12 +164,12 @@ class Reader:
             yield block
             return
         if block.data.startswith(BOM):
-            block = block._replace(data=block.data[len(BOM) :], offset=len(BOM))
+            block = replace(block, data=block.data[len(BOM) :], offset=len(BOM))
         if self._settings.format == "csv" and self._settings.names is None:
             ends = record_ends(block.data, self._multiline) if self._multiline is not None else None
             end = (int(ends[0]) if len(ends) else -1) if ends is not None else block.data.find(b"\n")
             end = len(block.data) if end < 0 else end + 1
-            header = block._replace(data=block.data[:end])
+            header = replace(block, data=block.data[:end])
             counts.lines += header.lines
             block = Block(block.data[end:], block.offset + end, header.lines, block.problem)
         if block.data:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import persist_lib as persist
@@ -27,7 +29,9 @@ servers.use_test_credentials()
 
 def start(location: str, *arguments: str, shard: str = "orders") -> subprocess.Popen[str]:
     command = [sys.executable, str(PROGRAM), "--location", location, "--shard", shard, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
+    )
 
 
 def run(location: str, *arguments: str, status: int = 0, shard: str = "orders") -> str:
@@ -143,9 +147,6 @@ def test_inputs_and_shards_may_both_be_on_s3_alone(tmp_path: Path) -> None:
 
 
 def test_parquet_on_s3_is_read_by_ranges(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     server = servers.s3_server()
     table = pa.table({"id": list(range(5000)), "name": [f"n{number}" for number in range(5000)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=500)

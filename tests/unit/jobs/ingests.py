@@ -1,4 +1,6 @@
-"""What tests of ingests share: files with known rows and bad lines, a location that kills at a request, and what must be so."""
+"""What tests of ingests share: files with known rows and bad lines, a location that kills at a request, and what must
+be so.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class KillsConsensus(AroundConsensus):
 def client_of(url: str, kills: Kills | None = None, config: persist.Config | None = None) -> persist.Client:
     location = open_location(url, create=True)
     if kills is not None:
-        location = replace(location, blob=KillsBlob(location.blob, kills), consensus=KillsConsensus(location.consensus, kills))
+        location = replace(
+            location, blob=KillsBlob(location.blob, kills), consensus=KillsConsensus(location.consensus, kills)
+        )
     runtime = persist.Runtime(background=False)
     return persist.open(location, config=config or persist.Config(inline_bytes=0, part_bytes=65536), runtime=runtime)
 
@@ -91,7 +95,9 @@ def run(client: persist.Client, job: Ingest, reads: Reads | None = None) -> Outc
     return ingest(client, job, Local(stop, 1, reads or run_task), stop)
 
 
-def write_files(folder: Path, files: int = 3, lines: int = 40, first: int = 0) -> tuple[Counter[Any], set[tuple[str, int]]]:
+def write_files(
+    folder: Path, files: int = 3, lines: int = 40, first: int = 0
+) -> tuple[Counter[Any], set[tuple[str, int]]]:
     """Files of JSON lines, one of them packed; returns the rows and the bad lines that are in them."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: Counter[Any] = Counter()

@@ -129,7 +129,7 @@ def test_a_file_that_changed_since_it_was_taken_is_refused_or_taken_or_left(tmp_
     with client_of("memory:") as client:
         run(client, job(tmp_path / "in"))
         (tmp_path / "in/0.jsonl").write_text('{"id": 1, "name": "new"}\n')
-        with pytest.raises(FilesChanged, match="0.jsonl"):
+        with pytest.raises(FilesChanged, match=r"0\.jsonl"):
             run(client, job(tmp_path / "in"))
         assert run(client, job(tmp_path / "in", changed="skip")).files == 0
         check(client, "orders", rows, bad)
@@ -158,11 +158,23 @@ def test_a_file_that_changes_while_it_is_taken_stops_the_run_and_nothing_is_half
         path.write_bytes(former)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         run(client, job(tmp_path / "in"))
-        check(client, "orders", *rows_again(tmp_path))
+        check(client, "orders", *write_files(tmp_path / "in"))
 
 
-def rows_again(tmp_path: Path) -> tuple[object, object]:
-    return write_files(tmp_path / "in")
+def test_a_run_goes_on_without_a_file_that_is_lost_if_that_is_allowed(tmp_path: Path) -> None:
+    rows, _ = write_files(tmp_path / "in")
+
+    def losing(work: Work, write: object) -> Done:
+        (tmp_path / "in/2.jsonl").unlink(missing_ok=True)
+        return run_task(work, write)  # type: ignore[arg-type]
+
+    with client_of("memory:") as client:
+        run(client, job(tmp_path / "in", lost="bad"), losing)  # type: ignore[arg-type]
+        left = {key: count for key, count in rows.items() if not key[1].startswith("2-")}
+        assert {(row["id"], row["name"]): row["_diff"] for row in contents(client, "orders")} == left
+        lost = [row for row in contents(client, "orders_bad") if "were not read" in row["reason"]]
+        assert {Path(row["file"]).name for row in lost} == {"2.jsonl"}
+        assert run(client, job(tmp_path / "in")).files == 0
 
 
 def test_a_run_is_continued_only_with_its_own_settings(tmp_path: Path) -> None:
@@ -195,7 +207,9 @@ def test_a_forgotten_producer_is_noticed(tmp_path: Path) -> None:
     write_files(tmp_path / "in")
     with client_of("memory:") as client:
         run(client, job(tmp_path / "in"))
-        client.forget_producer("orders", "ingest/default", expected=client.inspect("orders").state.producers["ingest/default"].sequence)
+        client.forget_producer(
+            "orders", "ingest/default", expected=client.inspect("orders").state.producers["ingest/default"].sequence
+        )
         with pytest.raises(InvalidUsage, match="forgotten"):
             run(client, job(tmp_path / "in"))
 
@@ -204,7 +218,12 @@ def test_wrong_inputs_and_names_are_refused_before_anything_is_made(tmp_path: Pa
     (tmp_path / "in").mkdir()
     (tmp_path / "in/notes.md").write_text("x")
     with client_of("memory:") as client:
-        for inputs, error in (([str(tmp_path / "none")], NotFound), ([str(tmp_path / "in")], NotFound), ([""], InvalidUsage), ([str(tmp_path / "*.jsonl")], NotFound)):
+        for inputs, error in (
+            ([str(tmp_path / "none")], NotFound),
+            ([str(tmp_path / "in")], NotFound),
+            ([""], InvalidUsage),
+            ([str(tmp_path / "*.jsonl")], NotFound),
+        ):
             with pytest.raises(error):
                 find_files(inputs, "jsonl")
         with pytest.raises(InvalidUsage, match="three shards"):

@@ -25,11 +25,15 @@ from jobs.ingesting.settings import Settings
 from persist_lib.errors import InvalidUsage
 from tests.unit.jobs.ingests import Killed, Kills, client_of, contents, run
 
-SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"name": "string", "price": "decimal128(10, 2)", "at": "timestamp[us, UTC]"})
+SCHEMA = persist.Schema(
+    key={"id": "int64 not null"}, value={"name": "string", "price": "decimal128(10, 2)", "at": "timestamp[us, UTC]"}
+)
 SMALL = persist.Schema(key={"id": "int64 not null"}, value={"name": "string"})
 
 
-def ingested(path: Path, settings: Settings, schema: persist.Schema = SMALL, **more: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def ingested(
+    path: Path, settings: Settings, schema: persist.Schema = SMALL, **more: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows, and the bad lines."""
     with client_of("memory:") as client:
         run(client, Ingest("s", [str(path)], settings, schema, **more))
@@ -44,7 +48,14 @@ def test_csv_with_another_delimiter_encoding_nulls_names_and_epochs(tmp_path: Pa
     path = tmp_path / "a.csv"
     path.write_bytes("1;'Jürgen; x';1.50;1700000000000\r\n2;\\N;\\N;\\N\r\n3;'';2;x\r\n".encode("latin-1"))
     settings = Settings(
-        "csv", delimiter=";", quote="'", names=("nr", "name", "price", "at"), nulls=("\\N",), encoding="latin-1", columns={"id": "nr"}, epochs={"at": "ms"}
+        "csv",
+        delimiter=";",
+        quote="'",
+        names=("nr", "name", "price", "at"),
+        nulls=("\\N",),
+        encoding="latin-1",
+        columns={"id": "nr"},
+        epochs={"at": "ms"},
     )
     rows, bad = ingested(path, settings, SCHEMA)
     at = dt.datetime(2023, 11, 14, 22, 13, 20, tzinfo=dt.UTC)
@@ -83,7 +94,9 @@ def test_headers_decide_the_order_and_wrong_ones_are_refused_before_anything_is_
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_a_damaged_file_gives_what_comes_before_the_damage_and_one_bad_line(tmp_path: Path, ending: str) -> None:
-    data = b"".join(b'{"id": %d, "name": "%d"}\n' % (number, random.Random(number).getrandbits(200)) for number in range(20_000))
+    data = b"".join(
+        b'{"id": %d, "name": "%d"}\n' % (number, random.Random(number).getrandbits(200)) for number in range(20_000)
+    )
     packed = gzip.compress(data) if ending == ".gz" else pa.compress(data, "zstd", asbytes=True)
     path = tmp_path / f"a.jsonl{ending}"
     path.write_bytes(packed)
@@ -101,7 +114,13 @@ def test_a_damaged_file_gives_what_comes_before_the_damage_and_one_bad_line(tmp_
 
 def test_parquet_is_read_by_row_groups_and_rows_that_do_not_fit_are_bad(tmp_path: Path) -> None:
     ids = list(range(1000))
-    table = pa.table({"id": pa.array([None if n == 500 else n for n in ids], pa.int32()), "name": [f"n{n}" for n in ids], "price": [2.5 if n != 7 else 0.1 for n in ids]})
+    table = pa.table(
+        {
+            "id": pa.array([None if n == 500 else n for n in ids], pa.int32()),
+            "name": [f"n{n}" for n in ids],
+            "price": [2.5 if n != 7 else 0.1 for n in ids],
+        }
+    )
     path = tmp_path / "a.parquet"
     pq.write_table(table, path, row_group_size=100)
     schema = persist.Schema(key={"id": "int64 not null"}, value={"name": "string", "price": "float32"})
@@ -119,12 +138,17 @@ def test_parquet_is_read_by_row_groups_and_rows_that_do_not_fit_are_bad(tmp_path
 
 def test_rows_have_times_of_their_own_in_one_commit(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    lines = [{"id": n, "at": f"2026-01-0{n}T00:00:00Z"} for n in range(1, 6)] + [{"id": 9, "at": None}, {"id": 8, "at": "2026-01-01T00:00:00.0001Z"}]
+    lines = [{"id": n, "at": f"2026-01-0{n}T00:00:00Z"} for n in range(1, 6)] + [
+        {"id": 9, "at": None},
+        {"id": 8, "at": "2026-01-01T00:00:00.0001Z"},
+    ]
     path.write_text("\n".join(map(json.dumps, lines)))
     schema = persist.Schema(key={"id": "int64 not null"}, value={"at": "timestamp[us, UTC]"}, times="ms")
     until = int(dt.datetime(2026, 1, 5, tzinfo=dt.UTC).timestamp() * 1000)
     with client_of("memory:") as client:
-        asked = Ingest("s", [str(path)], Settings("jsonl", time_column="at", chunk_bytes=50), schema, bounds=(None, until))
+        asked = Ingest(
+            "s", [str(path)], Settings("jsonl", time_column="at", chunk_bytes=50), schema, bounds=(None, until)
+        )
         run(client, asked)
         with client.open_reader("s") as read:
             assert read.fetch_upper().time == until
@@ -148,13 +172,23 @@ def changes_of(seed: int, count: int, identity: str) -> tuple[list[str], dict[in
         before = {"id": key, "name": table.get(key)} if identity == "all" else {"id": key}
         source = {"lsn": number, "txId": number // 3}
         if key not in table:
-            change: Any = {"op": rng.choice("cr"), "before": None, "after": {"id": key, "name": f"v{number}"}, "source": source}
+            change: Any = {
+                "op": rng.choice("cr"),
+                "before": None,
+                "after": {"id": key, "name": f"v{number}"},
+                "source": source,
+            }
             table[key] = f"v{number}"
         elif rng.random() < 0.3:
             change = {"op": "d", "before": before, "after": None, "source": source}
             del table[key]
         else:
-            change = {"op": "u", "before": before if identity == "all" else None, "after": {"id": key, "name": f"v{number}"}, "source": source}
+            change = {
+                "op": "u",
+                "before": before if identity == "all" else None,
+                "after": {"id": key, "name": f"v{number}"},
+                "source": source,
+            }
             table[key] = f"v{number}"
         lines.append(json.dumps({"schema": {"type": "struct"}, "payload": change} if rng.random() < 0.3 else change))
         if change["op"] == "d":
@@ -175,7 +209,15 @@ def test_changes_make_the_table_that_they_came_from(tmp_path: Path, kind: Any, i
     lines, table = changes_of(seed, 400, identity)
     write_changes(tmp_path / "in", lines, 8)
     with client_of("memory:") as client:
-        outcome = run(client, Ingest("s", [str(tmp_path / "in")], Settings("debezium", changes=kind, chunk_bytes=700, group_bytes=9000), SMALL))
+        outcome = run(
+            client,
+            Ingest(
+                "s",
+                [str(tmp_path / "in")],
+                Settings("debezium", changes=kind, chunk_bytes=700, group_bytes=9000),
+                SMALL,
+            ),
+        )
         assert {row["id"]: row["name"] for row in contents(client, "s")} == table
         assert {row["_diff"] for row in contents(client, "s")} == {1}
         assert outcome.groups > 2
@@ -212,7 +254,10 @@ def test_changes_by_key_are_applied_once_however_often_it_is_killed(tmp_path: Pa
 def test_a_transaction_is_whole_at_each_time(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(12):  # transaction n is in files n and n + 1
-        rows = [{"op": "c", "after": {"id": 2 * number + at, "name": str(number + at)}, "source": {"txId": number + at}} for at in (0, 1)]
+        rows = [
+            {"op": "c", "after": {"id": 2 * number + at, "name": str(number + at)}, "source": {"txId": number + at}}
+            for at in (0, 1)
+        ]
         packed = "\n".join(map(json.dumps, rows)).encode()
         path = tmp_path / f"in/{number:03}.json"
         path.write_bytes(packed) if number % 4 else path.with_suffix(".json.gz").write_bytes(gzip.compress(packed))
@@ -227,7 +272,10 @@ def test_a_transaction_is_whole_at_each_time(tmp_path: Path) -> None:
 
 def test_changes_that_cannot_be_applied_are_bad_lines_and_a_truncation_stops_the_run(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text('{"op": "u", "before": null, "after": {"id": 1, "name": "x"}}\n{"op": "d", "before": null}\n{"op": "z"}\n{"id": 1}\n[]\n')
+    path.write_text(
+        '{"op": "u", "before": null, "after": {"id": 1, "name": "x"}}\n'
+        '{"op": "d", "before": null}\n{"op": "z"}\n{"id": 1}\n[]\n'
+    )
     rows, bad = ingested(path, Settings("debezium", changes="before"))
     assert rows == []
     assert rows_of(bad, "line") == [(1,), (2,), (3,), (4,), (5,)]
@@ -260,7 +308,7 @@ def test_schemas_are_inferred_from_the_first_lines(tmp_path: Path) -> None:
     ):
         schema = infer_schema(local_file(str(path)), Settings(form), ["id"])  # type: ignore[arg-type]
         assert schema == persist.Schema(key={"id": "int64 not null"}, value=value)
-    with pytest.raises(InvalidUsage, match="did you mean|no such column"):
+    with pytest.raises(InvalidUsage, match="no such column"):
         infer_schema(local_file(str(csv_)), Settings("csv"), ["idd"])
     json_.write_text('{"id": 1, "tags": [1]}\n')
     with pytest.raises(InvalidUsage, match="tags"):
