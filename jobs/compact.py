@@ -24,7 +24,7 @@ from jobs.parallel import IN_FLIGHT, in_parallel
 from jobs.session import Sessions, build_session
 from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
-from jobs.watch import Watch
+from jobs.watch import Moves, Watch
 from persist_lib.client import Client
 from persist_lib.core.duties import MAINTENANCE_LEASE_MS
 from persist_lib.core.plan.compaction import Policy
@@ -53,12 +53,13 @@ def compact_shards(
     spark: SparkEngine | None = None,
     stop: Stop | None = None,
     says: Callable[[str], object] | None = None,
+    moves: Moves | None = None,
 ) -> Iterator[ShardOutcome]:
     """Compact each shard, `in_flight` at once. Yields an outcome for each as it is done.
 
     An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
     If `stop` is set, or the caller stops early, this ends within seconds (see `in_parallel`). `says` gets a line when a
-    shard begins, and each half minute for each that goes on.
+    shard begins, and each half minute for each that goes on; `moves` is told each time that a task of a shard is done.
     """
     if spark is None and sessions is not None and engine != "local":
         spark = SparkEngine(client, sessions, stop=stop)
@@ -66,7 +67,7 @@ def compact_shards(
     if spark is not None and spark.stop is not stop:
         stop.on_set(spark.cancel)
 
-    watch = Watch(says or (lambda _: None))
+    watch = Watch(says or (lambda _: None), moves=moves or (lambda _s, _w, _d, _t: None))
 
     def one(shard: str) -> ShardOutcome:
         try:
@@ -128,7 +129,8 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
         tells.begin(len(shards), "planning compaction" if parsed.dry_run else "compacting")
         for outcome in compact_shards(
             client, shards, partial(build_session, program.spark_settings(parsed)),
-            engine=parsed.engine, dry_run=parsed.dry_run, in_flight=parsed.in_flight, says=tells.says,
+            engine=parsed.engine, dry_run=parsed.dry_run, in_flight=parsed.in_flight,
+            says=tells.says, moves=tells.moves,
         ):  # fmt: skip
             unfinished.done(outcome.shard)
             if outcome.compacted is None:

@@ -36,6 +36,7 @@ class Terminal:
     console: Console = field(default_factory=lambda: Console(stderr=False, highlight=False))
     _progress: Progress | None = field(default=None, init=False)
     _task: TaskID | None = field(default=None, init=False)
+    _bars: dict[str, TaskID] = field(default_factory=dict, init=False)
 
     def begin(self, shards: int, doing: str) -> None:
         """Show the bar."""
@@ -57,6 +58,19 @@ class Terminal:
     def failed(self, shard: str, error: Exception) -> None:
         """A line that names the error."""
         self._line(f"{shard}  FAILED: {type(error).__name__}: {error}")
+
+    def moves(self, shard: str, what: str, done: int, total: int) -> None:
+        """A bar for a shard that is worked on: how many of its tasks are done. It goes away at 0 of 0."""
+        if self._progress is None:
+            return
+        bar = self._bars.get(shard)
+        if not total:
+            if bar is not None:
+                self._progress.remove_task(self._bars.pop(shard))
+        elif bar is None:
+            self._bars[shard] = self._progress.add_task(f"{shard}: {what}", total=total, completed=done)
+        else:
+            self._progress.update(bar, description=f"{shard}: {what}", completed=done, total=total)
 
     def says(self, line: str) -> None:
         """A line on what goes on."""
@@ -110,6 +124,9 @@ class Pipes:
     def says(self, line: str) -> None:
         """Log it."""
         self._log.info("%s", line)
+
+    def moves(self, shard: str, what: str, done: int, total: int) -> None:
+        """Nothing: `says` tells it each half minute, which is enough for a log."""
 
     def end(self) -> None:
         """Report the sums. An op has no asset to materialize, and a step of several assets does not say which one."""

@@ -49,8 +49,8 @@ def run(program: Callable[[Unfinished], int]) -> int:
     except KeyboardInterrupt as stopped:
         status = TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
         how = "by SIGTERM" if status == TERMINATED else "by Ctrl-C"
-        print(f"stopped {how}; unfinished: {unfinished}. Every shard is correct; run it again for the rest",
-              file=sys.stderr)  # fmt: skip
+        kept = "Every shard is correct, and what was committed is kept; run it again for the rest"
+        print(f"stopped {how}; unfinished: {unfinished}. {kept}", file=sys.stderr)
         return status
     finally:
         if is_main:

@@ -20,6 +20,9 @@ from jobs.stop import Stop
 Tells = Callable[[str, int, int], None]
 """Called with what is being done, how many tasks of it are done, and how many there are."""
 
+Moves = Callable[[str, str, int, int], object]
+"""Called with the shard besides, and with 0 of 0 when it is done."""
+
 EVERY_S = 30.0
 
 
@@ -40,8 +43,10 @@ class _Doing:
 class Watch:
     """Says through `says` what begins, and each `every_s` seconds what is still going on. For use in a `with` block."""
 
-    def __init__(self, says: Callable[[str], object], every_s: float = EVERY_S) -> None:
-        self._says, self._every_s = says, every_s
+    def __init__(
+        self, says: Callable[[str], object], every_s: float = EVERY_S, moves: Moves = lambda _s, _w, _d, _t: None
+    ) -> None:
+        self._says, self._every_s, self._moves = says, every_s, moves
         self._doing: dict[int, _Doing] = {}
         self._ended = Stop()
 
@@ -54,6 +59,7 @@ class Watch:
         def tells(what: str, done: int, total: int) -> None:
             if what != one.what:
                 one.since = time.monotonic()
+            self._moves(shard, what, done, total)
             is_new, one.what, one.done, one.total = what != one.what, what, done, total
             if is_new and total:
                 self._says(f"shard {shard}: {what}, {total} {'task' if total == 1 else 'tasks'}")
@@ -62,6 +68,7 @@ class Watch:
             yield tells
         finally:
             self._doing.pop(id(one), None)
+            self._moves(shard, "", 0, 0)
 
     def lines(self) -> list[str]:
         """What is going on now, one line a shard."""

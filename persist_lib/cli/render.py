@@ -24,6 +24,7 @@ LEVELS_SHOWN = 5
 """How many size classes a cell names; the others are summed up."""
 REASONS = {
     "merge": "small batches behind what is newer than them",
+    "fold": "it is in debt, and has more runs than one merge may read: these come first",
     "advance": "since has passed enough of its times to make it shrink",
     "sort": "several runs, or more than its bounds, are read each time",
     "flush": "too many bytes in the state itself",

@@ -203,7 +203,7 @@ def failures(session: Session) -> Iterator[None]:
         session.complain(streams.told(error))
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        session.note("interrupted")
+        session.note("\n".join(["interrupted", *getattr(error, "__notes__", ())]))
         raise typer.Exit(130) from error
 
 

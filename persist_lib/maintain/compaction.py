@@ -36,7 +36,7 @@ from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.spending import charged
-from persist_lib.location.wrap.stopping import check_not_stopped
+from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
 from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
@@ -130,30 +130,61 @@ def compact(
     before = filled(state)
     if dry_run:
         return Compacted(plan, (), before, before, state.since)
-    requests, applied, done = list(plan.requests), list[Applied](), 0
+    requests, applied = list(plan.requests), list[Applied]()
     damaged: list[Damage] = []
-    for _ in range(MOST_ROUNDS):
-        total = done + plan.debt
-        for request, one in _carried_out(machine, worker, plan.requests, engine or local_engine(machine)):
-            if isinstance(one, Damage):
-                damaged.append(one)  # the other requests concern other batches
-            else:
-                applied.append(one)
-            done += request.count
-            if progress is not None:
-                progress(done, total)
-        if damaged or not any(request.is_partial for request in plan.requests):
-            break
-        plan = plan_compaction(machine.fetch().state, policy)
-        requests += plan.requests
+    told = _Told(progress)
+    try:
+        for _ in range(MOST_ROUNDS):
+            told.begin(plan.debt)
+            for one in _carried_out(machine, worker, plan.requests, engine or local_engine(machine), told):
+                if isinstance(one, Damage):
+                    damaged.append(one)  # the other requests concern other batches
+                else:
+                    applied.append(one)
+            if damaged or not any(request.is_partial for request in plan.requests):
+                break
+            plan = plan_compaction(machine.fetch().state, policy)
+            requests += plan.requests
+    except (KeyboardInterrupt, Stopped) as stopped:
+        kept = sum(one.updates_in for one in applied)
+        stopped.add_note(
+            f"shard {machine.shard}: {len(applied)} of {len(requests)} requests were committed, {kept:,} updates, and "
+            "are kept. The rest is as it was before; compact again to go on"
+        )
+        raise
     if damaged:
         raise damaged[0]
     return Compacted(Plan(tuple(requests), plan.skipped), tuple(applied), before, filled(machine.state), state.since)
 
 
+class _Told:
+    """Calls `progress` as tasks are done: each counts for its share of the request's updates."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress or (lambda _done, _total: None)
+        self._done = self._total = 0
+
+    def begin(self, updates: int) -> None:
+        """A round of so many updates begins."""
+        self._total += updates
+
+    def during(self, request: Request, tasks: Sequence[MergeTask], results: Iterable[TaskResult]) -> list[TaskResult]:
+        """Wait for the results of a request."""
+        found: list[TaskResult] = []
+        for result in results:
+            found.append(result)
+            self._progress(self._done + request.count * len(found) // max(1, len(tasks)), self._total)
+        return found
+
+    def end(self, request: Request) -> None:
+        """The request is done, or left out."""
+        self._done += request.count
+        self._progress(self._done, self._total)
+
+
 def _carried_out(
-    machine: Machine, worker: Uploader, requests: Sequence[Request], engine: Engine
-) -> Iterator[tuple[Request, Applied | Damage]]:
+    machine: Machine, worker: Uploader, requests: Sequence[Request], engine: Engine, told: _Told
+) -> Iterator[Applied | Damage]:
     """Carry out the requests of a plan. Yields what became of each as soon as it is committed.
 
     Small ones, of which there are many where a shard was left alone, are given to the engine together, so that they run
@@ -166,17 +197,23 @@ def _carried_out(
             merges = [merge_tasks(machine, worker.id, request, engine) for request in folds]
             results = iter(engine([task for tasks in merges for task in tasks]))
             for request, tasks in zip(folds, merges, strict=True):
-                yield request, _finish(machine, worker, request, tasks, islice(results, len(tasks)))
+                done = _finish(machine, worker, request, tasks, islice(results, len(tasks)), told)
                 left.remove(request)
+                told.end(request)
+                yield done
     for request in left:
         try:
-            yield request, carry_out(machine, worker, request, engine)
+            one: Applied | Damage = carry_out(machine, worker, request, engine, told)
         except Damage as damage:
-            yield request, damage
+            one = damage
+        told.end(request)
+        yield one
 
 
 @charged
-def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engine) -> Applied:
+def carry_out(
+    machine: Machine, worker: Uploader, request: Request, engine: Engine, told: _Told | None = None
+) -> Applied:
     """Merge one request and commit it. Raises Missing if an input is gone although the state still refers to it.
 
     Raises Stopped (a Determinate) if the caller stops the work before the commit begins.
@@ -188,18 +225,23 @@ def carry_out(machine: Machine, worker: Uploader, request: Request, engine: Engi
         tasks.extend(merge_tasks(machine, worker.id, request, engine))
         yield from engine(tasks)
 
-    return _finish(machine, worker, request, tasks, run())
+    return _finish(machine, worker, request, tasks, run(), told or _Told(None))
 
 
 @charged
 def _finish(
-    machine: Machine, worker: Uploader, request: Request, tasks: Sequence[MergeTask], running: Iterable[TaskResult]
+    machine: Machine,
+    worker: Uploader,
+    request: Request,
+    tasks: Sequence[MergeTask],
+    running: Iterable[TaskResult],
+    told: _Told,
 ) -> Applied:
     """Wait for the results of a request's tasks, and commit them. `tasks` may be filled while they run."""
     check_not_stopped()
     started = machine.runtime.monotonic()
     try:
-        results = list(running)
+        results = told.during(request, tasks, running)
     except Missing:
         if still_there(machine.fetch().state, request):
             raise

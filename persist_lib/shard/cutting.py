@@ -65,7 +65,8 @@ def stretches(
     worth = [i for i, (_, part) in enumerate(every) if _is_worth_a_look(part, grain, is_within=within is not None)]
     chosen = _sample(worth, every)
     sources = [source_of(blob, shard, every[index][1], every[index][0], schemas) for index in chosen]
-    found = list(parallel(partial(_look_into, within=within), sources))
+    look = _look_into if within is None else partial(_look_into, within=within)
+    found = list(parallel(look, sources))
     # What follows the key in a bound starts with 00 or 01, so that nothing of this key is beyond FF.
     end = b"" if within is None else b"\xff"
     whole = [

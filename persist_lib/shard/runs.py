@@ -5,6 +5,7 @@ Snapshots, listeners, splits in other processes and merge tasks all read through
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import chain
@@ -48,7 +49,13 @@ def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper:
     """The same runs without the parts that can hold no update in the key range and in the run's times."""
     kept = []
     for run in inputs:
-        parts = tuple(part for part in run.parts if _may_hold(part, run, key_lower, key_upper))
+        # The parts of a run are in the order of their keys, so that a large run need not be looked through.
+        first, end = 0, len(run.parts)
+        if key_lower is not None:
+            first = bisect_left(run.parts, True, key=lambda part: may_reach(part.key_upper, key_lower))
+        if key_upper is not None:
+            end = bisect_left(run.parts, key_upper, key=lambda part: part.key_lower)
+        parts = tuple(part for part in run.parts[first:end] if _may_hold(part, run, key_lower, key_upper))
         if parts:
             kept.append(TaskInput(parts, run.lower, run.upper))
     return kept

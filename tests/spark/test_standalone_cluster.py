@@ -49,7 +49,12 @@ def urls() -> tuple[str, str]:
 
 
 def start(
-    cluster: Cluster, urls: tuple[str, str], log: Path, config: dict[str, object] = SMALL, memory: str = "512m"
+    cluster: Cluster,
+    urls: tuple[str, str],
+    log: Path,
+    config: dict[str, object] = SMALL,
+    memory: str = "512m",
+    more: str = "",
 ) -> subprocess.Popen[bytes]:
     """The program with its driver here and its tasks on the cluster, to which our code is sent."""
     env = {
@@ -64,6 +69,7 @@ def start(
     conf.mkdir(exist_ok=True)
     (conf / "spark-defaults.conf").write_text(
         f"spark.driver.host 127.0.0.1\nspark.executor.memory {memory}\nspark.executor.cores 1\nspark.cores.max 2\n"
+        + more
     )
     with log.open("wb") as out:
         return subprocess.Popen(command, env={**env, "SPARK_CONF_DIR": str(conf)}, stdout=out, stderr=out)
@@ -93,6 +99,28 @@ def test_a_master_without_room_for_an_executor_is_told_in_words(
         assert time.monotonic() - started < 120
         check(client, "a", model)
         assert client.census("a").writers == 0
+
+
+SPECULATION = """
+spark.speculation true
+spark.speculation.interval 10ms
+spark.speculation.quantile 0.1
+spark.speculation.multiplier 1.01
+spark.speculation.minTaskRuntime 1ms
+"""
+
+
+def test_speculative_attempts_leave_one_result_and_orphans(
+    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
+) -> None:
+    """Spark starts each task a second time as soon as others are faster. Only one attempt of each is linked."""
+    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
+        models = {"a": write(client, "a", batches=8)}
+        driver = start(cluster, urls, tmp_path / "log", more=SPECULATION)
+        assert driver.wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
+        check_world(client, "a")
+        compacted(client, models)
+        check_swept(client, "a")
 
 
 def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(

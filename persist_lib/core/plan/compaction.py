@@ -45,10 +45,10 @@ class Policy(msgspec.Struct, frozen=True):
     """Size of an output part. None: what the settings say."""
     inline_fill: float = 0.5
     """Inline batches are flushed into parts when they fill this share of what a state may carry."""
-    merge_bytes: int | None = None
-    """Memory of a merge, which bounds how many runs it reads at once. None: what the settings say."""
     prices: Prices | None = None
     """What a plan is priced at. None: what the client's location takes; S3's list prices where no client plans."""
+    merge_bytes: int | None = None
+    """Memory of a merge, which bounds how many runs it reads at once. None: what the settings say."""
 
     def __post_init__(self) -> None:
         for name in ("weight", "advance", "inline_fill"):

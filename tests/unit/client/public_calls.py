@@ -254,8 +254,10 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Cost.priced": (lambda _: {"prices": persist.Prices()}, {"prices": instance(persist.Prices)}),
     "Policy": (
-        lambda _: {"weight": 0.5, "advance": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None},
+        lambda _: {"weight": 0.5, "advance": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None,
+                   "merge_bytes": 5},
         {"weight": share, "advance": share, "inline_fill": share, "part_bytes": or_none(integer(1, math.inf)),
+         "merge_bytes": or_none(integer(1, math.inf)),
          "prices": or_none(instance(persist.Prices))},
     ),
     "Prices": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -103,8 +104,14 @@ def test_what_was_committed_stays_when_a_later_request_fails(tmp_path: Path) -> 
                 yield result
 
         batches = client.census("s").batches
-        with pytest.raises(KeyboardInterrupt):
-            client.compact("s", engine=failing)
+        told: list[tuple[int, int]] = []
+        with pytest.raises(KeyboardInterrupt) as raised:
+            client.compact("s", engine=failing, progress=lambda done, total: told.append((done, total)))
+        [note] = raised.value.__notes__
+        assert re.match(r"shard s: [12] of 5 requests were committed, [1-9]", note), note
+        assert "are kept" in note
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert 0 < told[-1][0] < told[-1][1]
         left = client.census("s").batches
         assert 1 < left < batches
         assert contents(client, 59) == before

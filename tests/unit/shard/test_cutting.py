@@ -106,9 +106,9 @@ def test_a_bounded_number_of_many_small_appends_is_looked_into(
     looked: list[str] = []
     look = cutting._look_into
 
-    def noted(source: StoredPart) -> list[Stretch]:
+    def noted(source: StoredPart, within: cutting.Within | None = None) -> list[Stretch]:
         looked.append(source.key)
-        return look(source)
+        return look(source, within)
 
     monkeypatch.setattr(cutting, "_look_into", noted)
     counts = rows_of(client, tasks_of(client, 4))
