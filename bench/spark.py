@@ -48,6 +48,7 @@ def spark(quick: bool) -> list[Figure]:
         Figure("spark", rate, plan_rate, "M/s", "Spark's DataFrame plan, warm", at_least=10.0,
                settings=found.settings, note=found.note),
         Figure("spark rate", rate, RATE, "M/s", "what is aimed at", at_least=1.0, note=found.cpu_note),
+        Figure("spark CPU", found.cpu_s, found.plan_cpu_s, "CPU s", "Spark's DataFrame plan", at_most=0.1),
         Figure("spark task memory", found.peak_mib, TASK_MIB, "MiB", "the limit", at_most=1.0, note=PEAK_NOTE),
     ]  # fmt: skip
 
@@ -61,6 +62,7 @@ def spark_100m(quick: bool) -> list[Figure]:
         Figure(f"spark, {name}", rate, plan_rate, "M/s", "Spark's DataFrame plan, warm", at_least=10.0,
                settings=found.settings, note=found.note),
         Figure(f"spark rate, {name}", rate, small_rate, "M/s", than, at_least=0.8, note=found.cpu_note),
+        Figure(f"spark CPU, {name}", found.cpu_s, found.plan_cpu_s, "CPU s", "Spark's DataFrame plan", at_most=0.1),
         Figure(f"spark task memory, {name}", found.peak_mib, TASK_MIB, "MiB", "the limit", at_most=1.0, note=PEAK_NOTE),
         Figure("spark task memory is flat", found.peak_mib, small.peak_mib, "MiB", than, at_most=1.1),
     ]  # fmt: skip
@@ -78,6 +80,12 @@ class Found:
     rows: Sequence[int]
     usage: Usage
     settings: str
+    plan_cpu_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of our last run."""
+        return self.usage.workers_s + self.usage.jvm_s
 
     @property
     def peak_mib(self) -> float:
@@ -105,20 +113,23 @@ def _beside(updates: int, rounds: int, quick: bool, *, with_plan: bool = True) -
         tasks = ours.tasks()
         if not with_plan:
             seconds = [timed(lambda: ours.run(tasks)) for _ in range(rounds + 1)][1:]
-            return ours.found(tasks, ""), updates / statistics.median(seconds) / 1e6, 0.0
+            return ours.found(tasks), updates / statistics.median(seconds) / 1e6, 0.0
         with Peer("bench.spark_peer:dataframe_plan", folder, ours.since) as peer:
+            plan_cpu: list[float] = []
 
             def theirs() -> float:
-                if peer.answer is not None:
+                if plan_cpu:
                     peer.run(call="clean")
+                before = peer.ask("cpu")
                 [seconds] = peer.run()
+                plan_cpu.append(peer.ask("cpu") - before)
                 peer.run(call="count")
                 return seconds
 
             here, plan = beside(lambda: timed(lambda: ours.run(tasks)), theirs, rounds)
             if ours.commit() is None or ours.machine.state.count != peer.answer:
                 raise SystemExit(f"the shard has {ours.machine.state.count} updates, Spark's own plan {peer.answer}")
-        return ours.found(tasks, peer.settings), updates / here / 1e6, updates / plan / 1e6
+        return ours.found(tasks, peer.settings, plan_cpu[-1]), updates / here / 1e6, updates / plan / 1e6
 
 
 class Ours:
@@ -142,10 +153,10 @@ class Ours:
         self._usage = used() - before
         return seconds
 
-    def found(self, tasks: Sequence[MergeTask], settings: str) -> Found:
+    def found(self, tasks: Sequence[MergeTask], settings: str = "", plan_cpu_s: float = 0.0) -> Found:
         """What the last run used."""
         rows = [result.sums.count for result in self._results]
-        return Found(self._request.count, len(tasks), rows, self._usage, settings)
+        return Found(self._request.count, len(tasks), rows, self._usage, settings, plan_cpu_s)
 
     def commit(self) -> SeqNo | None:
         """Commit the last run; None if it was not accepted."""
@@ -191,7 +202,7 @@ def fill(client: persist.Client, updates: int, plain: Path) -> int:
             rows = updates // RUNS
             sizes = [min(SLICE, rows - start) for start in range(0, rows, SLICE)]
             table = pa.concat_tables([updates_of(random, size, updates, number) for size in sizes])
-            write.compare_and_append(table, write.upper, 100 * number + 100)
+            write.compare_and_append(table, write.upper, 100 * number + 100, timeout=600)
             times = pa.array(table.column("_time").to_numpy().astype(np.int64))
             pq.write_table(table.set_column(3, "_time", times), plain / f"{number}.parquet")
         since = 100 * RUNS // 2

@@ -17,6 +17,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
 from bench.peer import Ready
+from bench.workers import used
 
 SETTINGS = {"spark.driver.memory": "8g", "spark.sql.shuffle.partitions": "8"}
 QUIET = {
@@ -53,6 +54,7 @@ def dataframe_plan(folder: str, since: str) -> Iterator[Ready]:
                 "run": run,
                 "count": lambda: session.read.parquet(str(target)).count(),
                 "clean": lambda: shutil.rmtree(target),
+                "cpu": lambda: used().jvm_s,
             },
         )
     finally:

@@ -39,7 +39,7 @@ def used() -> Usage:
 
 
 def below(pid: int) -> Iterator[int]:
-    """The processes that this one started, and those that they did."""
+    """The processes that this one started, and those that they did. A peer is none of them, nor is what is below it."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -50,9 +50,16 @@ def below(pid: int) -> Iterator[int]:
             children.setdefault(parent, []).append(int(folder.name))
     waiting = [pid]
     while waiting:
-        found = children.get(waiting.pop(), [])
+        found = [child for child in children.get(waiting.pop(), []) if not _is_peer(child)]
         yield from found
         waiting += found
+
+
+def _is_peer(pid: int) -> bool:
+    try:
+        return b"bench.peer\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True  # it has just ended
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -104,11 +104,13 @@ def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figu
 @pytest.mark.slow
 @pytest.mark.spark
 def test_spark_s_own_plan_runs_in_a_jvm_as_its_users_configure_it() -> None:
-    figure, rate, memory = spark(True)
+    figure, rate, cpu, memory = spark(True)
     assert figure.ours > 0
     assert figure.peer > 0
     assert rate.ours == figure.ours
     assert 50 < memory.ours < TASK_MIB
+    assert cpu.ours > 0
+    assert cpu.peer > 0
     tasks = int(figure.note.partition(" updates, ")[2].split()[0])
     assert tasks > 1
     assert float(figure.note.partition("the largest ")[2].split("x")[0]) < 1.5, "cut evenly"
