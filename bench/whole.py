@@ -2,7 +2,7 @@
 
 All sides append the same lineitems, so many at a time, each by a handle that is kept open; do what their documentation
 says keeps a table small; and read all of it into Arrow by a handle that is opened anew, before that and after it. Ours
-also sorts by key, consolidates, keeps fingerprints and digests, and syncs what it acknowledges; the peers do none of it.
+also sorts by key, consolidates, keeps fingerprints and digests, and syncs what it acknowledges; the peers do not.
 """
 
 from __future__ import annotations
