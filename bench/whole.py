@@ -160,7 +160,8 @@ def ducklake(folder: str, source: str, appends: str) -> Iterator[Ready]:
     def scan() -> int:
         kept[0].close()  # another handle cannot open the catalog meanwhile
         kept[0] = opened()
-        return int(kept[0].execute("from lake.lineitem").to_arrow_table().num_rows)
+        table: pa.Table = kept[0].execute("from lake.lineitem").to_arrow_table()
+        return int(table.num_rows)
 
     def maintain() -> None:
         kept[0].execute("call ducklake_merge_adjacent_files('lake')")
