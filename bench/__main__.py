@@ -36,6 +36,7 @@ BENCHMARKS = {
     "maintain-small": "bench.reading:maintain_small",
     "survey": "bench.survey:survey",
     "scale": "bench.scale:scale",
+    "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
     "imports": "bench.imports:imports",
 }
