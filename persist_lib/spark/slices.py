@@ -130,8 +130,10 @@ def plan_slices(
 ) -> list[Slice]:
     """Cut a section into slices of about `slice_bytes` of stored bytes, in key order; none where there is nothing.
 
-    Raises SinceViolation where its history is gone.
+    SUBTLE: from a state that is read now. Another process may have decided what the section is, and this one may know
+    an older state, in which that time was not complete. Raises SinceViolation where its history is gone.
     """
+    handle.fetch_upper()
     reading = handle.acquire(section.since)
     state, machine = reading.version.state, handle.machine
     whole = Slice(
