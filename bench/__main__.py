@@ -31,6 +31,8 @@ BENCHMARKS = {
     "read-history": "bench.reading:read_history",
     "maintain-small": "bench.reading:maintain_small",
     "survey": "bench.survey:survey",
+    "scale": "bench.scale:scale",
+    "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
     "imports": "bench.imports:imports",
 }

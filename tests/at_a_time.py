@@ -9,7 +9,7 @@ import pyarrow as pa
 
 import persist_lib as persist
 from persist_lib.core import commands as c
-from persist_lib.core.state import Batch, State
+from persist_lib.core.state import Batch, Part, State
 from persist_lib.ids import WriterId
 from persist_lib.shard.commit import Committed
 
@@ -21,7 +21,8 @@ def written(write: persist.WriteHandle, rows: object, runs: int = 1, *, inline_b
     built = [
         builder.build(iter([table]), persist.at(0), persist.at(1), inline_bytes=inline_bytes).batch for table in dealt
     ]
-    parts, starts = [], []
+    parts: list[Part] = []
+    starts: list[int] = []
     for batch in built:
         starts += [len(parts) + start for start in batch.runs]
         parts += batch.parts
