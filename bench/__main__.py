@@ -20,6 +20,7 @@ BENCHMARKS = {
     "kernel-100m": "bench.kernel:kernel_100m",
     "spark": "bench.spark:spark",
     "spark-scan": "bench.spark_scan:spark_scan",
+    "spark-write": "bench.spark_write:spark_write",
     "policy": "bench.policy:policy",
     "postgres-append": "bench.postgres:postgres_append",
     "contention": "bench.postgres:contention",
@@ -30,6 +31,8 @@ BENCHMARKS = {
     "read-history": "bench.reading:read_history",
     "maintain-small": "bench.reading:maintain_small",
     "survey": "bench.survey:survey",
+    "scale": "bench.scale:scale",
+    "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
     "imports": "bench.imports:imports",
 }

@@ -248,10 +248,10 @@ class Client(Upkeep, Terms):
         must be handles of this client, each of another shard. Returns one `Appended` for each, in the same order; they
         have the token and the cost in common. `timeout` is in seconds.
 
-        When one shard refuses its append (UpperMismatch, LeaseExpired or ShardFinished, which name the shard), all of
-        them are refused and nothing was written. After Indeterminate, repeat the call with the `token` that the error
-        carries: the answer then says what happened to all of them. Raises InvalidUsage, before anything is uploaded,
-        where Consensus has no transactions (S3 alone).
+        When one shard refuses its append (UpperMismatch, AlreadyProduced, LeaseExpired or ShardFinished, which name the
+        shard), all of them are refused and nothing was written. After Indeterminate, repeat the call with the `token`
+        that the error carries: the answer then says what happened to all of them. Raises InvalidUsage, before anything
+        is uploaded, where Consensus has no transactions (S3 alone).
         """
         self._check_open()
         self._writable("compare_and_append_many")

@@ -6,6 +6,7 @@
     │   └── InvalidName            a name that cannot become a path
     ├── Refused                    the shard answered no; nothing was written
     │   ├── UpperMismatch          upper is elsewhere, or the shard is closed (expected, actual)
+    │   ├── AlreadyProduced        the producer appended this number before (producer, sequence, last, seqno, upper)
     │   ├── SinceViolation         as_of is before since (as_of, since)
     │   ├── LeaseExpired           this id is retired for ever (id)
     │   ├── ConstraintViolated     a constraint of the schema would not hold (constraint, time, rows, count)
@@ -94,6 +95,15 @@ class Refused(PersistError):
 
 class UpperMismatch(Refused):
     """The shard's upper is not where the append starts; `[]`: it is closed. Fields: expected, actual (frontiers)."""
+
+
+class AlreadyProduced(Refused):
+    """The producer has appended this sequence number, or a higher one, so this call wrote nothing. Go on with the next.
+
+    Fields: shard, producer, sequence (the one asked for), last (the producer's last), seqno and upper (where that one
+    was committed, and the upper that it left). It is an error and no answer, as this call's updates may be others than
+    those that were written then, and only the last number's seqno is known.
+    """
 
 
 class SinceViolation(Refused):

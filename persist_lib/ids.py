@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import NewType
 
-from persist_lib.arguments import parse_bytes, shown
-from persist_lib.errors import InvalidName
+from persist_lib.arguments import parse_bytes, parse_integer, shown
+from persist_lib.errors import InvalidName, InvalidUsage
 
 ShardId = NewType("ShardId", str)
 WriterId = NewType("WriterId", str)
@@ -24,6 +24,10 @@ WRITER = re.compile(r"w[0-9a-f]{16}")
 READER = re.compile(r"r[0-9a-f]{16}")
 TOKEN_BYTES = 64
 """The longest token. The library mints 16 random bytes."""
+PRODUCER_BYTES = 200
+"""The longest name of a producer, in bytes of UTF-8. It is limited, as each copy of a state carries it."""
+MOST_SEQUENCE = 2**63 - 1
+"""The highest sequence number of a producer."""
 ROLLUP = re.compile(r"rollup/v(\d{20})-[0-9a-f]{16}")
 
 
@@ -54,6 +58,33 @@ def parse_token(token: object) -> bytes:
     if type(token) is bytes and 0 < len(token) <= TOKEN_BYTES:
         return token
     return parse_bytes(token, "token", 1, TOKEN_BYTES)
+
+
+def is_producer_name(name: str) -> bool:
+    """Whether this can name a producer: printable, not empty, and at most `PRODUCER_BYTES` long."""
+    return name.isprintable() and 0 < len(name.encode(errors="replace")) <= PRODUCER_BYTES
+
+
+def parse_producer_name(name: object) -> str:
+    """Check that `name` can name a producer: 1 to 200 bytes of printable text."""
+    if not isinstance(name, str) or not is_producer_name(name):
+        raise InvalidName(
+            f"a producer's name must be printable text of 1 to {PRODUCER_BYTES} bytes: got {shown(name)}", name=name
+        )
+    return str(name)
+
+
+def parse_producer(producer: object) -> tuple[str, int] | None:
+    """Check that `producer` is None, or a producer's name and a sequence number."""
+    if producer is None:
+        return None
+    if not isinstance(producer, (tuple, list)) or len(producer) != 2:
+        raise InvalidUsage(
+            f"producer must be a name and a sequence number, as in ('nightly load', 7): got {shown(producer)}",
+            argument="producer", value=producer,
+        )  # fmt: skip
+    name, sequence = producer
+    return parse_producer_name(name), parse_integer(sequence, "the producer's sequence number", 0, MOST_SEQUENCE)
 
 
 def format_writer_id(entropy: int) -> WriterId:

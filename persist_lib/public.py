@@ -9,6 +9,7 @@ from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.look import Look
 from persist_lib.errors import (
+    AlreadyProduced,
     BufferFull,
     Busy,
     CompactionRefused,
@@ -55,6 +56,7 @@ from persist_lib.write.restore import Restored
 
 __all__ = [
     "TOP",
+    "AlreadyProduced",
     "Antichain",
     "Append",
     "Appended",

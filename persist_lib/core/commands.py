@@ -41,12 +41,18 @@ class RegisterReader(msgspec.Struct, frozen=True):
 
 
 class CompareAndAppend(msgspec.Struct, frozen=True):
-    """Push `batch` if the shard's upper is exactly its lower. Its id range is given by the transition."""
+    """Push `batch` if the shard's upper is exactly its lower. Its id range is given by the transition.
+
+    A `producer` is a name and a sequence number, which must be higher than the producer's last. `now` is ms of the
+    store's clock.
+    """
 
     writer: WriterId
     token: bytes
     batch: Batch
     lease_until: int
+    producer: tuple[str, int] | None = None
+    now: int = 0
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -88,6 +94,13 @@ class ReleaseHold(msgspec.Struct, frozen=True):
 
     name: str
     expected: bytes
+
+
+class ForgetProducer(msgspec.Struct, frozen=True):
+    """Forget a producer, if its last sequence number is still `expected`. All of its numbers are then new again."""
+
+    name: str
+    expected: int
 
 
 class SetRetention(msgspec.Struct, frozen=True):
@@ -155,6 +168,6 @@ class Finish(msgspec.Struct, frozen=True):
 
 Command = (
     Create | RegisterWriter | RegisterReader | CompareAndAppend | Append | Heartbeat | DowngradeSince | SetHold
-    | ReleaseHold | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired
-    | EvolveSchema | Upgrade | Finish
+    | ReleaseHold | ForgetProducer | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage
+    | ForgetRetired | EvolveSchema | Upgrade | Finish
 )  # fmt: skip

@@ -7,8 +7,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     1   the first
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
     3   the state counts the bytes that appends and compactions wrote (rows say no more for that: `apply_diff` counts
-        by what they say). A schema may say that its times are a clock, and may have constraints; only then are those
-        fields there
+        by what they say). A schema may say that its times are a clock, and may have constraints; a part may count at
+        a time of its own; a state may remember producers. Only then are those fields there
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
@@ -16,7 +16,10 @@ new programs create during the upgrade must be readable for its old ones. Before
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from persist_lib.core.diff import StateDiff
+from persist_lib.core.state import Batch, State
 from persist_lib.schema.schema import Schema
 
 FIRST = 1
@@ -29,11 +32,18 @@ REMEMBERS_OUTCOMES = 2
 SCHEMAS_SAY_MORE = 3
 """The format from which on a schema may have a clock and constraints."""
 
+PRODUCERS = 3
+"""The format from which on a state remembers producers."""
+PARTS_AT_A_TIME = 3
+"""The format from which on a part may count at a time of its own."""
+
 STATE_FIELDS = {1: 14, 2: 16, 3: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
-DIFF_FIELDS = {"format": 2, "outcomes": 2}
+PART_FIELDS = 11
+"""How many fields a stored part has, unless it counts at a time of its own."""
+DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS}
 """The fields of a diff that came after format 1."""
-COMMANDS = {"Upgrade": 2}
+COMMANDS = {"Upgrade": 2, "ForgetProducer": PRODUCERS}
 """The commands that came after format 1."""
 
 
@@ -43,7 +53,25 @@ def least_for(schema: object) -> int:
     return SCHEMAS_SAY_MORE if says_more else FIRST
 
 
+def least_for_batches(batches: Iterable[Batch]) -> int:
+    """The oldest format that can store these batches."""
+    says_more = any(part.at is not None for batch in batches for part in batch.parts)
+    return PARTS_AT_A_TIME if says_more else FIRST
+
+
+def least_for_state(state: State) -> int:
+    """The oldest format that can store what this state says, whichever it is written in."""
+    least = [*map(least_for, state.schemas), least_for_batches(state.trace), PRODUCERS if state.producers else FIRST]
+    return max(least)
+
+
+def stored_fields(state: State) -> int:
+    """How many fields of this state are stored: those of its format, and the producers if it has some."""
+    return len(state.__struct_fields__) if state.producers else STATE_FIELDS[state.format]
+
+
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
-    fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) is not None]
-    return max([FIRST, COMMANDS.get(command, FIRST), *fields, *map(least_for, diff.schemas)])
+    fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) not in (None, ())]
+    batches = FIRST if diff.trace is None else least_for_batches(diff.trace.added)
+    return max([FIRST, COMMANDS.get(command, FIRST), batches, *fields, *map(least_for, diff.schemas)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from persist_lib.core.state import Outcome
+from persist_lib.core.state import Outcome, Produced
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 
@@ -55,6 +55,37 @@ class AlreadyDone(msgspec.Struct, frozen=True):
     """There is nothing to change, which is a success: the token was seen before, or the data is there already."""
 
     outcome: Outcome | None = None
+
+
+class AlreadyProduced(msgspec.Struct, frozen=True):
+    """The producer has appended this sequence number, or a higher one: `last` says which, and where."""
+
+    name: str
+    sequence: int
+    last: Produced
+
+
+class TooManyProducers(msgspec.Struct, frozen=True):
+    """The shard remembers as many producers as it may, and this is one more."""
+
+    name: str
+    most: int
+
+
+class WrongSequence(msgspec.Struct, frozen=True):
+    """The producer's last sequence number is another one; None where there is no such producer."""
+
+    name: str
+    expected: int
+    actual: int | None
+
+
+class NeedsFormat(msgspec.Struct, frozen=True):
+    """The shard is written in a format that cannot say `what`."""
+
+    what: str
+    needed: int
+    actual: int
 
 
 class InlineFull(msgspec.Struct, frozen=True):
@@ -123,4 +154,5 @@ class NothingDue(msgspec.Struct, frozen=True):
 Refusal = (
     Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
     | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue | OlderFormat
+    | AlreadyProduced | TooManyProducers | WrongSequence | NeedsFormat
 )  # fmt: skip

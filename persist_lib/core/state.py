@@ -27,6 +27,8 @@ OUTCOMES_KEPT = 1024
 """How many of its last appends a shard remembers from format 2 on, whichever writer made them: some 30 bytes each."""
 COUNTS_BYTES = 3
 """The format from which on a state counts the bytes that were ever written."""
+PRODUCERS_MOST = 1000
+"""How many producers a shard remembers. It is limited, as each copy of the state carries them all."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -34,6 +36,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     The bounds are those of what the object holds: keys as `format.keys` encodes them, times inclusive. `earliest` is
     how many of its updates are at `time_lower`. After a compaction, no other update can be added up with those.
+
+    With `at`, every update counts at that time, whatever time the object holds for it, which is one and the same for
+    all. So an object can be written before it is known at which time it will be appended. Only `format` reads times.
     """
 
     key: PartKey
@@ -47,6 +52,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     schema: int
     inline: bytes | None = None
     earliest: int = 0
+    at: int | None = None
+
+    def counted_at(self, time: int) -> Part:
+        """The same object, with all its updates at `time`. It must hold updates of one time only."""
+        if self.time_lower != self.time_upper:
+            raise ValueError(f"{self!r} holds times {self.time_lower} to {self.time_upper}, not one time")
+        return msgspec.structs.replace(self, time_lower=time, time_upper=time, earliest=self.rows, at=time)
 
     def __repr__(self) -> str:
         where = self.key or f"{len(self.inline or b''):,} B inline"
@@ -142,6 +154,19 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     opaque: bytes = b""
 
 
+class Produced(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The last append of a producer: its sequence number, where it was committed, the upper that it left, and when.
+
+    A producer numbers its appends, and none is committed twice: only higher numbers are. It has no lease, so that the
+    answer is there for ever. `now` is ms of the store's clock, for people to read.
+    """
+
+    sequence: int
+    seqno: SeqNo
+    upper: Antichain
+    now: int
+
+
 class Rollup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A whole copy of the state at a seqno, in Blob."""
 
@@ -180,6 +205,7 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Bytes of the parts, inline ones included, that appends added since the shard has a format that counts them."""
     maintained_bytes: int = 0
     """Bytes of the parts that compactions wrote since then. Parts that they kept are not among them."""
+    producers: Mapping[str, Produced] = {}
 
     @property
     def upper(self) -> Antichain:

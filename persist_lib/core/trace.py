@@ -112,6 +112,8 @@ def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:
         found.append(f"part {part.key!r} has unknown schema {part.schema}")
     if not 0 <= part.time_lower <= part.time_upper <= MAX_TIME or part.key_lower > part.key_upper:
         found.append(f"part {part.key!r} has impossible bounds")
+    if part.at is not None and not (part.at == part.time_lower == part.time_upper and part.earliest == part.rows):
+        found.append(f"part {part.key!r} counts at {part.at}, and is said to have other times")
     if batch.exact and not (batch.lower.is_before(part.time_lower) and batch.upper.has_passed(part.time_upper)):
         found.append(f"part {part.key!r} has times outside of [{batch.lower}, {batch.upper})")
     return found

@@ -12,9 +12,10 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
-from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, least_for
+from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, least_for, least_for_batches
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
+from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
     TOKENS_KEPT,
@@ -60,6 +61,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return _add_rollup(state, seqno, command)
         case c.CompareAndAppend() | c.Append() if outcome := _remembered(state, command):
             return r.AlreadyDone(outcome)
+        case c.CompareAndAppend(producer=(name, sequence)) if refusal := is_not_new(state, name, sequence):
+            return refusal
         case _ if state.is_finished():
             return r.Finished()
         case c.RegisterWriter(writer) if not WRITER.fullmatch(writer):
@@ -91,6 +94,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             if hold is None or hold.opaque != expected:
                 return r.WrongOpaque(name, expected, hold.opaque if hold else None)
             return StateDiff(holds=((name, hold, None),))
+        case c.ForgetProducer(name, expected):
+            return forget(state, name, expected)
         case c.SetRetention(distance) if distance == state.retention:
             return r.AlreadyDone()
         case c.SetRetention(int(distance)) if not 0 <= distance <= MAX_TIME:
@@ -122,6 +127,11 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         return r.NotLive(strangers)
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return r.InvalidBounds("; ".join(problems))
+    if (least := least_for_batches((batch,))) > state.format:
+        return r.NeedsFormat("a part that counts at a time of its own", least, state.format)
+    producer = command.producer if isinstance(command, c.CompareAndAppend) else None
+    if producer is not None and (refusal := cannot_produce(state, producer[0])):
+        return refusal
     if isinstance(command, c.Append) and batch.upper <= state.upper:
         # SUBTLE: upper is also past everything when another writer closed the shard before all data was in.
         return r.WrongUpper(batch.lower, TOP) if state.upper.is_top() and batch.count else r.AlreadyDone()
@@ -139,7 +149,12 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     # the other processes that it contends.
     outcomes = (*writer.outcomes, outcome)[-TOKENS_KEPT:] if remembered is None else (outcome,)
     renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes)
-    return StateDiff(trace=push(state, batch, seqno), writers=((command.writer, writer, renewed),), outcomes=remembered)
+    return StateDiff(
+        trace=push(state, batch, seqno),
+        writers=((command.writer, writer, renewed),),
+        outcomes=remembered,
+        producers=produced(state, command, seqno),
+    )
 
 
 def _remembered(state: State, command: c.CompareAndAppend | c.Append) -> Outcome | None:
@@ -221,6 +236,8 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
     fresh = tuple(key for key in output.keys if key not in held)
     if strangers := _dead_uploaders(state, fresh):
         return r.NotLive(strangers)
+    if (least := least_for_batches((output,))) > state.format:
+        return r.NeedsFormat("a part that counts at a time of its own", least, state.format)
     if reason := _not_equivalent(state, gone, output):
         return r.NotEquivalent(reason)
     if any(part != held.get(part.key, part) for part in output.parts):

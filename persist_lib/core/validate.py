@@ -8,12 +8,22 @@ follows a log written by others calls `check_references` as well, and then refus
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES
-from persist_lib.core.state import COUNTS_BYTES, INLINE_TOTAL_BYTES, OUTCOMES_KEPT, Batch, Outcome, State
+from persist_lib.core.formats import FIRST, NEWEST, PRODUCERS, REMEMBERS_OUTCOMES, least_for_batches, least_for_state
+from persist_lib.core.producers import problems_of
+from persist_lib.core.state import (
+    COUNTS_BYTES,
+    INLINE_TOTAL_BYTES,
+    OUTCOMES_KEPT,
+    PRODUCERS_MOST,
+    Batch,
+    Outcome,
+    Produced,
+    State,
+)
 from persist_lib.core.sums import MODULUS
 from persist_lib.core.trace import batch_problems
 from persist_lib.errors import InvariantViolated, SchemaMismatch
@@ -24,6 +34,7 @@ from persist_lib.ids import READER, WRITER, SeqNo, parse_rollup_key, uploader_of
 def check_state(state: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless all state-local invariants hold."""
     found = _schemas(state) + _trace(state) + _totals(state) + _keys(state) + _outcomes(state, state.outcomes, seqno)
+    found += _producers(state, state.producers.items(), seqno) + _says_too_much(state)
     _refuse(found + _rollups(state, seqno) + _ids(state, seqno), seqno)
 
 
@@ -36,6 +47,8 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
         found += _trace_change(new, diff)
     if diff.schemas or not new.schemas:
         found += _schemas(new)
+    if diff.schemas or diff.format is not None:
+        found += _says_too_much(new)
     if diff.rollups:
         found += _rollups(new, seqno)
     found += _outcomes(new, new.outcomes[-2:], seqno)
@@ -51,9 +64,8 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
     found += [f"writer id {id_!r} is malformed" for id_, *_ in diff.writers if not WRITER.fullmatch(id_)]
     found += [f"reader id {id_!r} is malformed" for id_, *_ in diff.readers if not READER.fullmatch(id_)]
     found += [f"{id_} holds a state beyond v{seqno}" for id_, _, r in diff.readers if r is not None and r.seqno > seqno]
-    for key, was, _ in diff.garbage:
-        if was is None and key in old.garbage:
-            found.append(f"{key} became garbage twice")
+    found += _producers(new, [(name, after) for name, _, after in diff.producers if after is not None], seqno)
+    found += [f"{key} became garbage twice" for key, was, _ in diff.garbage if was is None and key in old.garbage]
     _refuse(found + _later(diff, new, seqno), seqno)
 
 
@@ -89,6 +101,8 @@ def _trace_change(new: State, diff: StateDiff) -> list[str]:
     if diff.trace is None:
         return []
     found = [] if diff.trace.added else ["batches went without anything in their place"]
+    if (least := least_for_batches(diff.trace.added)) > new.format:
+        found.append(f"a batch says what only format {least} can, in format {new.format}")
     for added in diff.trace.added:
         found += batch_problems(added, new)
         is_last = new.trace[-1] is added  # as what is appended always is
@@ -134,6 +148,11 @@ def _schemas(state: State) -> list[str]:
     return found
 
 
+def _says_too_much(state: State) -> list[str]:
+    least = least_for_state(state)
+    return [f"it says what only format {least} can, in format {state.format}"] if least > state.format else []
+
+
 def _totals(state: State) -> list[str]:
     sums = {
         "inline_size": sum(batch.inline_size for batch in state.trace),
@@ -173,6 +192,19 @@ def _outcomes(state: State, some: tuple[Outcome, ...], seqno: SeqNo) -> list[str
             found.append(f"the outcome at v{after.seqno} does not come after that at v{before.seqno}")
     if some and (some[-1].seqno > seqno or (some[-1].upper != state.upper and not state.is_finished())):
         found.append(f"the last outcome is {some[-1].upper} at v{some[-1].seqno}, and upper is {state.upper}")
+    return found
+
+
+def _producers(state: State, some: Collection[tuple[str, Produced]], seqno: SeqNo) -> list[str]:
+    """What is wrong with how many producers there are, and with `some` of them."""
+    found = [f"{len(state.producers)} producers"] if len(state.producers) > PRODUCERS_MOST else []
+    if some and state.format < PRODUCERS:
+        found.append(f"there are producers in format {state.format}")
+    for name, last in some:
+        if (reason := problems_of(name, last.sequence)) is not None:
+            found.append(f"{reason} is malformed")
+        if last.seqno > seqno or not last.upper <= state.upper:
+            found.append(f"producer {name!r} appended up to {last.upper} at v{last.seqno}, beyond upper or v{seqno}")
     return found
 
 

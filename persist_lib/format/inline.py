@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.format.parquet import conform, undamaged
+from persist_lib.format.parquet import conform, counted_at, undamaged
 from persist_lib.kernel.keys import slice_sorted
 from persist_lib.schema.schema import Schema
 
@@ -38,16 +38,17 @@ def decode_inline(
     columns: Sequence[str] | None = None,
     lo: bytes | None = None,
     hi: bytes | None = None,
+    at: int | None = None,
 ) -> pa.Table:
     """The updates with `lo <= key < hi`; `written` is the schema they were written with, `schema` the reader's.
 
-    `where` names them in errors.
+    `where` names them in errors. With `at`, all updates are at that time.
     """
     body = memoryview(data)[_HEADER.size :]
     _check(where, data, body)
     with undamaged(where):
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), written.updates)
-    table = pa.Table.from_batches([batch])
+    table = counted_at(pa.Table.from_batches([batch]), at)
     if lo is not None or hi is not None:
         table = slice_sorted(written, table, lo, hi)
     if schema is None and columns is None:

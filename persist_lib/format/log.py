@@ -15,8 +15,8 @@ import msgspec
 
 from persist_lib.core.commands import Command
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, STATE_FIELDS, least_for, needed
-from persist_lib.core.state import Rollup, State
+from persist_lib.core.formats import FIRST, NEWEST, PART_FIELDS, least_for_state, needed, stored_fields
+from persist_lib.core.state import Batch, Part, Rollup, State
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
 from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
 from persist_lib.format.unknown import find_unknown
@@ -52,7 +52,7 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     state: State
 
 
-MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups")
+MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers")
 COMMANDS = frozenset(command.__name__ for command in get_args(Command))
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)
@@ -67,10 +67,13 @@ def encode_row(row: LogRow, format_: int | None = None) -> bytes:
     somewhere, of a wrong type say, ever becomes a row that others cannot read.
     """
     oldest = needed(row.command, row.diff)
-    stored: object = row
-    if row.diff.schemas:
-        diff = msgspec.structs.replace(row.diff, schemas=tuple(map(stored_form, row.diff.schemas)))
-        stored = msgspec.structs.replace(row, diff=diff)
+    diff = row.diff
+    if diff.schemas:
+        diff = msgspec.structs.replace(diff, schemas=tuple(map(stored_form, diff.schemas)))
+    if diff.trace is not None:
+        trace = msgspec.structs.replace(diff.trace, added=_stored_batches(diff.trace.added))
+        diff = msgspec.structs.replace(diff, trace=trace)
+    stored = row if diff is row.diff else msgspec.structs.replace(row, diff=diff)
     data = framed(ROW_MAGIC, oldest if format_ is None else format_, _encoded(stored))
     return _proven(data, decode_row, row)
 
@@ -93,8 +96,10 @@ def encode_state(stored: StoredState) -> bytes:
     state = stored.state
     ordered = {name: dict(sorted(getattr(state, name).items())) for name in MAPPINGS}
     canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(state, **ordered))
-    written = msgspec.structs.replace(canonical.state, schemas=tuple(map(stored_form, state.schemas)))
-    fields = msgspec.structs.astuple(written)[: STATE_FIELDS[state.format]]
+    written = msgspec.structs.replace(
+        canonical.state, schemas=tuple(map(stored_form, state.schemas)), trace=_stored_batches(state.trace)
+    )
+    fields = msgspec.structs.astuple(written)[: stored_fields(state)]
     body = _encoded((canonical.seqno, canonical.digest, fields))
     return _proven(framed(ROLLUP_MAGIC, state.format, body), decode_state, canonical)
 
@@ -104,7 +109,7 @@ def decode_state(data: bytes, key: str) -> StoredState:
     stored: StoredState = _decode(data, key, ROLLUP_MAGIC, _states)
     if stored.state.format != row_format(data):
         raise Corrupt(f"{key} holds a state of format {stored.state.format}, in format {row_format(data)}", key=key)
-    if (least := max(map(least_for, stored.state.schemas), default=FIRST)) > row_format(data):
+    if (least := least_for_state(stored.state)) > row_format(data):
         raise Corrupt(f"{key} says what only format {least} can, in format {row_format(data)}", key=key)
     return stored
 
@@ -122,6 +127,16 @@ def row_digest(data: bytes) -> bytes:
 def row_start(digest: bytes, format_: int) -> bytes:
     """What a row with this digest and format starts with."""
     return ROW_MAGIC + bytes((format_,)) + digest
+
+
+def _stored_batches(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
+    """Batches as they are stored: parts that count at the times they hold do not say so."""
+    replace = msgspec.structs.replace
+    return tuple([replace(batch, parts=tuple(map(_stored_part, batch.parts))) for batch in batches])
+
+
+def _stored_part(part: Part) -> object:
+    return msgspec.structs.astuple(part)[:PART_FIELDS] if isinstance(part, Part) and part.at is None else part
 
 
 def _encoded(value: object) -> bytes:

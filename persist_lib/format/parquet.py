@@ -141,7 +141,7 @@ def repeating_columns(table: pa.Table) -> list[str]:
 
 
 class PartFile:
-    """A verified part that is open for reading, whole or by row groups."""
+    """A verified part that is open for reading, whole or by row groups. With `at`, all its updates are at that time."""
 
     def __init__(
         self,
@@ -153,8 +153,9 @@ class PartFile:
         dictionaries: bool = False,
         times: bool = True,
         where: Where | None = None,
+        at: int | None = None,
     ) -> None:
-        self._key, self._schema, self._columns, self._times = key, schema, columns, times
+        self._key, self._schema, self._columns, self._times, self._at = key, schema, columns, times, at
         with undamaged(key):
             self._file = pq.ParquetFile(source, pre_buffer=False)
             if dictionaries and (names := _short_dictionaries(self._file)):
@@ -274,7 +275,18 @@ class PartFile:
     def _finish(self, table: pa.Table, lo: bytes | None, hi: bytes | None) -> pa.Table:
         if lo is not None or hi is not None:
             table = slice_sorted(self._schema, table, lo, hi)
+        if self._times:
+            table = counted_at(table, self._at)
         return conform(self._key, table, self._schema, self._columns, times=self._times)
+
+
+def counted_at(table: pa.Table, at: int | None) -> pa.Table:
+    """The updates with all their times at `at`; as they are if it is None."""
+    if at is None:
+        return table
+    place, kind = table.schema.get_field_index(TIME), pa.uint64()
+    times = pa.repeat(pa.scalar(at, kind), table.num_rows)
+    return table.set_column(place, pa.field(TIME, kind, nullable=False), times)
 
 
 def conform(

@@ -37,7 +37,8 @@ class StoredPart:
     """Where a part can be read, and which of its updates count.
 
     `schema` is what it was written with. Only times in `[time_lower, time_upper)` count; None is no bound. `fetch`
-    answers bytes `[start, end)` of the object, or raises (Missing, say). `inline` bytes come whole.
+    answers bytes `[start, end)` of the object, or raises (Missing, say). `inline` bytes come whole. With `at`, all
+    updates count at that time, whatever the bytes say.
     """
 
     key: str
@@ -48,6 +49,7 @@ class StoredPart:
     time_upper: int | None
     fetch: Callable[[int, int], bytes]
     inline: bool = False
+    at: int | None = None
 
 
 def encode_part(schema: Schema, schema_id: int, table: pa.Table, parallel: Describing = map) -> EncodedPart:
@@ -76,15 +78,16 @@ def decode_part(
     use_threads: bool = True,
     times: bool = True,
     where: Where | None = None,
+    at: int | None = None,
 ) -> pa.Table:
     """The updates of a part with `lo <= key < hi`, as the reader's schema has them.
 
     `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
     Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
-    others come whole.
+    others come whole. With `at`, all updates are at that time.
     """
     verify(key, memoryview(data), digests)
-    file = PartFile(key, _source(data), schema, columns, times=times, where=where)
+    file = PartFile(key, _source(data), schema, columns, times=times, where=where, at=at)
     return file.read(lo, hi, use_threads=use_threads)
 
 
@@ -145,13 +148,15 @@ class PartRun:
     def _batches(self, part: StoredPart) -> Iterator[pa.Table]:
         if part.inline:
             yield decode_inline(
-                part.key, _whole(part), part.schema, self._schema, columns=self._columns, lo=self._lo, hi=self._hi
-            )
+                part.key, _whole(part), part.schema, self._schema,
+                columns=self._columns, lo=self._lo, hi=self._hi, at=part.at,
+            )  # fmt: skip
             return
         source = _source(_whole(part)) if part.size <= CHUNK else _ranged(part)
         file = PartFile(
-            part.key, source, self._schema, self._columns, dictionaries=self._dictionaries, where=self._where
-        )
+            part.key, source, self._schema, self._columns,
+            dictionaries=self._dictionaries, where=self._where, at=part.at,
+        )  # fmt: skip
         yield from file.batches(max(1, min(self._batch_rows, BATCH_BYTES // file.row_bytes)), self._lo, self._hi)
 
 

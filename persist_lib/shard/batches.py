@@ -111,6 +111,19 @@ class Built(msgspec.Struct, frozen=True):
         return kept if sums.count else Batch(0, 0, lower, self.batch.upper, MINIMUM, 0, 0, 0)
 
 
+class Laid(msgspec.Struct, frozen=True):
+    """Parts of a batch that is not whole yet, each sorted and consolidated, and the sums over all their updates.
+
+    `most` is at least the absolute value of the sum for any one data, as far as these parts have it. From `I64_MAX` on
+    only a look at all parts of the batch tells whether a sum fits. `table` has the rows while they are inline.
+    """
+
+    parts: tuple[Part, ...] = ()
+    sums: Sums = Sums()
+    most: int = 0
+    table: pa.Table | None = None
+
+
 class Builder:
     """Builds batches for one uploader until a deadline. The caller has checked the tables' times and schema.
 
@@ -164,7 +177,7 @@ class Builder:
         return self._upload(first, second, chunks, lower, upper, by_time)
 
     def externalised(self, built: Built) -> Built:
-        """The same batch, with its inline part uploaded as an object."""
+        """The same batch, with its one inline part uploaded as an object."""
         if built.table is None or not built.batch.parts:
             return built
         encoded = encode_part(self._schema, self._schema_id, built.table)
@@ -173,7 +186,9 @@ class Builder:
         except Exception:
             self.discard()
             raise
-        return msgspec.structs.replace(built, batch=msgspec.structs.replace(built.batch, parts=(part,)), table=None)
+        # Its bounds are those of the inline part, so that the runs stay as they are.
+        parts = tuple(part if old.inline is not None else old for old in built.batch.parts)
+        return msgspec.structs.replace(built, batch=msgspec.structs.replace(built.batch, parts=parts), table=None)
 
     @property
     def has_uploaded(self) -> bool:
@@ -197,16 +212,47 @@ class Builder:
         if failed:
             log.info("shard %s: some of %d unused objects are left to the audit: %s", self._shard, len(keys), failed)
 
+    def lay(self, tables: Iterator[pa.Table], *, inline_bytes: int) -> Laid:
+        """Parts of all updates of `tables`, for a batch that has others beside them. Inline if they are that small.
+
+        A sum beyond 64 bits stays several updates: only the whole batch says whether it is one.
+        """
+        ready = (table for table in self._consolidated(tables) if table.num_rows)
+        if (first := next(ready, None)) is None:
+            return Laid()
+        second = next(ready, None)
+        if second is None and (first.num_rows <= FEW or first.nbytes <= inline_bytes):
+            inline = encode_inline(self._schema, self._schema_id, first)
+            if inline.size <= inline_bytes:
+                part = as_part(inline, None, self._schema_id)
+                return Laid((part,), inline.said.sums, _largest(first), first)
+        stored, most, _ = self._put_all(chain([first] if second is None else [first, second], ready), by_time=False)
+        return Laid(tuple(piece.part for piece in stored), total(piece.sums for piece in stored), most)
+
+    def _consolidated(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        for chunk in _chunks(tables, self._config.part_bytes):
+            yield consolidate(self._schema, chunk, "split")
+
     def _upload(
         self, first: pa.Table, second: pa.Table | None, rest: Iterator[pa.Table], lower: Antichain, upper: Antichain,
         by_time: bool,
     ) -> Built:  # fmt: skip
+        stored, most, times = self._put_all(_all(first, second, rest, self._schema), by_time=by_time)
+        try:
+            built = self._built(stored, lower, upper, times, None)
+            return self.totalled(built) if second is not None and most >= I64_MAX else built
+        except Exception:
+            self.discard()
+            raise
+
+    def _put_all(self, tables: Iterator[pa.Table], *, by_time: bool) -> tuple[list[Stored], int, list[ByTime]]:
+        """Upload each table as a part. Returns them, the sum of their largest diffs, and their sums by time."""
         uploads: list[Future[Stored]] = []
         times: list[ByTime] = []
         most = 0
         try:
             with self._runtime.pool(UPLOADS, "persist-upload") as pool:
-                for table in _all(first, second, rest, self._schema):
+                for table in tables:
                     if not table.num_rows:
                         continue
                     most += _largest(table)
@@ -216,13 +262,12 @@ class Builder:
                     if len(uploads) >= UPLOADS:
                         uploads[-UPLOADS].result()
                     uploads.append(_submit(pool, partial(self._put, self._fresh_key(), encoded)))
-            built = self._built([upload.result() for upload in uploads], lower, upper, times, None)
-            return self._totalled(built) if second is not None and most >= I64_MAX else built
+            return [upload.result() for upload in uploads], most, times
         except Exception:
             self.discard()  # leaving the pool has waited for the uploads that were under way
             raise
 
-    def _totalled(self, built: Built) -> Built:
+    def totalled(self, built: Built) -> Built:
         """The same, or DiffOverflow when a sum over several parts does not fit. Reads them, in bounded memory."""
         schemas = [self._schema] * (self._schema_id + 1)
 

@@ -61,6 +61,11 @@ class Leases:
         """How often a renewal failed, or the start of the renewing process. Each failure was logged and tried again."""
         enrol(self, Stage.SHARDS)
 
+    @property
+    def urls(self) -> tuple[str, str] | None:
+        """The URLs of blobs and Consensus; None where no other process can open them (memory)."""
+        return self._urls
+
     def after_fork_in_child(self) -> None:
         """Make a new lock. Its holder may be in the parent, as are the thread, process and ids (see `is_inherited`)."""
         self._lock = threading.Lock()

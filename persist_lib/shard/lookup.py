@@ -63,16 +63,16 @@ def _of_part(
     times = source.time_lower is not None or source.time_upper is not None
     keys = keys.between(part.key_lower, part.key_upper)
     if part.inline is not None:
-        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns)
+        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, at=part.at)
         found = take(table, keys.find(table))
     elif part.size <= CHUNK:
         data = source.fetch(0, part.size)
         verify(source.key, memoryview(data), part.digests)
-        file = PartFile(source.key, pa.BufferReader(data), stored.schema, columns, times=times)
+        file = PartFile(source.key, pa.BufferReader(data), stored.schema, columns, times=times, at=part.at)
         found = find_rows(file, keys, use_threads=parallel is not None)
     else:
         reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)
-        file = PartFile(source.key, reader, stored.schema, columns, times=times)
+        file = PartFile(source.key, reader, stored.schema, columns, times=times, at=part.at)
         found = find_rows(file, keys, reader.prefetch, use_threads=parallel is not None)
     found = within(found, source.time_lower, source.time_upper)
     return found.drop_columns([TIME]) if TIME in found.schema.names else found

@@ -6,12 +6,13 @@ Every refusal has its exception and its sentence. A new one does not type-check 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
 from persist_lib.core import refusals as r
 from persist_lib.errors import (
+    AlreadyProduced,
     CompactionRefused,
     HoldConflict,
     InvalidUsage,
@@ -24,6 +25,7 @@ from persist_lib.errors import (
     StillRead,
     UpperMismatch,
 )
+from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
 from persist_lib.times import Unit, show_frontier
 
@@ -93,7 +95,7 @@ def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> Per
         case r.Unknown(("shard",)):
             return NotFound(f"there is no shard {shard!r} in this location; create it first", shard=shard)
         case _:
-            return _rarely_told(shard, refusal)
+            return _rarely_told(shard, refusal, show)
 
 
 def _after_expiry(ids: Sequence[str]) -> str:
@@ -117,14 +119,46 @@ def _hold_conflict(name: str, expected: bytes | None, actual: bytes | None) -> s
 
 _Rare = (
     r.Exists | r.Malformed | r.InvalidBounds | r.AlreadyDone | r.InlineFull | r.TooOld | r.Unknown | r.NothingDue
-    | r.OlderFormat
+    | r.OlderFormat | r.NeedsFormat
 )  # fmt: skip
 """Refusals that rarely reach a caller: the code that made the command deals with them, or checked for them before."""
 
 
-def _rarely_told(shard: ShardId, refusal: _Rare) -> InvalidUsage:
-    """The exception for a rare refusal."""
-    return InvalidUsage(f"shard {shard}: {_sentence(refusal)}", shard=shard, refusal=refusal)
+_OfProducers = r.AlreadyProduced | r.TooManyProducers | r.WrongSequence
+
+
+def _rarely_told(shard: ShardId, refusal: _Rare | _OfProducers, show: Callable[[Antichain], str]) -> PersistError:
+    """The exception for a refusal that is rare, or that is about producers."""
+    match refusal:
+        case r.AlreadyProduced(name, sequence, last):
+            return AlreadyProduced(
+                f"shard {shard}: the producer {name!r} has appended number {last.sequence} already (as v{last.seqno}, "
+                f"up to {show(last.upper)}), so number {sequence} was not appended again. This call wrote nothing; go "
+                f"on after {last.sequence}",
+                shard=shard, producer=name, sequence=sequence, last=last.sequence, seqno=last.seqno, upper=last.upper,
+            )  # fmt: skip
+        case r.TooManyProducers() | r.WrongSequence():
+            return InvalidUsage(f"shard {shard}: {_of_producers(refusal)}", shard=shard, refusal=refusal)
+        case _:
+            return InvalidUsage(f"shard {shard}: {_sentence(refusal)}", shard=shard, refusal=refusal)
+
+
+def _of_producers(refusal: r.TooManyProducers | r.WrongSequence) -> str:
+    match refusal:
+        case r.TooManyProducers(name, most):
+            return (
+                f"it remembers {most} producers, as many as it may, and {name!r} is none of them. Nothing was written. "
+                "Forget those that will never append again: `persist producers list` and `persist producers forget`"
+            )
+        case r.WrongSequence(name, _, None):
+            return f"there is no producer {name!r} to forget. This change was not made"
+        case r.WrongSequence(name, expected, actual):
+            return (
+                f"the producer {name!r} is at {actual} by now, not at {expected}: it is at work. It was not forgotten; "
+                "stop it first"
+            )
+        case _:
+            assert_never(refusal)
 
 
 def _sentence(refusal: _Rare) -> str:
@@ -151,6 +185,11 @@ def _sentence(refusal: _Rare) -> str:
             return f"there is no {names} to forget (any more): another client was first. This change was not made"
         case r.OlderFormat(asked, actual):
             return f"it is written in format {actual} already, and never goes back to {asked}. Nothing was changed"
+        case r.NeedsFormat(what, needed, actual):
+            return (
+                f"it is written in format {actual}, which cannot say {what}; format {needed} can. This change was not "
+                "made. Once all programs that use the shard know that format, run `persist upgrade`"
+            )
         case r.NothingDue():
             return "no lease has ended, so no reader or writer was retired"
         case _:

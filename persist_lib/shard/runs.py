@@ -152,13 +152,16 @@ def read_part(
     source, lo, hi = source_of(stored.blob, stored.shard, part, run, stored.schemas), stored.key_lower, stored.key_upper
     needed = times or source.time_lower is not None or source.time_upper is not None
     if part.inline is not None:
-        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, lo=lo, hi=hi)
+        table = decode_inline(
+            source.key, part.inline, source.schema, stored.schema, columns=columns, lo=lo, hi=hi, at=part.at
+        )
     elif part.size > CHUNK and not (stored.is_unbounded() and columns is None):
         table = _some_of(source, stored, columns, parallel, times=needed)
     else:
         table = decode_part(
             source.key, source.fetch(0, part.size), part.digests, stored.schema,
             columns=columns, lo=lo, hi=hi, times=needed, use_threads=use_threads, where=stored.where,
+            at=part.at,
         )  # fmt: skip
     table = within(table, source.time_lower, source.time_upper)
     if stored.where is not None:
@@ -174,7 +177,7 @@ def _some_of(
     SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other.
     """
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
-    file = PartFile(source.key, reader, stored.schema, columns, times=times, where=stored.where)
+    file = PartFile(source.key, reader, stored.schema, columns, times=times, where=stored.where, at=source.at)
     reader.prefetch(file.wanted_ranges(stored.key_lower, stored.key_upper))
     return file.read(stored.key_lower, stored.key_upper)
 
@@ -228,7 +231,9 @@ def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: S
 
     lower = run.lower if part.time_lower < run.lower else None
     upper = run.upper if run.upper is not None and part.time_upper >= run.upper else None
-    return StoredPart(key, part.size, part.digests, schemas[part.schema], lower, upper, fetch, part.inline is not None)
+    return StoredPart(
+        key, part.size, part.digests, schemas[part.schema], lower, upper, fetch, part.inline is not None, part.at
+    )
 
 
 def read_updates(

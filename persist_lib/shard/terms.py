@@ -8,9 +8,9 @@ from typing import Literal
 
 from persist_lib.arguments import parse_bytes, parse_integer
 from persist_lib.core import commands as c
-from persist_lib.core.state import State
+from persist_lib.core.state import Produced, State
 from persist_lib.frontier import MAX_TIME
-from persist_lib.ids import parse_hold_name
+from persist_lib.ids import MOST_SEQUENCE, parse_hold_name, parse_producer_name
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
 from persist_lib.times import Times, is_duration, is_moment
@@ -74,6 +74,24 @@ class Terms(ABC):
             return c.ReleaseHold(hold, (current.opaque if current else b"") if expected == "any" else expected)
 
         self.machine(name).commit(build)
+
+    def producers(self, name: str) -> dict[str, Produced]:
+        """The producers that the shard remembers, by name: the last `sequence` of each, and where it was committed.
+
+        Each also has the `upper` that this append left, and when it was (`now`, ms of the store's clock).
+        """
+        return dict(sorted(self.machine(name).fetch().state.producers.items()))
+
+    def forget_producer(self, name: str, producer: str, *, expected: int) -> None:
+        """Forget a producer whose last sequence number is still `expected`. It must never append again.
+
+        SUBTLE: all of its numbers are new again then. One that is repeated after this is committed a second time.
+        Raises InvalidUsage when there is no such producer, or when it has gone on since.
+        """
+        self._writable("forget_producer")
+        producer = parse_producer_name(producer)
+        sequence = parse_integer(expected, "expected", 0, MOST_SEQUENCE)
+        self.machine(name).commit(lambda _state, _now: c.ForgetProducer(producer, sequence))
 
     def set_retention(self, name: str, distance: int | str | dt.timedelta | None) -> None:
         """Set the retention policy: keep `distance` times of history behind upper. None: no policy.

@@ -7,6 +7,7 @@ not hold. The shard must be at rest: no process may write to it during a check.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise, repeat
 
 import msgspec
@@ -174,7 +175,14 @@ def _read_part(client: Client, shard: str, state: State, part: Part) -> pa.Table
         raise AssertionError(f"{name} is not in Blob, and the newest state refers to it")
     _expect(len(data) == part.size, f"{name} has {len(data)} bytes, not {part.size}")
     verify(name, data, part.digests)
-    read = decode_part(name, data, part.digests, written) if part.inline is None else decode_inline(name, data, written)
+    decode = (
+        partial(decode_part, name, data, part.digests) if part.inline is None else partial(decode_inline, name, data)
+    )
+    if part.at is not None:
+        _expect(
+            len(set(decode(written).column(TIME).to_pylist())) == 1, f"{name} counts at one time, and holds several"
+        )
+    read = decode(written, at=part.at)
     times = read.column(TIME).to_pylist()
     _expect(read.num_rows == part.rows, f"{name} has {read.num_rows} updates, not {part.rows}")
     _expect((min(times), max(times)) == (part.time_lower, part.time_upper), f"{name} has other times than said")
@@ -184,8 +192,8 @@ def _read_part(client: Client, shard: str, state: State, part: Part) -> pa.Table
         return read
     newest = state.schemas[-1]
     if part.inline is None:
-        return decode_part(name, data, part.digests, newest)
-    return decode_inline(name, data, written, newest)
+        return decode(newest, at=part.at)
+    return decode(written, newest, at=part.at)
 
 
 def _check_keys(client: Client, shard: str, versions: tuple[Version, ...], rows: tuple[LogRow, ...]) -> World:

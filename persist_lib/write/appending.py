@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from persist_lib.core import refusals as r
+from persist_lib.core.producers import last_of
 from persist_lib.core.state import Batch, State
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, TimedOut
 from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.batches import Built
+from persist_lib.shard.commit import Machine
 from persist_lib.times import Times
 
 
@@ -26,6 +29,19 @@ def timed_out(shard: ShardId, deadline: Deadline, why: str) -> TimedOut:
         "This call appended nothing; try again, or with a longer timeout",
         shard=shard, timeout_s=deadline.timeout_s,
     )  # fmt: skip
+
+
+def check_produced(machine: Machine, producer: tuple[str, int] | None) -> None:
+    """Raise AlreadyProduced before anything is uploaded, if the shard has this append of the producer already.
+
+    The version that this process knows says so without a request; where it does, it is read again.
+    """
+    if (
+        producer is not None
+        and last_of(machine.state, *producer)
+        and (last := last_of(machine.fetch().state, *producer))
+    ):
+        raise machine.refused(r.AlreadyProduced(*producer, last))
 
 
 def parse_bounds(lower: object, upper: object, times: Times) -> tuple[Antichain, Antichain]:

@@ -23,7 +23,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.errors import ConstraintViolated, Indeterminate, PersistError
 from persist_lib.frontier import MINIMUM, TOP, Antichain
-from persist_lib.ids import WriterId, parse_token
+from persist_lib.ids import WriterId, parse_producer, parse_token
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
@@ -35,19 +35,20 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
 from persist_lib.times import Times
-from persist_lib.write.appending import parse_bounds, timed_out, undoubted, whole
+from persist_lib.write.appending import check_produced, parse_bounds, timed_out, undoubted, whole
 from persist_lib.write.constraints import check_constraints
 from persist_lib.write.doubts import Doubt, Doubts
 from persist_lib.write.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
 from persist_lib.write.queue import Answer, Outbox, not_sent
 from persist_lib.write.registration import Registration
 from persist_lib.write.share import Kind, Place, Share, commit_shares
+from persist_lib.write.staging import Staging
 from persist_lib.write.verbs import Changed, Verbs
 
 __all__ = ["Appended", "Batching", "Changed", "WriteHandle"]
 
 
-class WriteHandle(Leased, Verbs):
+class WriteHandle(Leased, Verbs, Staging):
     """Writes to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
 
     def __init__(
@@ -56,6 +57,7 @@ class WriteHandle(Leased, Verbs):
         self.machine = machine
         self.schema = schema
         self._schema_id = schema_id
+        self._leases = leases
         self._lock, self._beginning = threading.RLock(), threading.Lock()
         self._registration = Registration(machine, leases, "ingest")
         self._batching = batching
@@ -99,6 +101,7 @@ class WriteHandle(Leased, Verbs):
         *,
         timeout: float | None = None,
         token: bytes | None = None,
+        producer: tuple[str, int] | None = None,
     ) -> Appended:
         """Append updates with times in `[expected_upper, new_upper)`, if upper is exactly `expected_upper`.
 
@@ -114,16 +117,24 @@ class WriteHandle(Leased, Verbs):
         certain that the append was never committed, and Indeterminate when that is not known any more. The `count` of
         its answer is 0 when the number of updates is not known any more.
 
+        With a `producer`, a name and a sequence number, the shard commits no sequence number of that name twice, and
+        only higher ones than its last. It remembers that for ever, whichever process asks. AlreadyProduced says that
+        there was nothing left to do: which number was the last, and where it was committed. Unlike a token it does not
+        depend on the times, so that a program that was killed can repeat a chunk at the upper of then. Names are 1 to
+        200 bytes; a shard has at most 1,000 of them (`client.forget_producer`). A shard of format 2 or older refuses,
+        with InvalidUsage, until `persist upgrade`.
+
         Waits for the appends that `append_async` accepted before. Raises NotSent if one of them failed and the caller
         has not looked at that failure yet.
         """
         times = self._times()
         lower, upper = parse_bounds(expected_upper, new_upper, times)
-        token = None if token is None else parse_token(token)
+        token, producer = None if token is None else parse_token(token), parse_producer(producer)
         held: list[Lock] = []
         try:
             deadline = self._begin(timeout, held)
-            return self._append(self._checked(updates, lower, upper, times), lower, upper, deadline, token)
+            tables = self._checked(updates, lower, upper, times)
+            return self._append(tables, lower, upper, deadline, token, producer)
         finally:
             if held:
                 self._lock.release()
@@ -136,12 +147,14 @@ class WriteHandle(Leased, Verbs):
         *,
         timeout: float | None = None,
         token: bytes | None = None,
+        producer: tuple[str, int] | None = None,
         block: bool = True,
     ) -> Future[Appended]:
         """Accept a `compare_and_append` and return its future. Accepted appends are carried out in the order of calls.
 
         One commit is under way at a time. Appends that are accepted during a commit, up to `config.buffer_bytes`, wait
-        for the next one. Those of them that continue one another are committed together, except those with a `token`.
+        for the next one. Those of them that continue one another are committed together, except those with a `token`
+        or a `producer`.
         When there is no room, the call waits; if `block` is false, it raises BufferFull instead. `updates` are checked
         and copied where needed before the call returns: InvalidUsage is raised here, and does not affect other appends.
         `timeout` is in seconds, from this call until the future is done.
@@ -154,6 +167,7 @@ class WriteHandle(Leased, Verbs):
         times = self._times()
         lower, upper = parse_bounds(expected_upper, new_upper, times)
         token, block = None if token is None else parse_token(token), parse_flag(block, "block")
+        producer = parse_producer(producer)
         if self._registration.is_closed:
             raise self._registration.closed_already()
         deadline = self._deadline(timeout)
@@ -161,7 +175,7 @@ class WriteHandle(Leased, Verbs):
         tables = self._checked(updates, lower, upper, times)
         table = take_over(self.schema, tables, copies=is_shared(updates))
         accepted_s = self.machine.runtime.monotonic()
-        pending = Pending(table, lower, upper, token, deadline, accepted_s, size_of(table))
+        pending = Pending(table, lower, upper, token, deadline, accepted_s, size_of(table), producer)
         return outbox.accept(pending, self._send, block=block)
 
     def flush(self, *, timeout: float | None = None) -> None:
@@ -282,13 +296,13 @@ class WriteHandle(Leased, Verbs):
 
     def share(
         self, updates: object, bounds: tuple[Antichain, Antichain], times: Times, deadline: Deadline, token: bytes,
-        held: list[Lock],
+        held: list[Lock], producer: tuple[str, int] | None,
     ) -> Share:  # fmt: skip
         """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else."""
         self._begin(deadline.remaining_s(), held)
         builder = self._builder(deadline)
         built = self._build(builder, self._checked(updates, *bounds, times), *bounds, deadline)
-        return self._share(builder, built, whole, c.CompareAndAppend, deadline, token)
+        return self._share(builder, built, whole, c.CompareAndAppend, deadline, token, producer)
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
 
@@ -316,9 +330,12 @@ class WriteHandle(Leased, Verbs):
             return self._outbox
 
     def _append(
-        self, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None
-    ) -> Appended:
+        self, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None,
+        producer: tuple[str, int] | None,
+    ) -> Appended:  # fmt: skip
         with Spending() as spent:
+            if token is None:
+                check_produced(self.machine, producer)
             builder = self._builder(deadline)
             found = None if token is None else self._doubts.find(token, lower, upper)
             count = 0
@@ -328,7 +345,7 @@ class WriteHandle(Leased, Verbs):
                 else:
                     built = self._build(builder, tables, lower, upper, deadline)
                     count = built.batch.count
-                done = self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
+                done = self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent, producer)
             except REFUSED as refusal:
                 if token is None:
                     raise
@@ -344,7 +361,7 @@ class WriteHandle(Leased, Verbs):
                 raise timed_out(self.machine.shard, first.deadline, "appends accepted before it took that long")
             if len(batch) == 1:
                 tables = iter(() if first.table is None else (first.table,))
-                return [self._append(tables, first.lower, first.upper, first.deadline, first.token)]
+                return [self._append(tables, first.lower, first.upper, first.deadline, first.token, first.producer)]
             table, counts = coalesced(self.schema, batch)
             builder, token = self._builder(first.deadline), self.machine.runtime.token()
             tables = iter(() if table is None else (table,))
@@ -418,14 +435,16 @@ class WriteHandle(Leased, Verbs):
         deadline: Deadline,
         token: bytes | None,
         spent: Spending,
+        producer: tuple[str, int] | None = None,
     ) -> Appended:
         token = token or self.machine.runtime.token()
-        share = self._share(builder, built, place, kind, deadline, token)
+        share = self._share(builder, built, place, kind, deadline, token, producer)
         return commit_shares((share,), deadline, token, spent)[0]
 
     def _share(
-        self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes
-    ) -> Share:
+        self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes,
+        producer: tuple[str, int] | None = None,
+    ) -> Share:  # fmt: skip
         """A share of the batch that was built, under this writer's id. Registers the writer if it has no id yet."""
         try:
             if builder.has_uploaded and deadline.has_passed():
@@ -436,4 +455,4 @@ class WriteHandle(Leased, Verbs):
             if isinstance(error, Indeterminate):
                 raise undoubted(self.machine.shard, error) from error
             raise
-        return Share(self.machine, self._registration, writer, builder, built, place, kind, token)
+        return Share(self.machine, self._registration, writer, builder, built, place, kind, token, producer)

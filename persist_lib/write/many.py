@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import Antichain
-from persist_lib.ids import SeqNo
+from persist_lib.ids import SeqNo, parse_producer
 from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
@@ -36,11 +37,13 @@ class Append(msgspec.Struct, frozen=True):
     updates: object
     expected_upper: object
     new_upper: object
+    producer: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.write, WriteHandle):
             raise _no_append(self)
         parse_bounds(self.expected_upper, self.new_upper, _times(self.write, self.write.machine.runtime.clock_ms))
+        force_setattr(self, "producer", parse_producer(self.producer))
 
 
 class _Checked(NamedTuple):
@@ -48,6 +51,7 @@ class _Checked(NamedTuple):
     updates: object
     bounds: tuple[Antichain, Antichain]
     times: Times
+    producer: tuple[str, int] | None
 
     @property
     def shard(self) -> str:
@@ -85,7 +89,7 @@ def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent
     try:
         # In the order of names: every such call takes its locks in this order, so none waits for another for ever.
         for one in sorted(checked, key=lambda one: one.shard):
-            shares[one.shard] = one.write.share(one.updates, one.bounds, one.times, deadline, token, held)
+            shares[one.shard] = one.write.share(one.updates, one.bounds, one.times, deadline, token, held, one.producer)
         return commit_shares([shares[one.shard] for one in checked], deadline, token, spent)
     except Exception:
         for share in shares.values():
@@ -126,7 +130,8 @@ def _check(append: object, machine_of: Callable[[str], Machine], clock_ms: Calla
             shard=write.shard,
         )
     times = _times(write, clock_ms)
-    return _Checked(write, append.updates, parse_bounds(append.expected_upper, append.new_upper, times), times)
+    bounds = parse_bounds(append.expected_upper, append.new_upper, times)
+    return _Checked(write, append.updates, bounds, times, append.producer)
 
 
 def _times(write: WriteHandle, clock_ms: Callable[[], int]) -> Times:

@@ -101,7 +101,7 @@ class AppendFuture(Future[Appended]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """One accepted append; `table` is None for no updates. If the caller gave it a token, it shares no commit."""
+    """One accepted append; `table` is None for no updates. With a token or a producer, it shares no commit."""
 
     table: pa.Table | None
     lower: Antichain
@@ -110,11 +110,17 @@ class Pending:
     deadline: Deadline
     accepted_s: float
     size: int
+    producer: tuple[str, int] | None = None
     future: AppendFuture = field(default_factory=AppendFuture)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it shares no commit."""
+        return self.token is not None or self.producer is not None
 
     def is_followed_by(self, other: Pending) -> bool:
         """Whether one commit may do both. It has the deadline of the first, so that of `other` must not be earlier."""
-        return self.upper == other.lower and other.token is None and self.deadline.ends <= other.deadline.ends
+        return self.upper == other.lower and not other.is_alone and self.deadline.ends <= other.deadline.ends
 
 
 def size_of(table: pa.Table | None) -> int:

@@ -317,7 +317,7 @@ class Outbox:
                 return []
             batch = [self._queue.popleft()]
             while (
-                batch[0].pending.token is None
+                not batch[0].pending.is_alone
                 and self._queue
                 and batch[-1].pending.is_followed_by(self._queue[0].pending)
             ):

@@ -86,3 +86,27 @@ class Registration:
         if self._id is not None:
             self._leases.retire(self._machine, self._id)
             self.forget()  # last: after an interrupt, the next call retires the id
+
+
+class Lent(Registration):
+    """A writer id that another process registered, for as long as it is live. No other id ever takes its place."""
+
+    def __init__(self, machine: Machine, leases: Leases, writer: WriterId) -> None:
+        super().__init__(machine, leases, "ingest")
+        self._id = self.lent = writer
+
+    def register(self, _deadline: Deadline, _note: Callable[[Committed], object] | None = None) -> WriterId:
+        """The id. Raises LeaseExpired when it was found not to be live any more."""
+        if self._id is None:
+            raise lease_ended(self._machine, self.lent)
+        return self._id
+
+
+def lease_ended(machine: Machine, writer: str) -> LeaseExpired:
+    """The error where the id under which tasks wrote parts has ended, so that nobody can append them any more."""
+    return LeaseExpired(
+        f"shard {machine.shard}: the lease of the stage {writer} has ended, so what was written under it may be "
+        "deleted at any time, and can never be appended. Nothing was appended. Write again, with a longer lease (lease_s) if "
+        "the tasks have to wait for long before they write",
+        id=writer, shard=machine.shard,
+    )  # fmt: skip

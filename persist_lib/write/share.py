@@ -39,13 +39,14 @@ class Share:
     """
 
     __slots__ = (
-        "_builder", "_built", "_is_asked", "_kind", "_place", "_placed", "_registration", "_token", "_writer",
+        "_builder", "_built", "_is_asked", "_kind", "_place", "_placed", "_producer", "_registration", "_token",
+        "_writer",
         "machine",
     )  # fmt: skip
 
     def __init__(
         self, machine: Machine, registration: Registration, writer: WriterId, builder: Builder, built: Built,
-        place: Place, kind: Kind, token: bytes,
+        place: Place, kind: Kind, token: bytes, producer: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.machine = machine
         self._registration = registration
@@ -55,13 +56,17 @@ class Share:
         self._place = place
         self._kind = kind
         self._token = token
+        self._producer = producer
         self._placed = built.batch
         self._is_asked = False
 
     def build(self, state: State, now: int) -> c.Command:
         """The command, for the newest state and the store's clock (ms)."""
         self._placed, self._is_asked = self._place(self._built, state), True
-        return self._kind(self._writer, self._token, self._placed, now + self.machine.config.lease_ms)
+        lease_until = now + self.machine.config.lease_ms
+        if self._kind is c.CompareAndAppend:
+            return c.CompareAndAppend(self._writer, self._token, self._placed, lease_until, self._producer, now)
+        return self._kind(self._writer, self._token, self._placed, lease_until)
 
     def refused(self, refusal: r.Refusal) -> PersistError:
         """The exception for a refusal. If it says that this writer is not live, the next call registers a new one."""

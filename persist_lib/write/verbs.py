@@ -24,6 +24,7 @@ from persist_lib.core.state import Version
 from persist_lib.errors import Indeterminate, LeaseExpired, SchemaMismatch, TimedOut, UpperMismatch
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import Antichain, at
+from persist_lib.ids import parse_producer
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.keyset import Keys
@@ -37,7 +38,7 @@ from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import forgotten, judge
 from persist_lib.shard.refusals import named
-from persist_lib.write.appending import undoubted, whole
+from persist_lib.write.appending import check_produced, undoubted, whole
 from persist_lib.write.looking import Looking
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
@@ -105,23 +106,33 @@ class Verbs(ABC):
         """
         return self._change(self._deleting, parse_keys, keys, timeout, token, dry_run)
 
-    def append_now(self, updates: object, *, timeout: float | None = None, token: bytes | None = None) -> Appended:
+    def append_now(
+        self,
+        updates: object,
+        *,
+        timeout: float | None = None,
+        token: bytes | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> Appended:
         """Append updates at the next time: the shard's upper; where times are a clock, now if that is later.
 
         `updates` is what `compare_and_append` takes, without `_time`; all of it is held in memory. The time is
         `answer.upper.time - 1`. No updates are no append: nothing is written, and upper stays. `timeout`, `token` and
         errors are those of `upsert`. SUBTLE: unlike an upsert, this call does the same again when it is repeated
-        without the token of its Indeterminate.
+        without the token of its Indeterminate. With a `producer`, a name and a sequence number, it does not: it raises
+        AlreadyProduced, as `compare_and_append` says.
         """
         held: list[Lock] = []
         try:
-            known = None if token is None else bounds_of(token)
+            known, producer = None if token is None else bounds_of(token), parse_producer(producer)
             empty = empty_table(self.schema.contents)
             tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
             table = pa.concat_tables([empty, *tables])
             deadline = self._begin(timeout, held)
+            if known is None:
+                check_produced(self.machine, producer)
             answer, _ = self._at_next_time(
-                lambda version, _: (version, table, Counts()), deadline, known, is_checked=False
+                lambda version, _: (version, table, Counts()), deadline, known, is_checked=False, producer=producer
             )
             return Appended(*msgspec.structs.astuple(answer)[: len(Appended.__struct_fields__)])
         finally:
@@ -191,6 +202,7 @@ class Verbs(ABC):
         *,
         is_checked: bool,
         is_dry: bool = False,
+        producer: tuple[str, int] | None = None,
     ) -> tuple[Changed, Counts]:
         """Append what `find` makes of the newest version, at its upper; again if another writer was first."""
         races = 0
@@ -214,7 +226,9 @@ class Verbs(ABC):
                 if is_dry:
                     return Changed(version.seqno, lower, changes.num_rows, b"", 0, spent.cost), counts
                 try:
-                    done = self._send_at(changes, time, lower, upper, deadline, token, spent, is_checked=is_checked)
+                    done = self._send_at(
+                        changes, time, lower, upper, deadline, token, spent, is_checked=is_checked, producer=producer
+                    )
                     return _changed(done, time), counts
                 except UpperMismatch:
                     races += 1
@@ -272,12 +286,12 @@ class Verbs(ABC):
 
     def _send_at(
         self, changes: pa.Table, time: int, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes,
-        spent: Spending, *, is_checked: bool,
+        spent: Spending, *, is_checked: bool, producer: tuple[str, int] | None,
     ) -> Appended:  # fmt: skip
         """Append the changes at one time, if upper is still `lower`."""
         builder = self._builder(deadline)
         built = self._build(builder, iter((at_time(changes, time),)), lower, upper, deadline, is_checked=is_checked)
-        return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
+        return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent, producer)
 
     def _before(self, step: Callable[[], T]) -> T:
         """Do a step before anything is sent: whatever is in doubt of it, nothing was appended."""
@@ -313,5 +327,5 @@ class Verbs(ABC):
     @abstractmethod
     def _commit(
         self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes | None,
-        spent: Spending,
+        spent: Spending, producer: tuple[str, int] | None = None,
     ) -> Appended: ...  # fmt: skip

@@ -1,0 +1,220 @@
+"""The commit of staged writes: put together, checked or compared with the contents, and appended under the stage's id.
+
+An append alone takes the time from the newest state in each attempt. What depends on the contents is found at one
+upper, is committed only if upper is still there, and is found again when another writer was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, SchemaMismatch, TimedOut, UpperMismatch
+from persist_lib.format.paths import blob_key
+from persist_lib.frontier import Antichain
+from persist_lib.ids import WriterId
+from persist_lib.kernel.columns import at_time
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.batches import Builder, Built, Laid
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.leases import Leases
+from persist_lib.write.appending import undoubted, whole
+from persist_lib.write.differences import Overwriting, Source, Upserting, check_all
+from persist_lib.write.layout import assembled, batch_of, counted_at
+from persist_lib.write.pending import Appended
+from persist_lib.write.registration import Registration, lease_ended
+from persist_lib.write.share import Place, Share, commit_shares
+from persist_lib.write.staged import Staged
+from persist_lib.write.times import next_time
+from persist_lib.write.verbs import Changed
+
+T = TypeVar("T")
+
+
+class Commit:
+    """One commit of staged writes, until a deadline. Used with the handle's lock held."""
+
+    def __init__(
+        self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, registration: Registration,
+        uploader: Callable[[], WriterId], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending,
+    ) -> None:  # fmt: skip
+        self._machine = machine
+        self._leases = leases
+        self._schema = schema
+        self._schema_id = schema_id
+        self._registration = registration
+        self._uploader = uploader
+        self._producer = producer
+        self._deadline = deadline
+        self._spent = spent
+        self._races = 0
+
+    def append(self, staged: Sequence[Staged], when: int | None) -> Appended:
+        """Append all of it, at `when` or at the next time; where it has times of its own, at these."""
+        machine, builder = self._machine, self._builder()
+        state = machine.state
+        build = partial(assembled, staged, builder, self._schema, state.schemas, inline_room(machine, state))
+        built = self._before(build)
+        bounds = staged[0].bounds
+        if self._schema.constraints:
+            return self._append_checked(builder, built, staged, when)
+        return self._send(builder, built, whole if bounds is not None else partial(self._next, when))
+
+    def _append_checked(self, builder: Builder, built: Built, staged: Sequence[Staged], when: int | None) -> Appended:
+        """The same, at an upper at which its constraints were checked."""
+        bounds = staged[0].bounds
+        source = self._source(staged, everything=False)
+        while True:
+            version = self._writable()
+            with source.at(version, self._schema.key_names, self._deadline) as (version, both):
+                lower = version.state.upper
+                if bounds is not None and lower != bounds[0]:
+                    return self._send(builder, built, whole)  # which is refused, unless it was committed before
+                place, time = whole, None
+                if bounds is None:
+                    time = (self._next(when, built, version.state).upper.time or 1) - 1
+                    place = partial(_fixed, lower, time)
+                self._before(partial(check_all, self._machine, self._schema, both, time))
+            try:
+                return self._send(builder, built, place)
+            except UpperMismatch as error:
+                if bounds is not None or when is not None:
+                    raise
+                self._lost(error)
+
+    def change(self, staged: Sequence[Staged], rule: Upserting | Overwriting, *, everything: bool) -> Changed:
+        """Append the changes that the rule makes of what is staged and of the newest contents."""
+        machine = self._machine
+        source = self._source(staged, everything=everything)
+        while True:
+            version = self._writable()
+            builder = self._builder()
+            with source.at(version, rule.names, self._deadline) as (version, both):
+                self._check_newest(version.state)
+                lower = version.state.upper
+                time = next_time(self._schema, machine.shard, lower, machine.runtime)
+                changes = (at_time(table, 0) for table in rule.over(both, time))
+                lay = partial(builder.lay, changes, inline_bytes=inline_room(machine, version.state))
+                laid: Laid = self._before(lay)
+            if not laid.parts:
+                self._drop(staged)
+                done = Appended(version.seqno, lower, 0, b"", 0, self._spent.cost)
+                return _changed(done, None, rule)
+            built = batch_of(laid.parts, laid.sums, None, laid.table)
+            try:
+                done = self._send(builder, built, partial(_fixed, lower, time))
+            except UpperMismatch as error:
+                self._lost(error)
+                continue
+            self._drop(staged)
+            return _changed(done, time, rule)
+
+    def _source(self, staged: Sequence[Staged], *, everything: bool) -> Source:
+        parts = [part for one in staged for part in one.parts]
+        make = partial(Source, self._machine, self._leases, self._schema, parts, everything=everything)
+        source: Source = self._before(make)
+        return source
+
+    def _next(self, when: int | None, built: Built, state: State) -> Batch:
+        """The batch at the time that this state gives it."""
+        machine, upper = self._machine, state.upper
+        if when is not None and not upper.is_before(when):
+            raise machine.refused(r.WrongUpper(Antichain(when), upper))
+        time = next_time(self._schema, machine.shard, upper, machine.runtime) if when is None else when
+        return counted_at(built.batch, upper, time)
+
+    def _writable(self) -> Version:
+        version = self._before(self._machine.fetch)
+        if version.state.is_finished():
+            raise self._machine.refused(r.Finished())
+        if version.state.upper.is_top():
+            raise self._machine.refused(r.WrongUpper(version.state.upper, version.state.upper))
+        check_new(self._machine, version, self._producer)
+        return version
+
+    def _builder(self) -> Builder:
+        machine = self._machine
+        return Builder(
+            machine.shard, self._uploader, self._schema, self._schema_id, machine.blob, machine.config,
+            machine.runtime, self._deadline,
+        )  # fmt: skip
+
+    def _send(self, builder: Builder, built: Built, place: Place) -> Appended:
+        """Commit a batch under the stage's id."""
+        machine, registration = self._machine, self._registration
+        token = machine.runtime.token()
+        writer = registration.register(self._deadline)
+        share = Share(machine, registration, writer, builder, built, place, c.CompareAndAppend, token, self._producer)
+        try:
+            return commit_shares((share,), self._deadline, token, self._spent)[0]
+        except LeaseExpired as error:
+            raise lease_ended(machine, writer) from error
+
+    def _before(self, step: Callable[[], T]) -> T:
+        """Do a step before anything is sent: whatever is in doubt of it, nothing was appended."""
+        try:
+            return within(self._deadline, step)
+        except Indeterminate as error:
+            raise undoubted(self._machine.shard, error) from error
+
+    def _lost(self, error: UpperMismatch) -> None:
+        """Another writer was first. Raises TimedOut when there is no time left to try again."""
+        self._races += 1
+        if not self._deadline.has_passed():
+            return
+        shard, upper = self._machine.shard, self._machine.state.upper
+        raise TimedOut(
+            f"shard {shard}: gave up after {self._deadline.timeout_s:g} s, as other writers were first {self._races} "
+            f"times; upper is {self._schema.show(upper)} now. This call wrote nothing. Try again, with a "
+            "longer timeout",
+            shard=shard, timeout_s=self._deadline.timeout_s, upper=upper,
+        ) from error  # fmt: skip
+
+    def _check_newest(self, state: State) -> None:
+        newest = state.schemas[-1]
+        if newest != self._schema:
+            raise SchemaMismatch(
+                f"shard {self._machine.shard} has the schema {newest} by now, and this writer has {self._schema}, "
+                "which cannot say all of the rows that are to be replaced. Nothing was written; open a writer with the "
+                "newest schema",
+                shard=self._machine.shard, actual=newest, expected=self._schema,
+            )  # fmt: skip
+
+    def _drop(self, staged: Sequence[Staged]) -> None:
+        """Delete staged parts that nothing will ever refer to, as only the difference was appended."""
+        keys = [blob_key(one.shard, part.key) for one in staged for part in one.parts if part.inline is None]
+        if keys:
+            with suppress(PersistError):  # the audit deletes what is left, once the stage is closed
+                within(self._machine.runtime.deadline(10.0), partial(self._machine.blob.delete_many, keys))
+
+
+def inline_room(machine: Machine, state: State) -> int:
+    """How large an inline batch may be now."""
+    room = INLINE_TOTAL_BYTES - state.inline_size
+    return min(machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
+
+
+def check_new(machine: Machine, version: Version, producer: tuple[str, int] | None) -> None:
+    """Raise AlreadyProduced for an append that was made before, without the work of it."""
+    if producer is None or (last := version.state.producers.get(producer[0])) is None or last.sequence < producer[1]:
+        return
+    raise machine.refused(r.AlreadyProduced(*producer, last))
+
+
+def _fixed(lower: Antichain, time: int, built: Built, _state: State) -> Batch:
+    return counted_at(built.batch, lower, time)
+
+
+def _changed(done: Appended, time: int | None, rule: Upserting | Overwriting) -> Changed:
+    changed = Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, time)
+    return msgspec.structs.replace(changed, **rule.counts._asdict())

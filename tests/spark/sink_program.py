@@ -1,0 +1,49 @@
+"""A program that streams into a shard until it is killed, or until there is no more: from a shard, or from JSON files.
+
+It prints the number of each epoch that Spark has finished.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import persist_lib.spark
+from jobs.session import build_session
+
+
+def source(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
+    """The stream that is asked for."""
+    if "files" in asked:
+        reader = spark.readStream.schema("id long, word string").option("maxFilesPerTrigger", 3)
+        return reader.json(asked["files"])
+    reader = spark.readStream.format("persist").options(**asked["read"])
+    return reader.load().drop("_time")
+
+
+def main() -> None:
+    """Stream as the JSON on standard input says."""
+    asked = json.loads(sys.stdin.readline())
+    spark = build_session()
+    persist_lib.spark.register(spark)
+    write = source(spark, asked).writeStream.format("persist").options(**asked["write"])
+    write = write.option("checkpointLocation", asked["checkpoint"])
+    query = write.trigger(availableNow=True).start() if asked["drains"] else write.start()
+    last = -1
+    while query.isActive:
+        query.awaitTermination(0.2)
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] != last:
+            last = progress["batchId"]
+            print(f"EPOCH {last}", flush=True)
+    if (error := query.exception()) is not None:
+        print(f"FAILED {error}", flush=True)
+        sys.exit(1)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
