@@ -16,7 +16,7 @@ import persist_lib.spark
 from bench.figures import Figure, beside, timed
 from jobs.session import SparkSettings, build_session
 
-FULL, QUICK = 8_000_000, 400_000
+FULL, QUICK = 4_000_000, 400_000
 ROUNDS = 3
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SETTINGS = {
-    "spark.sql.python.filterPushdown.enabled": "true",  # filters of a query prune what is read
+    "spark.sql.python.filterPushdown.enabled": "true",  # for the option `pushdown`
     "spark.sql.timeType.enabled": "true",  # columns of times of day
 }
 """What the source needs that Spark leaves off."""
@@ -24,8 +24,8 @@ SETTINGS = {
 def register(spark: SparkSession) -> None:
     """Make `format("persist")` and the table function `persist_as_of` known to a session, also of Spark Connect.
 
-    May be called again. Turns on the session's `SETTINGS`: without filter pushdown Spark refuses to read, unless the option `pushdown` is
-    false. The executors and the driver's Python workers must be able to import `persist_lib`.
+    May be called again. Turns on the session's `SETTINGS`. The executors and the driver's Python workers must be able
+    to import `persist_lib`.
     """
     from persist_lib.spark.functions import register_functions  # noqa: PLC0415 - Arrow takes a second
     from persist_lib.spark.source import PersistSource  # noqa: PLC0415

@@ -44,6 +44,16 @@ class Pushed(NamedTuple):
     lower: int = 0
     upper: int | None = None
 
+    def has(self, time: int) -> bool:
+        """Whether updates at a time are left."""
+        return self.lower <= time and (self.upper is None or time < self.upper)
+
+    def both(self, other: Pushed) -> Pushed:
+        """What both leave."""
+        where = other.where if self.where is None else self.where.both(other.where)
+        ends = [end for end in (self.upper, other.upper) if end is not None]
+        return Pushed(where, self.keys.meet(other.keys), max(self.lower, other.lower), min(ends) if ends else None)
+
 
 def pushed_down(filters: Sequence[d.Filter], schema: Schema) -> Pushed:
     """What these filters, all of which are true of a row that counts, leave of a shard's history."""
@@ -53,6 +63,15 @@ def pushed_down(filters: Sequence[d.Filter], schema: Schema) -> Pushed:
         one = Where.of(schema.data, expression)
         where = one if where is None or one is None else where.both(one)
     return Pushed(where, _keys(filters, schema), *_times(filters, schema))
+
+
+def is_exact(one: d.Filter, schema: Schema) -> bool:
+    """Whether what is left of a shard's history by this filter is exactly what it is true of."""
+    child = one.child if isinstance(one, d.Not) else one
+    if _name(child) == TIME:
+        is_range = type(one) in _COMPARE
+        return is_range and _time(getattr(one, "value", None), schema) is not None
+    return _expression(one, schema.data) is not None
 
 
 def _expression(one: d.Filter, columns: pa.Schema) -> pc.Expression | None:

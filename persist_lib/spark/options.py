@@ -18,10 +18,10 @@ from persist_lib.errors import InvalidUsage, redacted
 from persist_lib.ids import parse_shard_id
 
 PLACE = ("location", "consensus", "shard")
-READ = ("as_of", "columns", "diff", "changes", "from", "to", "partition_bytes", "pushdown", "read_only")
+READ = ("as_of", "columns", "where", "diff", "changes", "from", "to", "partition_bytes", "pushdown", "read_only")
 """Options of batch reads."""
 STREAM = (
-    "columns", "changes", "from", "hold", "max_bytes", "max_updates", "max_times", "partition_bytes", "pushdown",
+    "columns", "where", "changes", "from", "hold", "max_bytes", "max_updates", "max_times", "partition_bytes",
     "read_only",
 )  # fmt: skip
 """Options of streaming reads."""

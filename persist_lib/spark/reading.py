@@ -34,6 +34,7 @@ from persist_lib.spark.options import READ, STREAM, Options
 from persist_lib.spark.places import client_of
 from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices, read_slice
 from persist_lib.spark.types import arrow_schema, check_asked, chosen, spark_schema, to_spark
+from persist_lib.spark.where import parse_where
 
 Kind = Literal["rows", "contents", "updates"]
 BATCH = "a batch read"
@@ -56,6 +57,8 @@ class Table(NamedTuple):
     """What a batch reads; None where there is no complete time yet."""
     frame: StructType
     read_only: bool
+    pushed: Pushed
+    """What the option `where` leaves of it."""
     refusal: PersistError | None = None
     """Why a batch cannot read the updates that the options name. A stream that goes on does not start there."""
 
@@ -82,6 +85,9 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     what = f"shard {options.shard}"
     kind = kind_of(options)
     names = chosen(schema, options.names("columns"), what) or tuple(schema.names)
+    text = options.text("where")
+    columns = schema.changes if kind == "updates" else schema.data
+    pushed = Pushed() if text is None else parse_where(text, schema, columns)
     section, refusal = None, None
     try:
         if batch is not False and not _is_stream(options):
@@ -92,7 +98,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
         refusal = error
     return Table(
         (client.url, client.consensus_url), options.shard, schema, kind, names, section, frame_of(schema, kind, names),
-        read_only, refusal,
+        read_only, pushed, refusal,
     )  # fmt: skip
 
 
@@ -168,7 +174,7 @@ def batch_reader(given: Mapping[str, str], schema: StructType, table: Table | No
     options = Options.of(given, READ, BATCH)
     table = look(given, batch=True) if table is None else table
     check_asked(schema, table.frame, table.what)
-    pushes = options.flag("pushdown", default=True)
+    pushes = options.flag("pushdown", default=False)
     return (PushingReader if pushes else Reader)(table, schema, options.size("partition_bytes", LEAST_BYTES))
 
 
@@ -185,7 +191,7 @@ class Reader(DataSourceReader):
     def __init__(self, table: Table, schema: StructType, partition_bytes: int | None) -> None:
         self._table, self._target = table, arrow_schema(schema)
         self._partition_bytes = partition_bytes
-        self._pushed = Pushed()
+        self._pushed = table.pushed
 
     def partitions(self) -> list[InputPartition]:
         """The partitions: slices of the shard in key order. The planner's lease keeps what they read."""
@@ -214,11 +220,16 @@ class Reader(DataSourceReader):
 
 
 class PushingReader(Reader):
-    """The same, where Spark pushes filters down."""
+    """The same, where Spark pushes filters down (the option `pushdown`)."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Use what can be used, and let Spark apply all of them once more."""
-        self._pushed = pushed_down(filters, self._table.schema)
+        """Use what can be used, and let Spark apply all of them once more.
+
+        SUBTLE: Spark 4.3 keeps what was planned with these filters for its DataFrame, and reads it again for another
+        query of the same DataFrame that has other filters or none, and for the other side of a self-join. That query
+        loses rows. So this is only for a DataFrame that one query uses once.
+        """
+        self._pushed = self._table.pushed.both(pushed_down(filters, self._table.schema))
         return filters
 
 

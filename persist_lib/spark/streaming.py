@@ -114,13 +114,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position is None:
             raise InvalidUsage(f"shard {shard}: the stream's first offset does not say where it began", offset=end)
         planning.holding.check(Offset(shard, last.hold, position))
-        planning.handle.fetch_upper()
         names = tuple(name for name in self._target.names if name in self._table.schema.names)
+        pushed = self._table.pushed
+        wanted = [
+            (section if section.as_of is not None else section.between(pushed.lower, pushed.upper), keys)
+            for section, keys in offsets.steps(position, last.position)
+            if section.as_of is None or pushed.has(section.as_of)
+        ]
         return [
             Part(piece, None)
-            for section, keys in offsets.steps(position, last.position)
+            for section, keys in wanted
+            if not section.is_empty()
             for piece in plan_slices(
-                planning.handle, section, names=names, keys=keys, slice_bytes=self._partition_bytes
+                planning.handle,
+                section,
+                names=names,
+                where=pushed.where,
+                keys=keys.meet(pushed.keys),
+                slice_bytes=self._partition_bytes,
             )
         ]
 

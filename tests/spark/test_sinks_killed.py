@@ -60,7 +60,8 @@ class Driver:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.epochs += line.startswith("EPOCH")
-            self._log.write(line.encode())
+            with suppress(ValueError):
+                self._log.write(line.encode())
 
     @property
     def is_alive(self) -> bool:
@@ -80,7 +81,7 @@ class Driver:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
-        self._reader.join(5)
+        self._close()
 
     def kill_a_worker(self, rng: random.Random) -> bool:
         """End one Python worker of Spark, so that its task fails and runs again."""
@@ -94,9 +95,13 @@ class Driver:
         return True
 
     def wait(self, timeout_s: float) -> int:
-        code = self._process.wait(timeout_s)
-        self._reader.join(5)
-        return code
+        return self._process.wait(timeout_s)
+
+    def _close(self) -> None:
+        self._reader.join(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
 
 
 def _session(leader: int) -> Iterator[int]:

@@ -378,15 +378,15 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "WriteHandle.resume_stage": (lambda p: {"ticket": p.write.stage().ticket}, {"ticket": never}),
     "WriteHandle.append_staged": (
         lambda _: {"staged": [], "at": UPPER, "producer": None, "timeout": 0.05},
-        {"staged": is_empty, "at": or_none(time), "producer": or_none(never), "timeout": timeout},
+        {"staged": is_empty, "at": or_none(time), "producer": producer, "timeout": timeout},
     ),
     "WriteHandle.upsert_staged": (
         lambda _: {"staged": [], "producer": None, "timeout": 0.05},
-        {"staged": is_empty, "producer": or_none(never), "timeout": timeout},
+        {"staged": is_empty, "producer": producer, "timeout": timeout},
     ),
     "WriteHandle.overwrite_staged": (
         lambda _: {"staged": [], "producer": None, "timeout": 0.05},
-        {"staged": is_empty, "producer": or_none(never), "timeout": timeout},
+        {"staged": is_empty, "producer": producer, "timeout": timeout},
     ),
     "WriteHandle.append_async": (
         lambda p: {**appends(p), "producer": ("query", 7), "block": True},

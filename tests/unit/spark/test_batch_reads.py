@@ -334,3 +334,66 @@ def test_filters_are_in_the_types_of_columns(client: persist.Client) -> None:
     later = at + dt.timedelta(microseconds=1)
     for one in (d.LessThan(("at",), later), d.LessThan(("p",), Decimal("1.505")), d.LessThan(("at",), plain)):
         assert (1,) in rows(load(client, [one], shard="types"), "k"), f"{one} is not exact in the column's type"
+
+
+def test_the_option_where_is_exact(client: persist.Client) -> None:
+    world, rng = World(client), random.Random(21)
+    for _ in range(4):
+        world.append(rng, 100, times=2)
+    model = world.contents(7)
+    cases: list[tuple[str, Any]] = [
+        ("a = 7", lambda a, b, v: a == 7),
+        ("a BETWEEN 5 AND 9 and b IN ('x', 'yy')", lambda a, b, v: 5 <= a <= 9 and b in {"x", "yy"}),
+        ("b IS NULL AND v <> 2", lambda a, b, v: b is None and v not in {None, 2}),
+        ("`b` >= 'x' AND a < 20 AND v IS NOT NULL", lambda a, b, v: b is not None and b >= "x" and a < 20 and v),
+        ("v NOT IN (1, 2)", lambda a, b, v: v == 3),
+        ("b = ''", lambda a, b, v: b == ""),
+    ]
+    for text, says in cases:
+        found = contents(load(client, diff="true", where=text))
+        assert found == {data: n for data, n in model.items() if says(*data)}, text
+    found = rows(load(client, changes="true", where="_time >= 3 AND _time < 5"), "a", "b", "v", "_time", "_diff")
+    assert added((((a, b, v), at), n) for a, b, v, at, n in found) == world.changes(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = ", "ends too early"), ("a", "ends too early"), ("w = 1", "'w' is no column"), ("a = 'x'", "cannot apply"),
+        ("a = 1 OR b = 'x'", "AND is expected"), ("a LIKE 'x'", "'LIKE' after a"), ("a = 1;", "not understood"),
+        ("b = 1", "cannot apply"), ("_time = 1", "'_time' is no column"), ("a IN ()", "no value"),
+    ],
+)  # fmt: skip
+def test_a_wrong_where_is_refused_in_words(client: persist.Client, text: str, said: str) -> None:
+    World(client).append(random.Random(1), 3)
+    with pytest.raises(InvalidUsage, match=said):
+        load(client, where=text)
+
+
+@pytest.mark.parametrize("read_only", ["true", "false"])
+def test_a_process_that_plans_does_not_trust_what_it_knew(
+    client: persist.Client, read_only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark asks for the schema in one process and for the partitions in another, which may know an older state."""
+    world, rng = World(client), random.Random(22)
+    world.append(rng, 30)
+    clients: dict[str, persist.Client] = {}
+    process = "planner"
+
+    def client_here(location: str, consensus: str | None, *, read_only: bool) -> persist.Client:
+        if process not in clients:
+            clients[process] = persist.open(location, consensus, read_only=read_only)
+        return clients[process]
+
+    monkeypatch.setattr("persist_lib.spark.reading.client_of", client_here)
+    made = source(client, diff="true", read_only=read_only)
+    made.reader(made.schema()).partitions()
+    for _ in range(3):
+        world.append(rng, 30)
+    process = "another"
+    schema = made.schema()
+    process = "planner"
+    reader = made.reader(schema)
+    assert contents(read(reader, reader.partitions())) == world.contents(3)
+    for one in clients.values():
+        one.close()

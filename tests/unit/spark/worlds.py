@@ -85,7 +85,7 @@ def rows(table: pa.Table | None, *names: str) -> list[tuple[Any, ...]]:
 
 def load(client: persist.Client, filters: list[Any] | None = None, **options: str) -> pa.Table | None:
     """One batch read, as Spark does it."""
-    made = source(client, **options)
+    made = source(client, **options, **({} if filters is None else {"pushdown": "true"}))
     reader: Any = made.reader(made.schema())
     if filters is not None:
         assert list(reader.pushFilters(filters)) == filters, "Spark applies all of them once more"

@@ -1,0 +1,148 @@
+"""One suite of writes over local Spark, a standalone cluster and Spark Connect: the same program, told by its environment.
+
+The data is on S3 and PostgreSQL. What is in the shards is judged by the library's own reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from tests.spark.places import Cluster, environment
+from tests.spark.test_reads_everywhere import client, place  # noqa: F401 - fixtures
+from tests.unit.spark.worlds import TINY
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+PROGRAM = Path(__file__).parent / "writing_program.py"
+ROOT = Path(__file__).parent.parent.parent
+
+
+def started(place: dict[str, str], writes: list[dict[str, Any]]) -> subprocess.Popen[str]:
+    """The program, at work there."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=ROOT, start_new_session=True,
+        env=environment(PYTHONPATH=str(ROOT), PERSIST_CONFIG=json.dumps(TINY), **place),
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(writes))
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def answers(process: subprocess.Popen[str]) -> list[str]:
+    """How the writes ended."""
+    try:
+        out, errors = process.communicate(timeout=600)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    found = [line for line in out.splitlines() if line.startswith("ANSWERS ")]
+    assert found, errors[-3000:]
+    answered: list[str] = json.loads(found[0].removeprefix("ANSWERS "))
+    return answered
+
+
+def contents(client: persist.Client, shard: str) -> Counter[tuple[Any, ...]]:
+    with client.open_reader(shard) as read:
+        found = read.snapshot().to_arrow().to_pylist()
+    return Counter({tuple(value for name, value in row.items() if name != "_diff"): row["_diff"] for row in found})
+
+
+def test_writes_do_the_same_everywhere(
+    place: dict[str, str],
+    client: persist.Client,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    to = {"location": client.url, "consensus": client.consensus_url, "shard": "w"}
+    rows = "SELECT id, concat('w', id % 7) AS word FROM range(3000)"
+    changed = "SELECT id, 'new' AS word, id % 2 = 0 AS gone FROM range(2990, 3010)"
+    writes: list[dict[str, Any]] = [
+        {"sql": rows, "options": to},
+        {"sql": rows, "options": {**to, "key": "id", "unique": "true"}},
+        {"sql": rows, "options": to},
+        {"sql": changed, "options": {**to, "upsert": "true", "deletes": "gone"}},
+        {"sql": "SELECT id, word FROM VALUES (1L, 'a'), (1L, 'b') AS t(id, word)", "options": {**to, "upsert": "true"}},
+        {"sql": rows, "options": {**to, "shard": "o", "key": "id"}, "mode": "overwrite"},
+        {"sql": rows + " WHERE id < 5", "options": {**to, "shard": "o"}, "mode": "overwrite", "tasks": 1},
+        {"sql": rows, "options": to, "mode": "ignore"},
+        {
+            "stream": {**to, "changes": "true", "hold": "copy"}, "checkpoint": str(tmp_path / "checkpoint"),
+            "options": {**to, "shard": "copy", "key": "id", "query": "copy"},
+        },
+        {
+            "stream": {**to, "changes": "true", "hold": "copy"}, "checkpoint": str(tmp_path / "other"),
+            "options": {**to, "shard": "copy", "key": "id", "query": "copy"},
+        },
+    ]  # fmt: skip
+    found = answers(started(place, writes))
+    said = [next((word for word in EXPECTED if word in answer), answer[:300]) for answer in found]
+    assert said == [
+        "there is no shard", "", "the schema says unique", "", "different rows", "", "", "UNSUPPORTED", "",
+        "checkpoint was deleted",
+    ]  # fmt: skip
+    base = {(id_, f"w{id_ % 7}") for id_ in range(2990)} | {(id_, "new") for id_ in range(2991, 3010, 2)}
+    assert contents(client, "w") == Counter(dict.fromkeys(base, 1))
+    assert contents(client, "o") == Counter({(id_, f"w{id_ % 7}"): 1 for id_ in range(5)})
+    assert contents(client, "copy") == contents(client, "w")
+    for shard in ("w", "o"):
+        assert not client.machine(shard).fetch().state.writers
+    client.release_hold("w", "copy", expected=client.inspect("w").state.holds["copy"].opaque)
+    for shard in ("w", "o", "copy"):
+        client.scrub(shard)
+
+
+EXPECTED = ("UNSUPPORTED", "different rows", "checkpoint was deleted", "the schema says unique", "there is no shard")
+
+
+def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_path: Path) -> None:  # noqa: F811
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.wait()
+        conf = tmp_path / "conf"
+        conf.mkdir()
+        (conf / "spark-defaults.conf").write_text(
+            "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
+            "spark.speculation true\nspark.speculation.multiplier 1.1\nspark.speculation.quantile 0.3\n"
+        )
+        slow = "SELECT id, concat('w', coalesce(reflect('java.lang.Thread', 'sleep', 2L), '')) AS word FROM range(0, 6000, 1, 6)"
+        to = {"location": client.url, "consensus": client.consensus_url, "shard": "w", "key": "id"}
+        process = started(
+            {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)},
+            [{"sql": slow, "options": to, "tasks": 6}],
+        )
+        killed: list[int] = []
+
+        def kill() -> None:
+            while process.poll() is None and not killed:
+                staged = list(client.blob.list("w/"))
+                if staged and (running := cluster.executors()):
+                    os.kill(running[0], signal.SIGKILL)
+                    killed.append(running[0])
+                time.sleep(0.05)
+
+        threading.Thread(target=kill, daemon=True).start()
+        assert answers(process) == [""]
+    finally:
+        cluster.stop()
+    assert killed
+    with client.open_reader("w") as read:
+        table = read.snapshot().to_arrow()
+    assert (table.num_rows, set(table.column("_diff").to_pylist())) == (6000, {1})
+    assert len(client.machine("w").fetch().state.trace) == 1
+    client.scrub("w")
+    client.audit_orphans("w")
+    objects = {entry.key for entry in client.blob.list("w/")}
+    assert len([key for key in objects if "rollup" not in key]) == len(client.machine("w").state.trace[0].keys)
