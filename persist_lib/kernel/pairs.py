@@ -18,7 +18,7 @@ Row = list[bytes]
 
 def pairs(
     left: Iterator[pa.Table], right: Iterator[pa.Table], names: Sequence[str], empty: pa.Table,
-    pair_bytes: int = PAIR_BYTES,
+    pair_bytes: int | None = None,
 ) -> Iterator[tuple[pa.Table, pa.Table]]:  # fmt: skip
     """Tables of both streams. Rows that are equal in the columns `names` are all in the same pair.
 
@@ -28,7 +28,7 @@ def pairs(
     sides = (_Side(left, names, empty), _Side(right, names, empty))
     while True:
         for side in sides:
-            side.fill(pair_bytes)
+            side.fill(PAIR_BYTES if pair_bytes is None else pair_bytes)
         limit = min((side.last() for side in sides if not side.is_done), default=None)
         taken = tuple(side.take_below(limit) for side in sides)
         if any(table.num_rows for table in taken):

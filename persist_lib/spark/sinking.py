@@ -84,8 +84,8 @@ class BatchWriter(DataSourceArrowWriter):
             raise error.with_traceback(None) from None
         self._close()
 
-    def abort(self, messages: Sequence[Any]) -> None:
-        """Delete nothing: a commit with an unknown outcome may have been made. The audit deletes what was not linked."""
+    def abort(self, messages: Sequence[Any]) -> None:  # noqa: ARG002 - Spark's arguments
+        """Delete nothing, as a commit with an unknown outcome may have been made. The audit deletes what is unused."""
         self._close()
 
     def _close(self) -> None:
@@ -144,7 +144,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def stream_name(options: Mapping[str, str]) -> str:
-    """The name of a query: the option `query`, its queryName, or that of its checkpoint. Raises InvalidUsage for none."""
+    """The name of a query: the option `query`, its queryName, or its checkpoint's. Raises InvalidUsage for none."""
     values = {str(name).lower(): value for name, value in options.items()}
     for option in ("query", "queryname"):
         if (text := values.get(option)) is not None and text.strip():
@@ -154,9 +154,9 @@ def stream_name(options: Mapping[str, str]) -> str:
         digest = hashlib.blake2b(path.encode(), digest_size=4).hexdigest()
         return f"{PurePosixPath(path).name[:40] or 'checkpoint'}-{digest}"
     raise InvalidUsage(
-        "a streaming write needs a name that stays the same when the query is started again, or its epochs could not be "
-        'told apart. Give it a checkpoint of its own, .option("checkpointLocation", "s3://…/orders"), and best a name '
-        'too, .option("query", "orders")',
+        "a streaming write needs a name that stays the same when the query is started again, or its epochs could not "
+        'be told apart. Give it a checkpoint of its own, .option("checkpointLocation", "s3://…/orders"), and best a '
+        'name too, .option("query", "orders")',
         option="query",
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def _open_stage(plan: Plan) -> Ticket:
 
 
 def _stage_of(plan: Plan, name: str) -> Ticket:
-    """The stage of a stream in this process. It serves the epochs of half a lease; then the next one takes its place."""
+    """The stage of a stream in this process. It serves the epochs of half a lease; then another takes its place."""
     machine = plan.client.machine(plan.shard)
     runtime = machine.runtime
     place = (os.getpid(), plan.urls, plan.shard, plan.schema, name, plan.lease_s)
@@ -254,8 +254,8 @@ def _check_checkpoint(plan: Plan, producer: str, epoch: int) -> None:
     raise InvalidUsage(
         f"shard {plan.shard}: the query {name!r} wrote here up to epoch {last.sequence} (v{last.seqno}), with another "
         f"checkpoint than the one that it has now, which is at epoch {epoch}. If its checkpoint was deleted, it begins "
-        "anew where its source begins, and rows that are here would be written once more. Nothing was written. Start it "
-        "with its old checkpoint; or, if these rows are new ones, give the query another name, or forget the old one: "
-        f"client.forget_producer({plan.shard!r}, {other!r}, expected={last.sequence})",
+        "anew where its source begins, and rows that are here would be written once more. Nothing was written. Start "
+        "it with its old checkpoint; or, if these rows are new ones, give the query another name, or forget the old "
+        f"one: client.forget_producer({plan.shard!r}, {other!r}, expected={last.sequence})",
         shard=plan.shard, producer=other, last=last.sequence,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
     df.write.format("persist").mode("append").option("key", "id").save()     its rows, as one append at the next time
     ….mode("append").option("upsert", "true")                                each the one row of its key
-    ….mode("overwrite")                                                      the contents become it; the difference is written
+    ….mode("overwrite")                                                      its rows become the contents
 
 A column `_diff` makes rows changes: a retraction is -1. A column `_time`, with the options `lower` and `upper`, says at
 which times. A shard that is not there is created of the DataFrame's columns, if the option `key` says which tell rows
@@ -73,7 +73,7 @@ def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, 
     options = Options.of(given, STREAM_WRITE if is_stream else WRITE, what)
     mode = _mode(options, overwrite=overwrite)
     deletes = options.text("deletes")
-    _check_frame(options, frame, mode, deletes)
+    _check_frame(frame, mode, deletes)
     bounds = _bounds(options, frame, mode)
     client = writing_client(options.location, options.consensus)
     kept = StructType([field for field in frame if field.name != deletes])
@@ -91,7 +91,7 @@ def _mode(options: Options, *, overwrite: bool) -> Mode:
     upsert = options.flag("upsert", default=False)
     if upsert and overwrite:
         raise InvalidUsage(
-            'the option upsert goes with .mode("append"). .mode("overwrite") replaces all rows, also those of other keys',
+            'the option upsert goes with .mode("append"). .mode("overwrite") replaces the rows of all keys',
             option="upsert",
         )
     if "deletes" in options and not upsert:
@@ -99,7 +99,7 @@ def _mode(options: Options, *, overwrite: bool) -> Mode:
     return "overwrite" if overwrite else "upsert" if upsert else "append"
 
 
-def _check_frame(options: Options, frame: StructType, mode: Mode, deletes: str | None) -> None:
+def _check_frame(frame: StructType, mode: Mode, deletes: str | None) -> None:
     names = frame.fieldNames()
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -121,7 +121,8 @@ class Commit:
 
     def _source(self, staged: Sequence[Staged], *, everything: bool) -> Source:
         parts = [part for one in staged for part in one.parts]
-        make = partial(Source, self._machine, self._leases, self._schema, parts, everything=everything)
+        machine, leases = self._machine, self._leases
+        make = partial(Source, machine, leases, self._schema, parts, self._uploader, everything=everything)
         source: Source = self._before(make)
         return source
 

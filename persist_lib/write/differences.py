@@ -6,7 +6,7 @@ contents, which are streamed in the order of keys. The state of such a pass is h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.core import commands as c
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.compaction import MergeTask, TaskInput
 from persist_lib.core.state import Part, State, Version
 from persist_lib.errors import InvalidUsage, Missing
-from persist_lib.ids import format_reader_id
+from persist_lib.ids import WriterId, format_reader_id
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import array_of, at_time, integers
 from persist_lib.kernel.constraints import find_violation, touched
@@ -25,8 +25,9 @@ from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.order import take
 from persist_lib.kernel.pairs import pairs
-from persist_lib.read import contents
 from persist_lib.location.wrap.deadline import within
+from persist_lib.maintain.task import run_task
+from persist_lib.read import contents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
@@ -43,6 +44,8 @@ SMALL_BYTES = 16 << 20
 DELETE = 1 << 32
 """The diff of a row that says that its key is to have no row. SUBTLE: it is so large that however often a row is there,
 as one to write and as one to delete, its sum tells both numbers, and the two never cancel each other."""
+MOST_RUNS = 64
+"""How many runs of staged parts are read at once: each holds up to 8 MiB, and there may be a run for each task."""
 SHOWN = 5
 
 Pair = tuple[pa.Table, pa.Table]
@@ -55,10 +58,12 @@ class Source:
     """
 
     def __init__(
-        self, machine: Machine, leases: Leases, schema: Schema, staged: Sequence[Part], *, everything: bool = False
-    ) -> None:
+        self, machine: Machine, leases: Leases, schema: Schema, staged: Sequence[Part],
+        uploader: Callable[[], WriterId], *, everything: bool = False,
+    ) -> None:  # fmt: skip
         self._machine, self._leases, self._schema, self._staged = machine, leases, schema, staged
-        self._everything = everything
+        self._uploader, self._everything = uploader, everything
+        self._runs: list[tuple[Part, ...]] | None = None
         self._small: pa.Table | None = None
         self._looking: Looking | None = None
         if self._is_small(sum(part.rows for part in staged)):
@@ -115,10 +120,29 @@ class Source:
 
     def _rows(self, state: State) -> Iterator[pa.Table]:
         """All staged rows in order, each data once, in tables of bounded size."""
-        inputs = [TaskInput(run, 0, None) for run in laid_out(self._staged).each()]
+        inputs = [TaskInput(run, 0, None) for run in self._few_runs(state)]
         machine = self._machine
         streams = open_runs(machine.blob, machine.shard, inputs, state.schemas, self._schema)
         return merge_runs(streams, self._schema, merge_bytes=machine.config.merge_bytes // 2)
+
+    def _few_runs(self, state: State) -> list[tuple[Part, ...]]:
+        """The staged parts in runs that can be read together. If there are more, they are merged, some at a time."""
+        if self._runs is None:
+            runs = laid_out(self._staged).each()
+            while len(runs) > MOST_RUNS:
+                groups = [runs[start : start + MOST_RUNS] for start in range(0, len(runs), MOST_RUNS)]
+                runs = [merged for group in groups if (merged := self._as_one(group, state))]
+            self._runs = runs
+        return self._runs
+
+    def _as_one(self, runs: Sequence[tuple[Part, ...]], state: State) -> tuple[Part, ...]:
+        """One run for several, written under the stage's id."""
+        machine, config = self._machine, self._machine.config
+        task = MergeTask(
+            machine.shard, self._uploader(), tuple(TaskInput(run, 0, None) for run in runs), state.schemas,
+            state.schemas.index(self._schema), 0, None, None, config.part_bytes, config.merge_bytes,
+        )  # fmt: skip
+        return run_task(task, machine.blob, machine.runtime.entropy).parts
 
     @contextmanager
     def _held(self) -> Iterator[Version]:

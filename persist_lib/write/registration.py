@@ -106,7 +106,7 @@ def lease_ended(machine: Machine, writer: str) -> LeaseExpired:
     """The error where the id under which tasks wrote parts has ended, so that nobody can append them any more."""
     return LeaseExpired(
         f"shard {machine.shard}: the lease of the stage {writer} has ended, so what was written under it may be "
-        "deleted at any time, and can never be appended. Nothing was appended. Write again, with a longer lease (lease_s) if "
-        "the tasks have to wait for long before they write",
+        "deleted at any time, and can never be appended. Nothing was appended. Write again, with a longer lease "
+        "(lease_s) if the tasks have to wait for long before they write",
         id=writer, shard=machine.shard,
     )  # fmt: skip

@@ -187,7 +187,7 @@ class _Counting:
 
 
 class Lease:
-    """The writer id of a stage, for uploads. Each call sees to it that the lease lasts, and raises when it has ended."""
+    """The writer id of a stage, for uploads. Each call sees to it that the lease lasts, or raises when it has ended."""
 
     def __init__(self, machine: Machine, writer: WriterId, lease_ms: int) -> None:
         self._machine = machine
@@ -225,8 +225,9 @@ def _heartbeat(writer: WriterId, lease_ms: int, _state: object, now: int) -> c.H
 def parse_staged(staged: object, shard: ShardId) -> list[Staged]:
     """A list of what tasks of this shard wrote, each of them once. Raises InvalidUsage."""
     is_list = isinstance(staged, Iterable) and not isinstance(staged, (str, bytes, Mapping, np.ndarray))
-    found: list[object] = list(staged) if is_list else [staged]  # type: ignore[call-overload]
-    for one in found:
+    given: list[object] = list(staged) if is_list else [staged]  # type: ignore[call-overload]
+    found: list[Staged] = []
+    for one in given:
         if not isinstance(one, Staged):
             raise InvalidUsage(
                 f"staged must be a list of what ticket.write answered, persist.Staged: got {shown(one)}. Nothing was "
@@ -239,6 +240,7 @@ def parse_staged(staged: object, shard: ShardId) -> list[Staged]:
                 "writer of that shard",
                 shard=shard, other=one.shard,
             )  # fmt: skip
+        found.append(one)
     if len({one.id for one in found}) < len(found):
         raise InvalidUsage(
             f"shard {shard}: the answer of a task is there twice, and would be appended twice. Nothing was appended; "

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib.kernel.pairs import pairs
 from persist_lib.kernel.order import sort_updates
+from persist_lib.kernel.pairs import pairs
 from persist_lib.write.differences import DELETE
 from persist_lib.write.staged import Staged
 from tests.worlds import World
@@ -129,6 +129,7 @@ def test_a_staged_upsert_leaves_what_an_upsert_and_a_delete_leave(
     with pytest.MonkeyPatch.context() as patch, World().client(config) as client:
         if not is_small:
             patch.setattr("persist_lib.write.differences.SMALL_BYTES", -1)
+            patch.setattr("persist_lib.write.differences.MOST_RUNS", 2)
             patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
@@ -152,18 +153,22 @@ def test_a_staged_upsert_leaves_what_an_upsert_and_a_delete_leave(
         assert not client.machine("s").fetch().state.readers
 
 
-@given(tables, tables, st.lists(st.integers(0, 30), max_size=3), configs, st.booleans())
+@given(tables, tables, st.lists(st.integers(0, 30), max_size=3), configs, st.booleans(), st.booleans())
 def test_a_staged_overwrite_leaves_what_was_staged(
     before: list[tuple[Row, int]],
     after: list[tuple[Row, int]],
     at: list[int],
     config: persist.Config,
     are_same: bool,
+    is_small: bool,
 ) -> None:
     before = [(row, max(-9, min(9, diff))) for row, diff in before]
     after = before if are_same else [(row, max(-9, min(9, diff))) for row, diff in after]
     with pytest.MonkeyPatch.context() as patch, World().client(config) as client:
-        patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
+        if not is_small:
+            patch.setattr("persist_lib.write.differences.SMALL_BYTES", -1)
+            patch.setattr("persist_lib.write.differences.MOST_RUNS", 2)
+            patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
         upper = write.fetch_upper()
@@ -184,6 +189,7 @@ def test_constraints_hold_after_a_staged_append_or_nothing_was_written(
     with pytest.MonkeyPatch.context() as patch, World().client() as client:
         if not is_small:
             patch.setattr("persist_lib.write.differences.SMALL_BYTES", -1)
+            patch.setattr("persist_lib.write.differences.MOST_RUNS", 2)
             patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
         write = client.open_writer("s", UNIQUE)
         write.append_now(rows(first))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +35,7 @@ def main() -> None:
     query = write.trigger(availableNow=True).start() if asked["drains"] else write.start()
     last = -1
     while query.isActive:
-        query.awaitTermination(0.2)
+        time.sleep(0.2)
         progress = query.lastProgress
         if progress is not None and progress["batchId"] != last:
             last = progress["batchId"]

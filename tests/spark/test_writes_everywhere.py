@@ -1,7 +1,9 @@
-"""One suite of writes over local Spark, a standalone cluster and Spark Connect: the same program, told by its environment.
+"""One suite of writes over local Spark, a standalone cluster and Spark Connect: the same program everywhere.
 
 The data is on S3 and PostgreSQL. What is in the shards is judged by the library's own reads.
 """
+
+# ruff: noqa: F811 - fixtures are imported
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def contents(client: persist.Client, shard: str) -> Counter[tuple[Any, ...]]:
 def test_writes_do_the_same_everywhere(
     place: dict[str, str],
     client: persist.Client,
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     to = {"location": client.url, "consensus": client.consensus_url, "shard": "w"}
     rows = "SELECT id, concat('w', id % 7) AS word FROM range(3000)"
@@ -107,7 +109,7 @@ def test_writes_do_the_same_everywhere(
 EXPECTED = ("UNSUPPORTED", "different rows", "checkpoint was deleted", "the schema says unique", "there is no shard")
 
 
-def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_path: Path) -> None:  # noqa: F811
+def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     try:
         cluster.wait()
@@ -117,7 +119,10 @@ def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_
             "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
             "spark.speculation true\nspark.speculation.multiplier 1.1\nspark.speculation.quantile 0.3\n"
         )
-        slow = "SELECT id, concat('w', coalesce(reflect('java.lang.Thread', 'sleep', 2L), '')) AS word FROM range(0, 6000, 1, 6)"
+        slow = (
+            "SELECT id, concat('w', coalesce(reflect('java.lang.Thread', 'sleep', 2L), '')) AS word "
+            "FROM range(0, 6000, 1, 6)"
+        )
         to = {"location": client.url, "consensus": client.consensus_url, "shard": "w", "key": "id"}
         process = started(
             {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)},

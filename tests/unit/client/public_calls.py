@@ -373,7 +373,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "WriteHandle.stage": (
         lambda _: {"lease_s": 60.0, "lower": UPPER, "new_upper": UPPER + 1},
-        {"lease_s": lambda value: number(0.1, 400 * 86_400)(value), "lower": frontier, "new_upper": frontier},
+        {"lease_s": number(0.1, 400 * 86_400), "lower": frontier, "new_upper": frontier},
     ),
     "WriteHandle.resume_stage": (lambda p: {"ticket": p.write.stage().ticket}, {"ticket": never}),
     "WriteHandle.append_staged": (

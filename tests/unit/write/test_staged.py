@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,15 @@ def test_the_time_is_that_of_the_commit_whatever_was_appended_since_staging(worl
     rival = Rival(world.inner.consensus)
     client, other = world.client(SMALL, rival=rival), world.client()
     write, theirs = client.open_writer("s", SCHEMA), other.open_writer("s", SCHEMA)
+
+    def act(time: int) -> None:
+        theirs.compare_and_append([row(-time, time=time)], theirs.upper, time + 1)
+
     with write.stage() as stage:
         staged = stage.write(many(0))
         theirs.compare_and_append([row(-1, time=6)], 0, 7)
         for time in (9, 12):
-            rival.before_next(
-                lambda time=time: theirs.compare_and_append([row(-time, time=time)], theirs.upper, time + 1)
-            )
+            rival.before_next(partial(act, time))
         answer = write.append_staged([staged])
     assert rival.waiting == 0
     assert (answer.upper, answer.count, answer.attempts) == (persist.at(14), 3000, 3)
@@ -168,11 +171,12 @@ def test_an_unknown_outcome_is_decided_by_the_producer(world: World, outcome: Ou
     with pytest.raises((persist.Indeterminate, persist.Determinate)):
         write.append_staged([staged], producer=("q", 7))
     storm.blows = False
-    try:
-        again.append_staged([staged], producer=("q", 7))
-    except persist.AlreadyProduced as error:
+    if sane.machine("s").fetch().state.producers:
         assert outcome is Outcome.HAPPENED_UNKNOWN
-        assert error.last == 7
+        with pytest.raises(persist.AlreadyProduced):
+            again.append_staged([staged], producer=("q", 7))
+    else:
+        again.append_staged([staged], producer=("q", 7))
     assert len(contents(sane)) == 3000
     assert sane.machine("s").fetch().state.upper == persist.at(1)
     for call in (again.append_staged, again.upsert_staged, again.overwrite_staged):
@@ -237,9 +241,8 @@ def test_constraints_are_checked_at_the_upper_of_the_commit(world: World) -> Non
             write.overwrite_staged([stage.write([one(1), one(1)])])
         write.append_staged([stage.write([one(2, "theirs", -1), one(2, "mine")])])
     assert contents(client) == [(2, "mine", 1)]
-    with write.stage(lower=9, new_upper=12) as stage:
-        with pytest.raises(persist.UpperMismatch):
-            write.append_staged([stage.write([row(5, time=9)])])
+    with write.stage(lower=9, new_upper=12) as stage, pytest.raises(persist.UpperMismatch):
+        write.append_staged([stage.write([row(5, time=9)])])
     with write.stage(lower=write.fetch_upper(), new_upper=12) as stage:
         early, late = write.fetch_upper().time or 0, 11
         with pytest.raises(persist.ConstraintViolated) as caught:
@@ -281,8 +284,8 @@ def test_wrong_arguments_are_refused_before_anything_is_done(world: World) -> No
         staged = stage.write([one(1)])
         before = world.bytes("s")
         wrong: list[tuple[Any, str]] = [
-            ([staged, staged], "twice"), ([theirs.write([one(1)])], "shard o"), (7, "persist.Staged"), (["x"], "persist.Staged"),
-            ([staged.parts], "persist.Staged"),
+            ([staged, staged], "twice"), ([theirs.write([one(1)])], "shard o"), (7, "persist.Staged"),
+            (["x"], "persist.Staged"), ([staged.parts], "persist.Staged"),
         ]  # fmt: skip
         for value, message in wrong:
             with pytest.raises(persist.InvalidUsage, match=message):
@@ -299,8 +302,8 @@ def test_wrong_arguments_are_refused_before_anything_is_done(world: World) -> No
         with pytest.raises(persist.InvalidUsage, match="same shard"):
             other.resume_stage(ticket_of(client, stage))
         assert world.bytes("s") == before
-        assert write.append_staged(staged).count == 1
+        assert write.append_staged([staged]).count == 1
 
 
 def test_memory_is_bounded_by_parts_of_limited_size() -> None:
-    assert PART_BYTES <= persist.Config().part_bytes
+    assert persist.Config().part_bytes >= PART_BYTES
