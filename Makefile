@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills long-history tpch demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ spark-kills: $(PROJECT) ## executors and drivers of a Spark cluster killed at ra
 
 long-history: $(PROJECT) ## a git history of COMMITS=100000 commits ingested within a bound of memory
 	PERSIST_COMMITS=$(or $(COMMITS),100000) $(PYTEST) -s --timeout=0 tests/integration/test_git_history.py -k long_history
+
+tpch: $(PROJECT) ## TPC-H-like tables written, refreshed and read back by Spark as of every time: SCALE=1 MEMORY=2g
+	$(WITH_JAVA) $(PYTHON_IN_VENV) -m bench.tpch_spark --scale $(or $(SCALE),1) --memory $(or $(MEMORY),2g)
 
 demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))

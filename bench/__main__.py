@@ -19,6 +19,7 @@ BENCHMARKS = {
     "kernel": "bench.kernel:kernel",
     "kernel-100m": "bench.kernel:kernel_100m",
     "spark": "bench.spark:spark",
+    "spark-scan": "bench.spark_scan:spark_scan",
     "spark-write": "bench.spark_write:spark_write",
     "ingest": "bench.ingest:ingest",
     "ingest-spark": "bench.ingest:ingest_spark",
@@ -32,6 +33,8 @@ BENCHMARKS = {
     "read-history": "bench.reading:read_history",
     "maintain-small": "bench.reading:maintain_small",
     "survey": "bench.survey:survey",
+    "scale": "bench.scale:scale",
+    "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
     "imports": "bench.imports:imports",
 }

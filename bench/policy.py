@@ -103,6 +103,7 @@ class Simulation:
         # Times at or below since become one; the newest stay apart. What was registered with tighter bounds is cut.
         last = max((part.time_upper for batch in request.inputs for part in batch.parts), default=0)
         first = min((part.time_lower for batch in request.inputs for part in batch.parts), default=0)
+        first, last = max(first, request.lower.time or 0), max(last, request.lower.time or 0)
         end = last if request.upper.time is None else min(last, request.upper.time - 1)
         first, last = min(max(first, request.advance_to), end), max(end, request.advance_to)
         settled = sum(_until(part, request.advance_to) for batch in request.inputs for part in batch.parts)

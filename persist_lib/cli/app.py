@@ -14,6 +14,7 @@ from persist_lib.cli import (
     history,
     log,
     looking,
+    producers,
     reading,
     recovery,
     schemas,
@@ -118,5 +119,9 @@ app.add_typer(holds, name="hold", rich_help_panel=HISTORY)
 command(holds, "set", history.set_hold)
 command(holds, "release", history.release_hold)
 command(holds, "list", history.list_holds)
+numbered = typer.Typer(no_args_is_help=True, help="Who numbers its appends, so that none is committed twice.")
+app.add_typer(numbered, name="producers", rich_help_panel=LOOKING)
+command(numbered, "list", producers.list_producers)
+command(numbered, "forget", producers.forget_producer)
 command(app, "set-retention", history.retention, HISTORY)
 command(app, "finish", history.finish, HISTORY)

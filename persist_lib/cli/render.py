@@ -134,6 +134,7 @@ def census_lines(census: Census) -> list[tuple[str, str]]:
         ("overdue", n(census.overdue)),
         ("retired", f"{units.of(census.retired, 'id')}, not yet swept"),
         ("holds", n(census.holds)),
+        *([("producers", n(census.producers))] if census.producers else []),
         ("retention", "none" if census.retention is None else f"{distance(census.retention)} behind upper"),
         ("rollups", "none yet" if not census.rollups else
                     f"{n(census.rollups)}, the newest at v{newest}, {units.of(census.rollup_lag, 'transition')} ago"),

@@ -30,10 +30,16 @@ def problems_of(name: object, sequence: object) -> str | None:
     return None
 
 
-def cannot_produce(state: State, name: str, sequence: int) -> r.Refusal | None:
-    """Why the shard cannot remember this append as the producer's; None if it can."""
+def is_not_new(state: State, name: str, sequence: int) -> r.Refusal | None:
+    """Why an append with this number is refused before anything else is looked at; None if it may be made."""
     if reason := problems_of(name, sequence):
         return r.Malformed(reason)
+    last = last_of(state, name, sequence)
+    return None if last is None else r.AlreadyProduced(name, sequence, last)
+
+
+def cannot_produce(state: State, name: str) -> r.Refusal | None:
+    """Why the shard cannot remember an append of this producer; None if it can."""
     if state.format < PRODUCERS:
         return r.NeedsFormat(f"the producer {name!r}", PRODUCERS, state.format)
     if name not in state.producers and len(state.producers) >= PRODUCERS_MOST:

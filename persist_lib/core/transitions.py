@@ -15,7 +15,7 @@ from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff
 from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, least_for, least_for_batches
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
-from persist_lib.core.producers import cannot_produce, forget, last_of, produced
+from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
     TOKENS_KEPT,
@@ -61,8 +61,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return _add_rollup(state, seqno, command)
         case c.CompareAndAppend() | c.Append() if outcome := _remembered(state, command):
             return r.AlreadyDone(outcome)
-        case c.CompareAndAppend(producer=(name, sequence)) if last := last_of(state, name, sequence):
-            return r.AlreadyProduced(name, sequence, last)
+        case c.CompareAndAppend(producer=(name, sequence)) if refusal := is_not_new(state, name, sequence):
+            return refusal
         case _ if state.is_finished():
             return r.Finished()
         case c.RegisterWriter(writer) if not WRITER.fullmatch(writer):
@@ -130,7 +130,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     if (least := least_for_batches((batch,))) > state.format:
         return r.NeedsFormat("a part that counts at a time of its own", least, state.format)
     producer = command.producer if isinstance(command, c.CompareAndAppend) else None
-    if producer is not None and (refusal := cannot_produce(state, *producer)):
+    if producer is not None and (refusal := cannot_produce(state, producer[0])):
         return refusal
     if isinstance(command, c.Append) and batch.upper <= state.upper:
         # SUBTLE: upper is also past everything when another writer closed the shard before all data was in.
@@ -236,6 +236,8 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
     fresh = tuple(key for key in output.keys if key not in held)
     if strangers := _dead_uploaders(state, fresh):
         return r.NotLive(strangers)
+    if (least := least_for_batches((output,))) > state.format:
+        return r.NeedsFormat("a part that counts at a time of its own", least, state.format)
     if reason := _not_equivalent(state, gone, output):
         return r.NotEquivalent(reason)
     if any(part != held.get(part.key, part) for part in output.parts):

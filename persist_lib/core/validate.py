@@ -8,11 +8,11 @@ follows a log written by others calls `check_references` as well, and then refus
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, least_for_batches, least_for_state
+from persist_lib.core.formats import FIRST, NEWEST, PRODUCERS, REMEMBERS_OUTCOMES, least_for_batches, least_for_state
 from persist_lib.core.producers import problems_of
 from persist_lib.core.state import (
     COUNTS_BYTES,
@@ -34,9 +34,7 @@ from persist_lib.ids import READER, WRITER, SeqNo, parse_rollup_key, uploader_of
 def check_state(state: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless all state-local invariants hold."""
     found = _schemas(state) + _trace(state) + _totals(state) + _keys(state) + _outcomes(state, state.outcomes, seqno)
-    found += _producers(state, state.producers.items(), seqno)
-    if (least := least_for_state(state)) > state.format:
-        found.append(f"it says what only format {least} can, in format {state.format}")
+    found += _producers(state, state.producers.items(), seqno) + _says_too_much(state)
     _refuse(found + _rollups(state, seqno) + _ids(state, seqno), seqno)
 
 
@@ -49,6 +47,8 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
         found += _trace_change(new, diff)
     if diff.schemas or not new.schemas:
         found += _schemas(new)
+    if diff.schemas or diff.format is not None:
+        found += _says_too_much(new)
     if diff.rollups:
         found += _rollups(new, seqno)
     found += _outcomes(new, new.outcomes[-2:], seqno)
@@ -65,9 +65,7 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
     found += [f"reader id {id_!r} is malformed" for id_, *_ in diff.readers if not READER.fullmatch(id_)]
     found += [f"{id_} holds a state beyond v{seqno}" for id_, _, r in diff.readers if r is not None and r.seqno > seqno]
     found += _producers(new, [(name, after) for name, _, after in diff.producers if after is not None], seqno)
-    for key, was, _ in diff.garbage:
-        if was is None and key in old.garbage:
-            found.append(f"{key} became garbage twice")
+    found += [f"{key} became garbage twice" for key, was, _ in diff.garbage if was is None and key in old.garbage]
     _refuse(found + _later(diff, new, seqno), seqno)
 
 
@@ -150,6 +148,11 @@ def _schemas(state: State) -> list[str]:
     return found
 
 
+def _says_too_much(state: State) -> list[str]:
+    least = least_for_state(state)
+    return [f"it says what only format {least} can, in format {state.format}"] if least > state.format else []
+
+
 def _totals(state: State) -> list[str]:
     sums = {
         "inline_size": sum(batch.inline_size for batch in state.trace),
@@ -192,9 +195,11 @@ def _outcomes(state: State, some: tuple[Outcome, ...], seqno: SeqNo) -> list[str
     return found
 
 
-def _producers(state: State, some: Iterable[tuple[str, Produced]], seqno: SeqNo) -> list[str]:
+def _producers(state: State, some: Collection[tuple[str, Produced]], seqno: SeqNo) -> list[str]:
     """What is wrong with how many producers there are, and with `some` of them."""
     found = [f"{len(state.producers)} producers"] if len(state.producers) > PRODUCERS_MOST else []
+    if some and state.format < PRODUCERS:
+        found.append(f"there are producers in format {state.format}")
     for name, last in some:
         if (reason := problems_of(name, last.sequence)) is not None:
             found.append(f"{reason} is malformed")

@@ -71,6 +71,8 @@ def sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flag
     All values of the first column start with the same `shared` bytes, which are then not looked at.
     """
     digits = list(digits_of(columns, shared))
+    if not digits and columns:  # all rows are the same, as far as they are looked at
+        return np.arange(len(columns[0])), np.ones(max(0, len(columns[0]) - 1), np.bool_)
     places = max(1, (len(columns[0]) - 1).bit_length()) if columns else 1
     codes, used = _pack(digits, None, 64 - places)
     if used:

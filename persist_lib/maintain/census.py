@@ -60,6 +60,7 @@ class Census(msgspec.Struct, frozen=True):
     """Bytes that appends and compactions ever wrote; of an upgraded shard, those since its upgrade to format 3."""
     times: Unit | None = None
     """The clock that `since`, `upper` and `retention` count by; None: plain integers."""
+    producers: int = 0
 
     @property
     def write_amplification(self) -> float | None:
@@ -97,6 +98,7 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
         dollars_month=storage_dollars(_stored(state) + garbage_size, policy.prices or S3_LIST),
         levels=tuple(levels(state.trace)), finished=state.is_finished(),
         appended_bytes=state.appended_bytes, maintained_bytes=state.maintained_bytes, times=state.times,
+        producers=len(state.producers),
     )  # fmt: skip
 
 

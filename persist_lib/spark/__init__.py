@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SETTINGS = {
     "spark.sql.python.filterPushdown.enabled": "true",  # filters of a query prune what is read
@@ -22,13 +22,22 @@ SETTINGS = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("persist")` known to a session, local or of Spark Connect. May be called again.
+    """Make `format("persist")` and the table function `persist_as_of` known to a session, also of Spark Connect.
 
-    Turns on the session's `SETTINGS`: without filter pushdown Spark refuses to read, unless the option `pushdown` is
+    May be called again. Turns on the session's `SETTINGS`: without filter pushdown Spark refuses to read, unless the option `pushdown` is
     false. The executors and the driver's Python workers must be able to import `persist_lib`.
     """
-    from persist_lib.spark.source import PersistSource  # noqa: PLC0415 - Arrow takes a second
+    from persist_lib.spark.functions import register_functions  # noqa: PLC0415 - Arrow takes a second
+    from persist_lib.spark.source import PersistSource  # noqa: PLC0415
 
     for name, value in SETTINGS.items():
         spark.conf.set(name, value)
     spark.dataSource.register(PersistSource)
+    register_functions(spark)
+
+
+def create_view(spark: SparkSession, name: str, shard: str, **options: object) -> DataFrame:
+    """Make a temporary view of a shard, as of one time, and return its DataFrame. See `functions.create_view`."""
+    from persist_lib.spark import functions  # noqa: PLC0415
+
+    return functions.create_view(spark, name, shard, **options)

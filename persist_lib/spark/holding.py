@@ -35,7 +35,7 @@ class Holding:
         was made and never used is taken over: its query died before its first batch.
         """
         machine, needed = self._machine, position.since or 0
-        name = self._name or self._seen or f"spark-{machine.runtime.entropy():032x}"[:18]
+        name = self._name or self._seen or f"spark-{machine.runtime.entropy():016x}"
         state = machine.fetch().state
         if (found := state.holds.get(name)) is not None and (found.opaque != STARTING or at(needed) < found.since):
             raise HoldConflict(

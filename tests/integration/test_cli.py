@@ -344,6 +344,21 @@ def test_garbage_goes_once_nobody_can_read_it(sh: Shell):
     assert len(sh.json("snapshot", "orders", "--as-of", 9)["rows"]) == 1
 
 
+def test_producers_are_listed_and_forgotten(sh: Shell):
+    assert "no producers" in sh("producers", "list", "orders")
+    with sh.client() as client:
+        schema = client.inspect("orders").state.schemas[-1]
+        upper = client.inspect("orders").state.upper.time or 0
+        client.open_writer("orders", schema).compare_and_append([], upper, upper + 1, producer=("nightly load", 7))
+    assert "nightly load" in sh("producers", "list", "orders")
+    assert sh.json("producers", "list", "orders")["producers"]["nightly load"]["sequence"] == 7
+    assert "its producers: nightly load" in sh.fails(2, "producers", "forget", "orders", "nightly")
+    assert "is at 7, not at 6" in sh.fails(2, "producers", "forget", "orders", "nightly load", "--expected", 6)
+    assert "would forget" in sh("producers", "forget", "orders", "nightly load", "--dry-run")
+    assert sh.json("producers", "forget", "orders", "nightly load", "--expected", 7)["sequence"] == 7
+    assert "no producers" in sh("producers", "list", "orders")
+
+
 def test_holds_keep_history_until_they_are_released(sh: Shell):
     sh("hold", "set", "orders", "audit", "--since", 5, "--new", "--fence", "a")
     assert "HoldConflict" in sh.fails(1, "hold", "set", "orders", "audit", "--new")
@@ -641,12 +656,14 @@ def commands(*words: str) -> list[str]:
 
 
 def every_command() -> list[tuple[str, ...]]:
-    return [(name,) for name in commands() if name != "hold"] + [("hold", name) for name in commands("hold")]
+    groups = ("hold", "producers")
+    alone = [(name,) for name in commands() if name not in groups]
+    return alone + [(group, name) for group in groups for name in commands(group)]
 
 
 def test_every_command_has_help_with_an_example():
     found = every_command()
-    assert len(found) == 26 + len(duties.DUTIES)
+    assert len(found) == 28 + len(duties.DUTIES)
     for words in found:
         text = CliRunner().invoke(app, [*words, "--help"]).stdout
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words

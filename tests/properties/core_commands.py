@@ -73,7 +73,11 @@ class Commands:
         inline = bytes(size) if self.random.random() < 0.4 else None
         digests = bytes(16) if self.is_sane() or self.is_sane() else b""
         key = PartKey("") if inline is not None else self.key(writer)
-        return Part(key, size, rows, digests, b"a", b"b", first, last, 0 if self.is_sane() else 1, inline)
+        found = Part(key, size, rows, digests, b"a", b"b", first, last, 0 if self.is_sane() else 1, inline)
+        if self.random.random() < 0.8:
+            return found
+        found = replace(found, time_upper=first, earliest=max(0, rows), at=first)
+        return found if self.is_sane() else replace(found, at=self.time(), earliest=self.random.randrange(3))
 
     def batch(self, writer: str, lower: Antichain, upper: Antichain, since: Antichain = MINIMUM) -> Batch:
         parts = tuple(self.part(writer, lower, upper) for _ in range(self.random.choice([0, 1, 1, 1, 2])))
@@ -108,7 +112,20 @@ class Commands:
         batch = Batch(0, 1, lower, upper, batch.since, batch.count, batch.diff_sum, batch.fingerprint, batch.parts,
                       batch.runs, batch.exact)  # fmt: skip
         token = bytes([self.random.randrange(256), self.random.randrange(2)])
-        return kind(writer, token, self.uploaded_by_others(state, batch), self.lease())
+        batch = self.uploaded_by_others(state, batch)
+        if kind is c.CompareAndAppend and self.random.random() < 0.4:
+            return c.CompareAndAppend(
+                writer, token, batch, self.lease(), self.producer(state), self.random.randrange(9)
+            )
+        return kind(writer, token, batch, self.lease())
+
+    def producer(self, state: State) -> tuple[str, int]:
+        name = self.random.choice(["query", "load", "☃"])
+        last = state.producers.get(name)
+        if self.is_sane():
+            return name, self.random.randint(0, 3) + (0 if last is None else last.sequence)
+        names = ["", "a\0b", "x" * 201, "\ud800", name]
+        return self.random.choice(names), self.random.choice([-1, 0, 2**63 - 1, 2**63, True])
 
     def compaction(self, state: State) -> c.Command:
         worker = self.writer(state)
@@ -157,6 +174,7 @@ class Commands:
             c.DowngradeSince(self.reader(state), self.frontier(state.since), seqno_held, self.lease()),
             c.SetHold(hold, self.frontier(state.since), expected, self.random.choice([b"x", b"y"])),
             c.ReleaseHold(hold, expected or b""),
+            c.ForgetProducer(*self.producer(state)),
             c.SetRetention(self.random.choice([None, 0, 5, -1, MAX_TIME + 1])),
             c.Retire(self.random.choice([self.writer(state), self.reader(state)])),
         ]  # fmt: skip

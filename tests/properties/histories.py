@@ -32,6 +32,7 @@ class Shard:
         self.appended: list[Batch] = []
         self.committed: dict[tuple[bytes, Antichain, Antichain], SeqNo] = {}
         self.excluded: list[tuple[bytes, Antichain, Antichain]] = []
+        self.produced: dict[str, tuple[int, SeqNo, Antichain]] = {}
         self.refused: set[str] = set()
         self.accepted: set[str] = set()
 
@@ -50,6 +51,8 @@ class Shard:
         assert rollup_bytes(self.version) == before, "change() altered its argument"
         if not isinstance(answer, StateDiff):
             self.refused.add(type(answer).__name__)
+            if isinstance(answer, r.AlreadyProduced):
+                assert answer.sequence <= self.produced[answer.name][0], "only what was committed is said to be"
             assert apply(self.state, self.next_seqno, command) == answer
             return answer
         self.accepted.add(type(command).__name__)
@@ -66,6 +69,14 @@ class Shard:
         if isinstance(command, (c.CompareAndAppend, c.Append)):
             self.appended.append(command.batch)
             self.committed[command.token, old.state.upper, command.batch.upper] = self.version.seqno
+        if isinstance(command, c.CompareAndAppend) and command.producer is not None:
+            name, sequence = command.producer
+            assert sequence > self.produced.get(name, (-1,))[0], "no number is committed twice, nor a lower one"
+            self.produced[name] = (sequence, self.version.seqno, command.batch.upper)
+        if isinstance(command, c.ForgetProducer):
+            del self.produced[command.name]
+        found = {name: (last.sequence, last.seqno, last.upper) for name, last in self.state.producers.items()}
+        assert found == self.produced
         self.check_step(old.state, self.state, diff)
 
     def check_step(self, old: State, new: State, diff: StateDiff) -> None:

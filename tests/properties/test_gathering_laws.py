@@ -17,6 +17,7 @@ from persist_lib.errors import Corrupt, DiffOverflow
 from persist_lib.format.parts import decode_part, encode_inline, encode_part
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId, WriterId
+from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_row
 from persist_lib.kernel.merge import merge_contents, merge_runs
@@ -45,6 +46,14 @@ def store(data: st.DataObject, blob: MemoryBlob, schema: Schema, run: pa.Table) 
 
 
 def part_of(data: st.DataObject, blob: MemoryBlob, schema: Schema, table: pa.Table) -> Part:
+    """A part; if all its updates have one time, perhaps one that was written before that time was known."""
+    times = set(table.column("_time").to_pylist())
+    if len(times) == 1 and data.draw(st.booleans()):
+        return stored_part(data, blob, schema, at_time(table.drop_columns(["_time"]), 0)).counted_at(times.pop())
+    return stored_part(data, blob, schema, table)
+
+
+def stored_part(data: st.DataObject, blob: MemoryBlob, schema: Schema, table: pa.Table) -> Part:
     if data.draw(st.booleans()):
         return as_part(encode_inline(schema, 0, table), None, 0)
     key, encoded = PartKey(f"n/{next(NUMBERS)}"), encode_part(schema, 0, table)

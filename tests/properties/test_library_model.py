@@ -21,6 +21,7 @@ from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, Uppe
 from persist_lib.testing import Chances, Model, Outcome, check_swept, check_world, contents_of, updates_of
 from persist_lib.testing.model import Row, summed
 from tests import servers
+from tests.at_a_time import commit_at, written
 from tests.worlds import World
 
 SCHEMAS = [
@@ -112,6 +113,17 @@ class LibraryMachine(RuleBasedStateMachine):
         if self.finished:
             return
         self.acknowledge(lambda token: write.compare_and_append(rows, lower, lower + step, token=token), who)
+        self.model.append(updates, persist.at(lower), persist.at(lower + step))
+
+    @rule(who=st.integers(0, 2), changes=CHANGES, step=st.integers(1, 5), runs=st.integers(1, 3))
+    def append_what_was_written_before(self, who: int, changes: list[Change], step: int, runs: int) -> None:
+        """Objects that were written before it was known at which time they are appended."""
+        write, lower = self.writers[who], self.upper
+        rows, _ = self.rows(changes, 0, 1, write.schema)
+        if self.finished or not changes or not (batch := written(write, rows, runs)).parts:
+            return
+        self.acknowledge(lambda token: commit_at(write, batch, lower, lower + step, lower + step - 1, token), who)
+        _, updates = self.rows([(values, step, diff) for values, _, diff in changes], lower, lower + step, write.schema)
         self.model.append(updates, persist.at(lower), persist.at(lower + step))
 
     def acknowledge(self, call: Any, who: int) -> None:

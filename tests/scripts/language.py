@@ -26,7 +26,7 @@ from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
-from persist_lib.core.state import Batch, Outcome, Part, Rollup, State, Version
+from persist_lib.core.state import Batch, Outcome, Part, Produced, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change, check_state
@@ -56,9 +56,24 @@ class Script:
             return shorten(_shown(self.version.state, words[0]))
         if name == "outcome":
             return shorten(_outcome(self.version.state, Words(words)))
+        if name == "produce-many":
+            return shorten(self._produce_many(Words(words)))
         if name == "plan":
             return shorten(_planned(self.version, words))
         return shorten(self.commit(COMMANDS[name](Words(words))))
+
+    def _produce_many(self, words: Words) -> str:
+        """`produce-many w1 999`: an empty append by each of so many producers."""
+        writer, count = WriterId(identifier(words.take())), int(words.take())
+        for number in range(count):
+            lower, upper = self.version.state.upper, at((self.version.state.upper.time or 0) + 1)
+            empty = Batch(0, 1, lower, upper, at(0), 0, 0, 0)
+            command = c.CompareAndAppend(writer, b"", empty, 0, (f"many-{number}", 0))
+            answer = change(self.version.state, SeqNo(self.version.seqno + 1), command)
+            assert isinstance(answer, StateDiff), answer
+            state = apply_diff(self.version.state, answer)
+            self.version = Version(SeqNo(self.version.seqno + 1), state, self.version.digest)
+        return f"v{self.version.seqno}: upper {self.version.state.upper}, {len(self.version.state.producers)} producers"
 
     def commit(self, command: c.Command) -> str:
         """Apply one command, check everything, and tell what changed or why not."""
@@ -137,16 +152,19 @@ def key(word: str) -> PartKey:
 
 
 def part(word: str, schema: int = 0) -> Part:
-    """`w1/2:3@0-9x500`."""
+    """`w1/2:3@0-9x500`; `w1/2:3@=7` counts at time 7, whatever it holds."""
+    at_ = re.search(r"@=(\d+)", word)
+    word = re.sub(r"@=(\d+)", r"@\1-\1", word)
     match = re.fullmatch(r"(.+):(\d+)@(\d+)-(\d+)(?:x(\d+))?", word)
     assert match, f"{word!r} is no part"
     is_inline = match[1] == "inline"
     rows = int(match[2])
     size = int(match[5] or rows * BYTES_EACH)
-    return Part(
+    found = Part(
         PartKey("") if is_inline else key(match[1]), size, rows, bytes(16 * -(-size // CHUNK_BYTES)), b"a", b"z",
         int(match[3]), int(match[4]), schema, bytes(size) if is_inline else None,
     )  # fmt: skip
+    return found if at_ is None else found.counted_at(int(at_[1]))
 
 
 def batch(words: Words) -> Batch:
@@ -183,7 +201,10 @@ def _ids(text: str) -> tuple[int, int]:
 def _append(kind: type[c.CompareAndAppend | c.Append]) -> Callable[[Words], c.Command]:
     def build(words: Words) -> c.Command:
         writer = WriterId(identifier(words.take()))
-        return kind(writer, words.get("token").encode(), batch(words), words.number("until"))
+        token, until, name = words.get("token").encode(), words.number("until"), words.get("producer")
+        if kind is c.CompareAndAppend and name:
+            return c.CompareAndAppend(writer, token, batch(words), until, (name, words.number("sequence")), 7)
+        return kind(writer, token, batch(words), until)
 
     return build
 
@@ -226,6 +247,7 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "downgrade-since": _downgrade,
     "set-hold": _set_hold,
     "release-hold": lambda w: c.ReleaseHold(w.take(), w.get("expected").encode()),
+    "forget-producer": lambda w: c.ForgetProducer(w.take(), w.number("expected")),
     "set-retention": lambda w: c.SetRetention(None if w.plain == ["none"] else int(w.take())),
     "expire": lambda w: c.Expire(w.number("now")),
     "retire": lambda w: c.Retire(identifier(w.take())),
@@ -258,6 +280,8 @@ def _plain(value: object) -> str:
         return value.decode()
     if isinstance(value, Outcome):
         return f"{value.token.decode()}@v{value.seqno}"
+    if isinstance(value, Produced):
+        return f"{value.sequence}@v{value.seqno} to {value.upper}"
     return str(value) if isinstance(value, (str, Antichain)) else repr(value)
 
 
@@ -267,10 +291,14 @@ def _bounds(batch: Batch) -> str:
 
 
 def _batch(batch: Batch) -> str:
-    parts = " ".join(f"{p.key or 'inline'}:{p.rows}@{p.time_lower}-{p.time_upper}" for p in batch.parts)
+    parts = " ".join(f"{p.key or 'inline'}:{p.rows}@{_times(p)}" for p in batch.parts)
     exact = "" if batch.exact else " (filtered)"
     runs = f" in {len(batch.runs)} runs" if len(batch.runs) > 1 else ""
     return f"batch {batch.lo}..{batch.hi} {_bounds(batch)}, {batch.count} updates{exact}{runs} {parts}".rstrip()
+
+
+def _times(part: Part) -> str:
+    return f"{part.time_lower}-{part.time_upper}" if part.at is None else f"={part.at}"
 
 
 def _entry(value: object) -> str:
@@ -300,7 +328,7 @@ def _changes(diff: StateDiff) -> list[str]:
         lines.append(f"remembers {kept}")
     if diff.retention is not None:
         lines.append(f"retention {diff.retention[0]} -> {diff.retention[1]}")
-    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups"):
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers"):
         lines += [f"{name.removesuffix('s')} {k}: {_entry(new)}" for k, _, new in getattr(diff, name)]
     return lines
 

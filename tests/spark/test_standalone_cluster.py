@@ -13,101 +13,22 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pyspark
 import pytest
 
 import jobs.reach
 import persist_lib as persist
-from jobs.java import find_java_home
 from persist_lib.testing import check_swept, check_world
-from persist_lib.testing.servers import free_port
 from tests import servers
 from tests.spark.collections import SMALL, Model, check, referred, stored, write
+from tests.spark.places import START_S, Cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).parent.parent.parent / "jobs" / "compact.py"
-START_S = 90.0
 servers.use_test_credentials()
-
-
-class Cluster:
-    """A master and two workers of one core each on the loopback interface."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._ui = free_port()
-        port = free_port()
-        self.url = f"spark://127.0.0.1:{port}"
-        self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(self._ui))
-        for number in range(2):
-            self._start(
-                "worker.Worker", self.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "700m",
-                "--webui-port", str(free_port()), "--work-dir", str(folder / f"work{number}"),
-            )  # fmt: skip
-
-    def wait(self) -> None:
-        """Until both workers are there."""
-        deadline = time.monotonic() + START_S
-        while self.state().get("aliveworkers") != 2:
-            assert time.monotonic() < deadline, (self._folder / "log").read_text()[-2000:]
-            time.sleep(0.1)
-
-    def _start(self, daemon: str, *arguments: str) -> None:
-        home = Path(pyspark.__file__).parent
-        env = {
-            **os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m",
-            "JAVA_HOME": find_java_home(),
-        }  # fmt: skip
-        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{daemon}", *arguments]
-        with (self._folder / "log").open("ab") as log:
-            self._processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
-
-    def state(self) -> dict[str, object]:
-        """What the master says of itself; nothing while it starts."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=5) as answer:
-                found: dict[str, object] = json.load(answer)
-                return found
-        except OSError:
-            return {}
-
-    def executors(self) -> list[int]:
-        """The pids of the executors that run now: children of our workers."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                command = entry.read_bytes()
-            except OSError:
-                continue
-            if b"CoarseGrainedExecutorBackend" in command and str(self._folder).encode() in command + _cwd(
-                entry.parent
-            ):
-                found.append(int(entry.parent.name))
-        return found
-
-    def stop(self) -> None:
-        """End the workers, whose executors go with them, then the master."""
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _cwd(process: Path) -> bytes:
-    try:
-        return os.fsencode((process / "cwd").readlink())
-    except OSError:
-        return b""
 
 
 @pytest.fixture(scope="module")

@@ -146,6 +146,9 @@ progress, timeout, share = or_none(callable), or_none(seconds), number(0, 1e300)
 schema, policy, at = instance(persist.Schema), or_none(instance(persist.Policy)), instance(persist.Antichain)
 token = or_none(lambda value: isinstance(value, bytes) and 1 <= len(value) <= 64)
 append = {"updates": is_empty, "timeout": timeout, "token": token, "expected_upper": frontier, "new_upper": frontier}
+producer = or_none(
+    lambda value: isinstance(value, (tuple, list)) and len(value) == 2 and is_text(200, least=1)(value[0])
+)
 duty = {"name": name, "dry_run": flag, "progress": progress}
 
 # --- a legal call of everything that is public, and which values each argument takes besides --------------------------
@@ -191,6 +194,12 @@ def finished(p: Place) -> str:
     return p.name
 
 
+def produced(p: Place) -> str:
+    """A shard with a producer."""
+    p.write.append_now([{"id": 5, "word": "w"}], producer=("query", 7))
+    return p.name
+
+
 def appends(p: Place) -> dict[str, Any]:
     return {"updates": [{"id": 5, "word": "w"}], "expected_upper": UPPER, "new_upper": UPPER + 1, "timeout": 0.05,
             "token": b"token"}  # fmt: skip
@@ -228,8 +237,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Antichain.__gt__": (lambda _: {"other": persist.TOP}, {"other": at}),
     "Antichain.__ge__": (lambda _: {"other": persist.TOP}, {"other": at}),
     "Append": (
-        lambda p: {"write": p.write, "updates": [], "expected_upper": 5, "new_upper": 6},
-        {"write": never, "updates": anything, "expected_upper": frontier, "new_upper": frontier},
+        lambda p: {"write": p.write, "updates": [], "expected_upper": 5, "new_upper": 6, "producer": ("query", 7)},
+        {"write": never, "updates": anything, "expected_upper": frontier, "new_upper": frontier, "producer": producer},
     ),
     "Batching": (lambda _: {"bytes": 5, "age_s": 1.0}, {"bytes": integer(1, math.inf), "age_s": seconds}),
     "CacheConfig": (
@@ -349,8 +358,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {("lower" if key == "expected_upper" else key): kind for key, kind in append.items()},
     ),
     "WriteHandle.append_now": (
-        lambda _: {"updates": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None},
-        {"updates": append["updates"], "timeout": timeout, "token": or_none(never)},
+        lambda _: {"updates": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "producer": ("query", 7)},
+        {"updates": append["updates"], "timeout": timeout, "token": or_none(never), "producer": producer},
     ),
     "WriteHandle.delete": (
         lambda _: {"keys": [5], "timeout": 0.05, "token": None, "dry_run": False},
@@ -360,8 +369,13 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
         {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},
     ),
-    "WriteHandle.append_async": (lambda p: {**appends(p), "block": True}, {**append, "block": flag}),
-    "WriteHandle.compare_and_append": (appends, append),
+    "WriteHandle.append_async": (
+        lambda p: {**appends(p), "producer": ("query", 7), "block": True},
+        {**append, "producer": producer, "block": flag},
+    ),
+    "WriteHandle.compare_and_append": (
+        lambda p: {**appends(p), "producer": ("query", 7)}, {**append, "producer": producer}
+    ),
     "WriteHandle.finish": (
         lambda _: {"expected_upper": UPPER, "timeout": 0.05}, {"expected_upper": or_none(frontier), "timeout": timeout}
     ),
@@ -386,6 +400,11 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Client.evolve_schema": (lambda p: {"name": p.name, "schema": WIDER}, {"name": name, "schema": schema}),
     "Client.expire": (lambda p: {"name": p.name, "dry_run": False}, {"name": name, "dry_run": flag}),
     "Client.finish": (lambda p: {"name": finished(p)}, {"name": name}),
+    "Client.forget_producer": (
+        lambda p: {"name": produced(p), "producer": "query", "expected": 7},
+        {"name": name, "producer": never, "expected": lambda value: type(value) is int and value == 7},
+    ),
+    "Client.producers": (lambda p: {"name": p.name}, {"name": name}),
     "Client.heartbeat": (lambda _: {}, {}),
     "Client.inspect": (lambda p: {"name": p.name}, {"name": name}),
     "Client.judge_append": (
@@ -469,7 +488,7 @@ INNER = {
 
 USES_UP = (
     "WriteHandle", "Client.compare_and_append_many", "Client.finish", "Client.release_hold", "Client.set_hold",
-    "Client.evolve_schema", "Client.restore",
+    "Client.evolve_schema", "Client.restore", "Client.forget_producer",
 )  # fmt: skip
 """What needs a new shard for each call."""
 

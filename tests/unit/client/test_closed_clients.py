@@ -44,6 +44,8 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "scrub": lambda client: client.scrub("s"),
     "set_hold": lambda client: client.set_hold("s", "h", 0),
     "release_hold": lambda client: client.release_hold("s", "h"),
+    "producers": lambda client: client.producers("s"),
+    "forget_producer": lambda client: client.forget_producer("s", "query", expected=7),
     "set_retention": lambda client: client.set_retention("s", 1),
     "evolve_schema": lambda client: client.evolve_schema("s", SCHEMA),
     "finish": lambda client: client.finish("s"),

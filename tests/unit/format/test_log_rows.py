@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
-from persist_lib.core.formats import DIFF_FIELDS, NEWEST, STATE_FIELDS, needed
-from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Reader, Rollup, State, Writer
+from persist_lib.core.formats import DIFF_FIELDS, NEWEST, PART_FIELDS, STATE_FIELDS, needed
+from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Produced, Reader, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import (
@@ -93,6 +93,23 @@ CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
 STORED_CLOCK = msgspec.structs.replace(STORED_3, state=msgspec.structs.replace(STORED_3.state, schemas=(CLOCK,)))
 """A shard whose times are a clock."""
+PRODUCED = Produced(2**63 - 1, SeqNo(9), at(8), 1_700_000_000_456)
+AT = msgspec.structs.replace(PART, time_lower=7, time_upper=7, earliest=45, at=7)
+BATCH_AT = msgspec.structs.replace(BATCH, parts=(AT, INLINE))
+ROW_PRODUCERS = msgspec.structs.replace(
+    ROW,
+    diff=msgspec.structs.replace(
+        ROW.diff, trace=TraceEdit(((3, 4), (4, 5)), (BATCH_AT,)),
+        producers=(("nightly ☃", None, PRODUCED), ("b", PRODUCED, None)),
+    ),
+)  # fmt: skip
+STORED_PRODUCERS = msgspec.structs.replace(
+    STORED_3,
+    state=msgspec.structs.replace(
+        STORED_3.state, trace=(STORED_3.state.trace[0], BATCH_AT), producers={"nightly ☃": PRODUCED, "b": PRODUCED}
+    ),
+)  # fmt: skip
+"""A shard with producers, and with a part that counts at a time of its own."""
 ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3}, {1: STORED, 2: STORED_2, 3: STORED_3}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -102,7 +119,9 @@ def golden(name: str, format_: int) -> bytes:
 
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
-    for value in (ROW_2, ROW_2.diff, STORED_3, STORED_3.state, BATCH, PART, WRITER, READER, ROLLUP, OUTCOME):
+    stored = (ROW_2, STORED_PRODUCERS, STORED_PRODUCERS.state, BATCH, AT, WRITER, READER, ROLLUP, OUTCOME, PRODUCED)
+    diff = msgspec.structs.replace(ROW_2.diff, producers=ROW_PRODUCERS.diff.producers)
+    for value in (*stored, diff):
         plain = type(value)
         for name, default in zip(plain.__struct_fields__[::-1], plain.__struct_defaults__[::-1], strict=False):
             unset = default.factory() if hasattr(default, "factory") else default
@@ -160,6 +179,41 @@ def test_a_schema_whose_times_are_a_clock_still_decodes_and_says_so_in_one_field
     assert len(rollup) == len(golden("rollup", 3)) + len(b"\xa2us")
 
 
+def test_producers_and_parts_at_a_time_still_decode_to_what_was_written():
+    row, rollup = golden("row_producers", 3), golden("rollup_producers", 3)
+    assert decode_row(row, "golden") == ROW_PRODUCERS
+    assert encode_row(ROW_PRODUCERS) == row, "in format 3, by itself"
+    assert decode_state(rollup, "golden") == STORED_PRODUCERS
+    assert encode_state(STORED_PRODUCERS) == rollup
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+@pytest.mark.parametrize("what", ["producers", "at"])
+def test_an_older_format_cannot_say_producers_or_parts_at_a_time(format_, what):
+    """Not by the row, nor by the rollup, nor by damage: an older program would take it for nothing."""
+    diff = ROW_PRODUCERS.diff if what == "at" else StateDiff(producers=ROW_PRODUCERS.diff.producers)
+    diff = msgspec.structs.replace(diff, producers=()) if what == "at" else diff
+    row = msgspec.structs.replace(ROW_PRODUCERS, diff=diff)
+    assert needed("CompareAndAppend", diff) == 3
+    with pytest.raises(InvariantViolated, match="only format 3"):
+        encode_row(row, format_)
+    with pytest.raises(Corrupt, match="only format 3"):
+        decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
+    more = {"producers": {"b": PRODUCED}} if what == "producers" else {"trace": (BATCH_AT,)}
+    older = msgspec.structs.replace(STATES[format_].state, **more)
+    with pytest.raises(InvariantViolated, match="only format 3"):
+        encode_state(msgspec.structs.replace(STORED, state=older))
+
+
+def test_what_says_no_producers_and_no_parts_at_a_time_has_no_fields_for_them():
+    stored = msgspec.msgpack.decode(encode_row(ROW_3, 3)[HEADER_BYTES:])
+    assert [len(part) for part in stored[6]["trace"][1][0][8]] == [PART_FIELDS, PART_FIELDS]
+    assert "producers" not in stored[6]
+    both = msgspec.msgpack.decode(encode_row(ROW_PRODUCERS, 3)[HEADER_BYTES:])
+    assert [len(part) for part in both[6]["trace"][1][0][8]] == [PART_FIELDS + 1, PART_FIELDS]
+    assert len(msgspec.msgpack.decode(encode_state(STORED_3)[HEADER_BYTES:], strict=False)[2]) == STATE_FIELDS[3]
+
+
 @pytest.mark.parametrize("format_", [1, 2])
 def test_an_older_format_cannot_say_that_times_are_a_clock(format_):
     diff = StateDiff(schemas=(CLOCK,), format=(1, 2) if format_ == 2 else None)
@@ -200,7 +254,8 @@ def test_a_format_cannot_say_what_came_later():
 def test_what_each_format_brought_is_declared():
     """A field that is added without a format would be taken for "nothing changed" by older programs."""
     assert max(STATE_FIELDS) == NEWEST
-    assert STATE_FIELDS[NEWEST] == len(State.__struct_fields__)
+    assert State.__struct_fields__[STATE_FIELDS[NEWEST] :] == ("producers",), "stored only when there are some"
+    assert Part.__struct_fields__[PART_FIELDS:] == ("at",), "stored only when it is set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
     assert set(StateDiff.__struct_fields__) == first | DIFF_FIELDS.keys()
 
@@ -261,7 +316,8 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6], "StateDiff with the field 'levitation'"),
         ([6, "trace"], "TraceEdit with 3 fields"),
         ([6, "trace", 1, 0], "Batch with 13 fields"),
-        ([6, "trace", 1, 0, 8, 0], "Part with 12 fields"),
+        ([6, "trace", 1, 0, 8, 0], "Part with 13 fields"),
+        ([6, "producers", 0, 2], "Produced with 5 fields"),
         ([6, "writers", 0, 2], "Writer with 4 fields"),
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
         ([6, "readers", 0, 1], "Reader with 5 fields"),
@@ -276,7 +332,8 @@ def with_more(value: object, path: list[int | str]) -> object:
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
     schemas = (msgspec.structs.replace(CLOCK, unique=True, non_negative=True),)
-    row = msgspec.structs.replace(ROW, diff=msgspec.structs.replace(ROW.diff, schemas=schemas))
+    diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas)
+    row = msgspec.structs.replace(ROW, diff=diff)
     stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
     with pytest.raises(NewerFormat, match=named):
         decode_row(framed(ROW_MAGIC, 3, msgspec.msgpack.encode(with_more(stored, path))), "key")
@@ -288,9 +345,9 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
         decode_row(framed(ROW_MAGIC, 1, body), "key")
 
 
-@pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9]], ids=str)
+@pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9], [2, 18, "b"]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    stored = msgspec.msgpack.decode(encode_state(STORED_3)[HEADER_BYTES:], strict=False)
+    stored = msgspec.msgpack.decode(encode_state(STORED_PRODUCERS)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:
         stored[2][9] = [1]
         with pytest.raises(Corrupt):  # a value of another type is damage
@@ -313,14 +370,14 @@ def test_another_process_writes_the_same_bytes_whatever_its_hash_seed_zone_and_l
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_order_in_which_a_state_came_about_does_not_show_in_its_bytes(seed):
-    state = STORED.state
+    state = STORED_PRODUCERS.state
     shuffled = {}
-    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups"):
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers"):
         entries = list(getattr(state, name).items())
         Random(seed).shuffle(entries)
         shuffled[name] = dict(entries)
     other = msgspec.structs.replace(state, **shuffled)
-    assert encode_state(StoredState(SeqNo(10), STORED.digest, other)) == encode_state(STORED)
+    assert encode_state(StoredState(SeqNo(10), STORED.digest, other)) == encode_state(STORED_PRODUCERS)
 
 
 def decodes(decode, data):
@@ -332,7 +389,9 @@ def decodes(decode, data):
 
 
 DAMAGED = pytest.mark.parametrize(
-    ("data", "decode"), [(encode_row(ROW), decode_row), (encode_state(STORED), decode_state)], ids=["row", "rollup"]
+    ("data", "decode"),
+    [(encode_row(ROW_PRODUCERS), decode_row), (encode_state(STORED_PRODUCERS), decode_state)],
+    ids=["row", "rollup"],
 )
 
 
@@ -401,6 +460,8 @@ if __name__ == "__main__":
     files |= {f"rollup_v{format_}.bin": encode_state(stored) for format_, stored in STATES.items()}
     files["row_v3_constraints.bin"] = encode_row(CONSTRAINED_ROW)
     files["rollup_v3_constraints.bin"] = encode_state(CONSTRAINED_STATE)
+    files["row_producers_v3.bin"] = encode_row(ROW_PRODUCERS)
+    files["rollup_producers_v3.bin"] = encode_state(STORED_PRODUCERS)
     files |= {"row_clock_v3.bin": encode_row(ROW_CLOCK), "rollup_clock_v3.bin": encode_state(STORED_CLOCK)}
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever

@@ -121,3 +121,13 @@ def test_a_key_with_more_updates_than_a_window_is_merged_all_the_same():
     kept = merged(runs, window_rows=10)
     assert kept.num_rows == 15_000
     assert merged(runs, window_rows=10, advance_to=2**40).to_pydict() == {"k": [7], "_time": [2**40], "_diff": [15_000]}
+
+
+@pytest.mark.parametrize("kind", ["string", "binary"])
+@pytest.mark.parametrize("value", ["", "word", "w" * 1000])
+def test_contents_that_are_one_text_and_nothing_else_are_added_up(kind, value):
+    """All runs have the same bytes in their only column, so there is nothing to compare: the rows were lost once."""
+    schema = Schema({"word": kind})
+    cell = value if kind == "string" else value.encode()
+    runs = [iter([pa.table([[cell], [0], [1]], schema=schema.updates)]) for _ in range(3)]
+    assert [table.to_pylist() for table in merge_contents(runs, schema)] == [[{"word": cell, "_diff": 3}]]

@@ -9,7 +9,9 @@ import pytest
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.state import Produced
 from persist_lib.errors import (
+    AlreadyProduced,
     CompactionRefused,
     Determinate,
     HistoryRegressed,
@@ -412,6 +414,12 @@ R = ReaderId("r0000000000000001")
         (r.Unknown(("shard",)), NotFound, {"shard": SHARD}),
         (r.Exists("w1"), InvalidUsage, {"refusal": r.Exists("w1")}),
         (r.Malformed("why"), InvalidUsage, {"refusal": r.Malformed("why")}),
+        (
+            r.AlreadyProduced("q", 1, Produced(2, SeqNo(7), at(3), 0)),
+            AlreadyProduced,
+            {"producer": "q", "sequence": 1, "last": 2, "seqno": 7, "upper": at(3)},
+        ),
+        (r.NeedsFormat("it", 3, 2), InvalidUsage, {"refusal": r.NeedsFormat("it", 3, 2)}),
         (r.InlineFull(5), InvalidUsage, {"refusal": r.InlineFull(5)}),
         (r.NothingDue(), InvalidUsage, {"refusal": r.NothingDue()}),
     ],
@@ -440,6 +448,8 @@ REFUSALS: list[r.Refusal] = [
     r.BelowSince(at(1), at(2)), r.WrongOpaque("h", None, b"x"), r.WrongOpaque("h", b"x", None), r.NotEquivalent("why"),
     r.InputsGone(((0, 1),)), r.TooOld(SeqNo(1), SeqNo(2)), r.Unknown(("shard",)), r.Unknown(("w1/1",)), r.Unknown(()),
     r.WrongSchema(2, "the newest schema is number 2"), r.Held(("r1",)), r.NothingDue(), r.OlderFormat(1, 2),
+    r.AlreadyProduced("q", 1, Produced(2, SeqNo(7), at(3), 0)), r.TooManyProducers("q", 1000),
+    r.WrongSequence("q", 1, None), r.WrongSequence("q", 1, 2), r.NeedsFormat("the producer 'q'", 3, 2),
 ]  # fmt: skip
 
 

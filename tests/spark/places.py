@@ -1,0 +1,147 @@
+"""Places where Spark runs, each on the loopback interface: a standalone cluster, and a server of Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pyspark
+
+from jobs.java import find_java_home
+from persist_lib.testing.servers import free_port
+
+START_S = 90.0
+HOME = Path(pyspark.__file__).parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What Spark's own programs need."""
+    return {
+        **os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": find_java_home(),
+        "PYSPARK_PYTHON": sys.executable, **more,
+    }  # fmt: skip
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a program and what it started."""
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class ConnectServer:
+    """A server of Spark Connect on two cores."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        self._log = folder / "connect.log"
+        self._port = free_port()
+        self.url = f"sc://127.0.0.1:{self._port}"
+        conf = {
+            "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(self._port),
+            "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        }  # fmt: skip
+        command = [
+            str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+            "--master", "local[2,4]", "--driver-memory", "700m",
+            *[word for name, value in conf.items() for word in ("--conf", f"{name}={value}")], "spark-internal",
+        ]  # fmt: skip
+        with self._log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command, stdout=out, stderr=out, start_new_session=True, cwd=folder,
+                env=environment(SPARK_NO_DAEMONIZE="1", **env),
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """Until it answers."""
+        deadline = time.monotonic() + START_S
+        while True:
+            assert time.monotonic() < deadline, self._log.read_text()[-2000:]
+            assert self._process.poll() is None, self._log.read_text()[-2000:]
+            try:
+                socket.create_connection(("127.0.0.1", self._port), 1).close()
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        stop(self._process)
+
+
+class Cluster:
+    """A master and two workers of one core each on the loopback interface."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ui = free_port()
+        port = free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(self._ui))
+        for number in range(2):
+            self._start(
+                "worker.Worker", self.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "700m",
+                "--webui-port", str(free_port()), "--work-dir", str(folder / f"work{number}"),
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """Until both workers are there."""
+        deadline = time.monotonic() + START_S
+        while self.state().get("aliveworkers") != 2:
+            assert time.monotonic() < deadline, (self._folder / "log").read_text()[-2000:]
+            time.sleep(0.1)
+
+    def _start(self, daemon: str, *arguments: str) -> None:
+        env = environment(SPARK_DAEMON_MEMORY="256m")
+        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{daemon}", *arguments]
+        with (self._folder / "log").open("ab") as log:
+            self._processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+
+    def state(self) -> dict[str, object]:
+        """What the master says of itself; nothing while it starts."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=5) as answer:
+                found: dict[str, object] = json.load(answer)
+                return found
+        except OSError:
+            return {}
+
+    def executors(self) -> list[int]:
+        """The pids of the executors that run now: children of our workers."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = entry.read_bytes()
+            except OSError:
+                continue
+            if b"CoarseGrainedExecutorBackend" in command and str(self._folder).encode() in command + _cwd(
+                entry.parent
+            ):
+                found.append(int(entry.parent.name))
+        return found
+
+    def stop(self) -> None:
+        """End the workers, whose executors go with them, then the master."""
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            stop(process)
+
+
+def _cwd(process: Path) -> bytes:
+    try:
+        return os.fsencode((process / "cwd").readlink())
+    except OSError:
+        return b""

@@ -1,0 +1,138 @@
+"""Producers: no number is committed twice, by whatever door, from whatever process, however late."""
+
+from __future__ import annotations
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.testing import Chances, Outcome, check_world
+from tests.worlds import SCHEMA, World, row
+
+FAULTS = {Outcome.REFUSED: 0.1, Outcome.HAPPENED_UNKNOWN: 0.15, Outcome.LOST_UNKNOWN: 0.1}
+
+
+@pytest.fixture
+def world():
+    world = World("memory:", 3)
+    yield world
+    world.close()
+
+
+def test_a_number_that_was_committed_is_refused_and_the_error_says_where_it_is(world):
+    client = world.client()
+    write, read = client.open_shard("s", SCHEMA)
+    done = write.compare_and_append([row(1)], 0, 1, producer=("query", 4))
+    for other in (write, world.client().open_writer("s", SCHEMA)):
+        for number in (4, 3):
+            with pytest.raises(persist.AlreadyProduced, match="go on after 4") as caught:
+                other.compare_and_append([row(2, "w", 1)], 1, 2, producer=("query", number))
+            error = caught.value
+            assert (error.producer, error.sequence, error.last) == ("query", number, 4)
+            assert (error.seqno, error.upper) == (done.seqno, done.upper)
+    assert read.snapshot().to_arrow().num_rows == 1
+    assert client.inspect("s").seqno == done.seqno, "nothing was written, and no writer was registered for it"
+
+
+@pytest.mark.parametrize("door", ["append_now", "append_async", "many"])
+def test_every_door_that_appends_by_comparison_takes_a_producer(world, door):
+    client = world.client()
+    write, read = client.open_shard("s", SCHEMA)
+
+    def append(number: int) -> object:
+        upper = write.fetch_upper().time
+        if door == "append_now":
+            return write.append_now([{"id": number, "word": "w"}], producer=("query", number))
+        if door == "append_async":
+            return write.append_async([row(number, "w", upper)], upper, upper + 1, producer=("query", number)).result()
+        return client.compare_and_append_many(
+            [persist.Append(write, [row(number, "w", upper)], upper, upper + 1, ("query", number))]
+        )
+
+    for number in (0, 1, 7):
+        append(number)
+        with pytest.raises(persist.AlreadyProduced):
+            append(number)
+    assert read.snapshot().to_arrow().num_rows == 3
+    assert client.producers("s")["query"].sequence == 7
+    assert client.census("s").producers == 1
+
+
+def test_appends_that_wait_share_no_commit_with_one_of_a_producer(world):
+    client = world.client()
+    write = client.open_writer("s", SCHEMA, batching=persist.Batching(1 << 20, 100.0))
+    futures = [write.append_async([row(n, "w", n)], n, n + 1, producer=("q", n) if n % 2 else None) for n in range(6)]
+    write.flush()
+    assert len({future.result().seqno for future in futures}) == 6
+    assert client.producers("s")["q"].sequence == 5
+
+
+def test_a_token_answers_before_the_number_does(world):
+    write = world.client().open_writer("s", SCHEMA)
+    first = write.compare_and_append([row(1)], 0, 1, token=b"t", producer=("query", 4))
+    again = write.compare_and_append([row(1)], 0, 1, token=b"t", producer=("query", 4))
+    assert (again.seqno, again.attempts) == (first.seqno, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_program_that_repeats_whatever_it_did_not_hear_of_appends_each_number_once(seed):
+    """No tokens are kept, and each attempt is another client: as after kills at any moment."""
+    world, plan = World("memory:", seed), Chances(seed, FAULTS)
+    read = world.client().open_shard("s", SCHEMA)[1]
+    for number in range(12):
+        last = None
+        while last is None:
+            try:
+                with world.client(plan=plan) as client:
+                    write = client.open_writer("s", SCHEMA)
+                    last = _is_done(write, number)
+            except (persist.Indeterminate, persist.Determinate):
+                continue
+        assert last == number
+    found = read.snapshot().to_arrow()
+    assert sorted(found["id"].to_pylist()) == list(range(12))
+    assert set(found["_diff"].to_pylist()) == {1}
+    check_world(world.client(), "s")
+    world.close()
+
+
+def _is_done(write: persist.WriteHandle, number: int) -> int:
+    """The number of the producer's last append, which this call or an earlier one made."""
+    try:
+        write.append_now([{"id": number, "word": "w"}], producer=("q", number))
+    except persist.AlreadyProduced as error:
+        return int(error.last)
+    return number
+
+
+def test_a_name_is_forgotten_only_at_the_number_that_was_seen(world):
+    client = world.client()
+    write = client.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1, producer=("query", 4))
+    with pytest.raises(persist.InvalidUsage, match="at 4 by now, not at 3"):
+        client.forget_producer("s", "query", expected=3)
+    with pytest.raises(persist.InvalidUsage, match="no producer 'nobody'"):
+        client.forget_producer("s", "nobody", expected=3)
+    client.forget_producer("s", "query", expected=4)
+    assert client.producers("s") == {}
+    write.compare_and_append([row(1, "w", 1)], 1, 2, producer=("query", 4))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["query", ("query",), ("query", "1"), ("", 1), ("a\nb", 1), ("é" * 101, 1), (7, 7), ("q", -1), ("q", True)]
+)
+def test_what_is_no_producer_is_refused_at_once(world, wrong):
+    client = world.client()
+    write = client.open_writer("s", SCHEMA)
+    before = client.inspect("s").seqno
+    with pytest.raises(persist.InvalidUsage, match="producer"):
+        write.compare_and_append([row(1)], 0, 1, producer=wrong)
+    assert client.inspect("s").seqno == before
+
+
+def test_a_shard_of_an_older_format_says_what_to_do():
+    with persist.open("memory:", config=persist.Config(format=2)) as client:
+        write = client.open_writer("s", SCHEMA)
+        with pytest.raises(persist.InvalidUsage, match="persist upgrade"):
+            write.compare_and_append([row(1)], 0, 1, producer=("query", 4))
+        client.upgrade("s")
+        write.compare_and_append([row(1)], 0, 1, producer=("query", 4))
