@@ -22,6 +22,7 @@ from bench.append import added, bulk_append, small_append
 from bench.cost import Log, cost, kind_of
 from bench.figures import Figure, beside, in_turn
 from bench.imports import imports
+from bench.ingest import ingest
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
@@ -99,6 +100,13 @@ def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figu
     assert all(figure.ours > 0 and figure.peer > 0 for figure in figures if figure.unit != "ms more")
     told = {figure.peer_name: figure.settings for figure in figures}
     assert all(told[name] for name in told.keys() - BESIDE_OURSELVES)
+
+
+@pytest.mark.slow
+def test_files_are_ingested_beside_pyarrow_and_one_append() -> None:
+    figures = ingest(True)
+    assert [figure.name for figure in figures] == ["ingest-csv", "ingest-jsonl"]
+    assert all(figure.ours > 0 for figure in figures)
 
 
 @pytest.mark.slow

@@ -65,10 +65,10 @@ def test_csv_with_another_delimiter_encoding_nulls_names_and_epochs(tmp_path: Pa
 
 def test_quoted_line_ends_are_bad_lines_unless_they_are_allowed(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text('id,name\n1,"two\nlines"\n2,b\n3,"never closed\n4,d\n')
+    path.write_text('id,name\n1,"two\nlines"\n2,b\n3,"never closed\n4,d\n5,"open')
     rows, bad = ingested(path, Settings("csv", chunk_bytes=5))
     assert rows_of(rows, "id", "name") == [(2, "b"), (4, "d")]
-    assert rows_of(bad, "line") == [(2,), (3,), (5,)]
+    assert rows_of(bad, "line") == [(2,), (3,), (5,), (7,)]
     path.write_text('id,name\n1,"two\nlines"\n2,b\nx,"bad\none"\n4,d\n')
     rows, bad = ingested(path, Settings("csv", chunk_bytes=5, multiline=True))
     assert rows_of(rows, "id", "name") == [(1, "two\nlines"), (2, "b"), (4, "d")]
