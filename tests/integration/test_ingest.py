@@ -89,10 +89,11 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, ar
         assert client.shards() == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_at_any_moment_and_run_again_it_takes_each_line_once(tmp_path: Path) -> None:
     rng = random.Random(7)
-    rows, bad = write_files(tmp_path / "in", files=9, lines=3000)
+    rows, bad = write_files(tmp_path / "in", files=6, lines=2000)
     location = f"file:{tmp_path / 'data'}"
     arguments = ["--format", "jsonl", *SCHEMA, *SMALL, str(tmp_path / "in")]
     kills = 0
