@@ -78,7 +78,7 @@ def session(folder: str) -> Iterator[Ready]:
     said = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
     try:
         yield Ready(
-            f"Spark {spark.version}, local[*] ({os.cpu_count()} cores), the JVM's default JIT and collector, {said}, warm",
+            f"Spark {spark.version}, local[*] ({os.cpu_count()} cores), default JIT and collector, {said}, warm",
             {
                 "ours": lambda: scanned(ours()), "parquet": lambda: scanned(parquet()),
                 "ours summed": lambda: summed(ours()), "parquet summed": lambda: summed(parquet()),

@@ -73,7 +73,8 @@ def _constant(name: str, argument: AnalyzeArgument) -> str | None:
 
 def register_functions(spark: SparkSession) -> None:
     """Make the function known to a session."""
-    spark.udtf.register(NAME, udtf(AsOf))
+    made: Any = udtf(AsOf)
+    spark.udtf.register(NAME, made)
 
 
 def create_view(spark: SparkSession, name: str, shard: str, **options: object) -> DataFrame:

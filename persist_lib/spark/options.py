@@ -21,7 +21,8 @@ PLACE = ("location", "consensus", "shard")
 READ = ("as_of", "columns", "where", "diff", "changes", "from", "to", "partition_bytes", "pushdown", "read_only")
 """Options of batch reads."""
 STREAM = (
-    "columns", "where", "changes", "from", "hold", "max_bytes", "max_updates", "max_times", "partition_bytes", "read_only",
+    "columns", "where", "changes", "from", "hold", "max_bytes", "max_updates", "max_times", "partition_bytes",
+    "read_only",
 )  # fmt: skip
 """Options of streaming reads."""
 SPARKS_OWN = ("path", "checkpointlocation", "queryname", "outputmode", "__datasource_provider")

@@ -7,6 +7,7 @@ the task plans its key range anew from the newest state, and goes on after the l
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
@@ -130,8 +131,10 @@ def plan_slices(
 ) -> list[Slice]:
     """Cut a section into slices of about `slice_bytes` of stored bytes, in key order; none where there is nothing.
 
-    Raises SinceViolation where its history is gone.
+    SUBTLE: from a state that is read now. Another process may have decided what the section is, and this one may know
+    an older state, in which that time was not complete. Raises SinceViolation where its history is gone.
     """
+    handle.fetch_upper()
     reading = handle.acquire(section.since)
     state, machine = reading.version.state, handle.machine
     whole = Slice(
@@ -141,11 +144,28 @@ def plan_slices(
     if not whole.inputs:
         return []
     edges = cuts(machine.reads, whole, slice_bytes)
-    return [
-        found
-        for lower, upper in pairwise([keys.lower, *edges, keys.upper])
-        if (found := msgspec.structs.replace(whole, keys=KeyRange(lower, upper)).again(state)).inputs
-    ]
+    runs = [_Run(run) for run in whole.inputs]
+    found = []
+    for lower, upper in pairwise([keys.lower, *edges, keys.upper]):
+        inputs = tuple(part for run in runs if (part := run.between(lower, upper)) is not None)
+        if inputs:
+            found.append(msgspec.structs.replace(whole, keys=KeyRange(lower, upper), inputs=inputs))
+    return found
+
+
+class _Run:
+    """A run that is cut many times: its parts are in the order of keys, so that their places are found by bisection."""
+
+    def __init__(self, run: TaskInput) -> None:
+        self._run = run
+        self._lowers = [part.key_lower for part in run.parts]
+        self._uppers = [part.key_upper for part in run.parts]
+
+    def between(self, lower: bytes | None, upper: bytes | None) -> TaskInput | None:
+        """Its parts that may hold keys in `[lower, upper)`; None for none. A part's upper bound is inclusive."""
+        first = 0 if lower is None else bisect_left(self._uppers, lower)
+        end = len(self._lowers) if upper is None else bisect_left(self._lowers, upper)
+        return msgspec.structs.replace(self._run, parts=self._run.parts[first:end]) if first < end else None
 
 
 def cuts(blob: Blob, whole: Slice, slice_bytes: int | None) -> list[bytes]:

@@ -114,7 +114,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position is None:
             raise InvalidUsage(f"shard {shard}: the stream's first offset does not say where it began", offset=end)
         planning.holding.check(Offset(shard, last.hold, position))
-        planning.handle.fetch_upper()
         names = tuple(name for name in self._target.names if name in self._table.schema.names)
         pushed = self._table.pushed
         wanted = [

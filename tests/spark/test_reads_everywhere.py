@@ -100,7 +100,7 @@ def test_reads_are_the_librarys_wherever_spark_runs(
     questions: list[dict[str, Any]] = [
         {"options": {**shard, "diff": "true"}},
         {
-            "options": {**shard, "diff": "true", "as_of": "4"},
+            "options": {**shard, "diff": "true", "as_of": "4", "pushdown": "true"},
             "where": "a > 10 AND a <= 30 AND b IN ('x', 'yy') AND v <> 2",
         },
         {"options": {**shard, "diff": "true", "as_of": "7", "columns": "v, a"}},
@@ -110,6 +110,8 @@ def test_reads_are_the_librarys_wherever_spark_runs(
         {"sql": f"CREATE TEMPORARY VIEW some USING persist OPTIONS (shard 'rows', as_of 0, {place_of})"},
         {"sql": "SELECT sum(a) FROM some WHERE a < 5"},
         {"options": {**shard, "as_off": "4"}},
+        {"options": {**where, "shard": "rows"}, "twice": ["a < 3", "a > 7"]},
+        {"options": {**shard, "diff": "true", "where": "a > 10 AND b = 'x'"}},
         {**stream, "checkpoint": str(tmp_path / "checkpoint")},
     ]
     found = answers(place, questions)
@@ -129,7 +131,10 @@ def test_reads_are_the_librarys_wherever_spark_runs(
     assert found[6] == []
     assert found[7] == [["14"]], "0 + 1 + 1 + 2 + 3 + 3 + 4"
     assert "Did you mean as_of" in found[8]
-    assert found[9] is None, found[9]
+    assert found[9] == [4, 15, 4 + 3, 3], "a frame is not of the filters of its first query"
+    few = {data: n for data, n in whole.items() if data[0] > 10 and data[1] == "x"}
+    assert multiset(found[10]) == Counter({texts(*data, n): 1 for data, n in few.items()})
+    assert found[11] is None, found[11]
     out = pq.read_table(tmp_path / "out").to_pylist()
     contents: Counter[Any] = Counter()
     for row in out:

@@ -368,3 +368,32 @@ def test_a_wrong_where_is_refused_in_words(client: persist.Client, text: str, sa
     World(client).append(random.Random(1), 3)
     with pytest.raises(InvalidUsage, match=said):
         load(client, where=text)
+
+
+@pytest.mark.parametrize("read_only", ["true", "false"])
+def test_a_process_that_plans_does_not_trust_what_it_knew(
+    client: persist.Client, read_only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark asks for the schema in one process and for the partitions in another, which may know an older state."""
+    world, rng = World(client), random.Random(22)
+    world.append(rng, 30)
+    clients: dict[str, persist.Client] = {}
+    process = "planner"
+
+    def client_here(location: str, consensus: str | None, *, read_only: bool) -> persist.Client:
+        if process not in clients:
+            clients[process] = persist.open(location, consensus, read_only=read_only)
+        return clients[process]
+
+    monkeypatch.setattr("persist_lib.spark.reading.client_of", client_here)
+    made = source(client, diff="true", read_only=read_only)
+    made.reader(made.schema()).partitions()
+    for _ in range(3):
+        world.append(rng, 30)
+    process = "another"
+    schema = made.schema()
+    process = "planner"
+    reader = made.reader(schema)
+    assert contents(read(reader, reader.partitions())) == world.contents(3)
+    for one in clients.values():
+        one.close()
