@@ -2,7 +2,7 @@
 
 All sides append the same lineitems, so many at a time, each by a handle that is kept open; do what their documentation
 says keeps a table small; and read all of it into Arrow by a handle that is opened anew, before that and after it. Ours
-also sorts by key, consolidates, keeps fingerprints and digests, and syncs what it acknowledges; the peers do none of it.
+also sorts by key, consolidates, keeps fingerprints and digests, and syncs what it acknowledges; the peers do not.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def ducklake(folder: str, source: str, appends: str) -> Iterator[Ready]:
     def scan() -> int:
         kept[0].close()  # another handle cannot open the catalog meanwhile
         kept[0] = opened()
-        return int(kept[0].execute("from lake.lineitem").to_arrow_table().num_rows)
+        table: pa.Table = kept[0].execute("from lake.lineitem").to_arrow_table()
+        return int(table.num_rows)
 
     def maintain() -> None:
         kept[0].execute("call ducklake_merge_adjacent_files('lake')")

@@ -14,9 +14,9 @@ from persist_lib.testing import check_world
 
 SCALE = float(os.environ.get("PERSIST_TPCH_SCALE", "0.001"))
 """`make tpch SCALE=1` runs the same at scale 1."""
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
-@pytest.mark.spark
 def test_every_time_reads_as_plain_spark_computes_it(spark: SparkSession, tmp_path: Path):
     said: list[str] = []
     assert tpch_spark.run(spark, tmp_path, SCALE, turns=2, say=said.append) == 18
@@ -26,7 +26,6 @@ def test_every_time_reads_as_plain_spark_computes_it(spark: SparkSession, tmp_pa
             check_world(client, name)
 
 
-@pytest.mark.spark
 def test_a_row_too_many_is_seen(spark: SparkSession, tmp_path: Path):
     """The comparison itself can fail: one retraction that did not come, out of all rows."""
     run = tpch_spark.Run(spark, tmp_path, SCALE, 1, lambda _: None)
