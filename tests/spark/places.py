@@ -115,7 +115,7 @@ class Cluster:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=5) as answer:
                 found: dict[str, object] = json.load(answer)
                 return found
-        except OSError:
+        except (OSError, ValueError):  # it starts, and may answer with half a page
             return {}
 
     def executors(self) -> list[int]:
