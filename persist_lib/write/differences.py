@@ -31,8 +31,8 @@ from persist_lib.read import contents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
+from persist_lib.schema.width import row_bytes
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.gathering import row_bytes
 from persist_lib.shard.leases import Leases, Registering
 from persist_lib.shard.runs import Stored, inputs_of, open_runs, overlapping
 from persist_lib.write.constraints import violated
