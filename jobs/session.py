@@ -38,7 +38,7 @@ LOCAL = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
 ALWAYS = {
-    # The data source `persist` prunes parts by pushed filters, which Spark leaves off by default.
+    # For reads of the data source `persist` with its option `pushdown`. Spark leaves it off by default.
     "spark.sql.python.filterPushdown.enabled": "true",
     # Requests of several shards are in flight at once, and a small one must not wait for all tasks of a large one.
     "spark.scheduler.mode": "FAIR",
