@@ -29,7 +29,7 @@ from tests.spark.places import environment
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 PROGRAM = Path(__file__).parent / "sink_program.py"
 ROOT = Path(__file__).parent.parent.parent
-KILLS = int(os.environ.get("PERSIST_KILLS", "3"))
+KILLS = int(os.environ.get("PERSIST_KILLS", "2"))
 SEED = os.environ.get("PERSIST_SEED", "0")
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 CONFIG: dict[str, Any] = {"inline_bytes": 512, "part_bytes": 64 * 1024}
