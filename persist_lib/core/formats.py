@@ -39,6 +39,8 @@ PARTS_AT_A_TIME = 3
 
 STATE_FIELDS = {1: 14, 2: 16, 3: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
+WITH_PRODUCERS = 19
+"""The same of a state of format 3 that remembers producers."""
 PART_FIELDS = 11
 """How many fields a stored part has, unless it counts at a time of its own."""
 DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS}
@@ -67,7 +69,7 @@ def least_for_state(state: State) -> int:
 
 def stored_fields(state: State) -> int:
     """How many fields of this state are stored: those of its format, and the producers if it has some."""
-    return len(state.__struct_fields__) if state.producers else STATE_FIELDS[state.format]
+    return max(STATE_FIELDS[state.format], WITH_PRODUCERS if state.producers else 0)
 
 
 def needed(command: str, diff: StateDiff) -> int:

@@ -15,6 +15,9 @@ from persist_lib.ids import PartKey, SeqNo
 CHUNK_BYTES = 8 * 1024 * 1024
 """Each chunk of this size in an object has a digest of its own, so that ranges of it can be verified."""
 DIGEST_BYTES = 16
+GROUP_ROWS = 1 << 17
+GROUP_BYTES = 2 * CHUNK_BYTES
+"""At most the size of a row group, in rows and bytes. With smaller ones, some columns would lie in every chunk."""
 
 
 class Level(NamedTuple):

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
 from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
@@ -36,8 +37,6 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 VERSION: Final = 1
-GROUP_ROWS = 1 << 17
-GROUP_BYTES = 4 << 20
 SHORT_DICTIONARY = 16 << 10
 MARK, SCHEMA_ID = b"persist.part", b"persist.schema"
 GROUPS, KEYS, STARTS, ARROW = b"persist.groups", b"persist.keys", b"persist.starts", b"ARROW:schema"

@@ -52,7 +52,7 @@ def peak(folder: Path, count: int, *shape: object) -> dict[str, Any]:
         ((100_000, "--batches", 60), (800_000, "--batches", 480)),
         ((250_000, "--batches", 6, "--hot", 0.9), (2_000_000, "--batches", 6, "--hot", 0.9)),
         ((250_000, "--batches", 6, "--hot", 0.9), (250_000, "--batches", 48, "--hot", 0.9)),
-        ((40_000, "--batches", 12, "--width", 200), (320_000, "--batches", 12, "--width", 200)),
+        ((120_000, "--batches", 12, "--width", 200), (960_000, "--batches", 12, "--width", 200)),
     ],
     ids=["updates", "batches", "one key", "batches of one key", "wide rows"],
 )

@@ -12,15 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from persist_lib.core.state import Batch, Part
-from persist_lib.core.trace import CHUNK_BYTES
+from persist_lib.core.trace import CHUNK_BYTES, GROUP_BYTES, GROUP_ROWS
 
 SHARE = 4
 """Gathered updates are in memory four times: as read, laid end to end, as numbers to sort, and in order."""
 SMALL = 8
 """A run is small if this many like it can be gathered. Larger ones are streamed where not all can be gathered."""
-GROUP_ROWS = 1 << 17
-GROUP_BYTES = 4 << 20
-"""At most the size of a row group, in rows and bytes. A stream holds one of them, twice while it is decoded."""
 OPEN_BYTES = 1 << 20
 """What an open part takes besides: its footer, and a window's worth of decoded rows."""
 FEWEST = 4

@@ -162,6 +162,11 @@ def downgraded(place: Place, value: Any) -> int | None:
     return place.read.since.time
 
 
+def staged(place: Place, lower: Any, upper: Any, *rows: dict[str, Any]) -> None:
+    with place.write.stage(lower=lower, new_upper=upper) as stage:
+        place.write.append_staged([stage.write(rows)])
+
+
 def many(place: Place, lower: Any, upper: Any) -> None:
     place.client.compare_and_append_many(
         [persist.Append(place.write, [], lower, upper), persist.Append(place.other, [], lower, upper)]
@@ -184,6 +189,8 @@ DOORS: dict[str, tuple[int, Door]] = {
     "finish(expected_upper)": (0, exactly(lambda p, v: p.write.finish(v))),
     "compare_and_append_many(expected_upper)": (0, exactly(lambda p, v: many(p, v, p.target + 5))),
     "compare_and_append_many(new_upper)": (-10, before(lambda p, v: many(p, p.target - 10, v))),
+    "stage(lower)": (0, exactly(lambda p, v: staged(p, v, p.target + 1, {"id": 5, "w": "x", "_time": p.target}))),
+    "stage(new_upper)": (-10, before(lambda p, v: staged(p, p.target - 10, v))),
     "judge_append(expected_upper)": (0, judged(0, 5, lambda p, v: (v, p.target + 5))),
     "judge_append(new_upper)": (-10, judged(-10, 0, lambda p, v: (p.target - 10, v))),
     "snapshot(as_of)": (0, snapshot),

@@ -42,7 +42,7 @@ def elsewhere(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("what", LEGAL)
 def test_a_wrong_argument_is_a_typed_error_and_changes_nothing(what: str, place: Place):
     arguments, kinds = LEGAL[what]
-    if what in ("Client.finish", "Listen.poll", "Listen.close"):
+    if what in ("Client.finish", "Client.forget_producer", "Listen.poll", "Listen.close"):
         place.renew()
     function, legal = callable_of(what, place), arguments(place)
     parameters = inspect.signature(function).parameters

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_lib.core.trace import GROUP_ROWS
 from persist_lib.format.dictionaries import as_stored, compacted, stored_as
-from persist_lib.format.parquet import GROUP_ROWS, PartEncoder
+from persist_lib.format.parquet import PartEncoder
 from persist_lib.format.parts import decode_part
 from persist_lib.schema.schema import Schema
 

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from persist_lib.core.trace import GROUP_ROWS
 from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat
 from persist_lib.format.digest import CHUNK, chunk_count, digest
-from persist_lib.format.parquet import GROUP_ROWS, PartFile
+from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import (
     StoredPart,
     decode_inline,
