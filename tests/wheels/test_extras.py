@@ -18,7 +18,7 @@ USES = Path(__file__).parent / "uses"
 EXTRAS = [
     (name, extra) for name in built.PROJECTS for extra in ("", *built.project(name).get("optional-dependencies", {}))
 ]
-ON_SPARK = {("persist-lib", "spark"), ("persist-pipeline", "")}
+ON_SPARK = {("persist-lib", "spark"), ("persist-lib", "spark-connect"), ("persist-pipeline", "")}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
