@@ -11,10 +11,13 @@ import sys
 import persist_lib.spark
 from jobs.session import SparkSettings, build_session
 
+KEEPING = {"spark.sql.streaming.minBatchesToRetain": "1000000"}
+"""The test looks at the first offset, however many there are."""
+
 
 def main(what: str, location: str, folder: str) -> None:
     """Run until killed, or read what is there now, or print the rows that were delivered."""
-    spark = build_session(SparkSettings(master="local[2,4]", driver_memory="512m"))
+    spark = build_session(SparkSettings(master="local[2,4]", driver_memory="512m", conf=KEEPING))
     if what == "count":
         print("ROWS " + json.dumps([list(row) for row in spark.read.parquet(f"{folder}/out").collect()]))
         return

@@ -29,14 +29,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 def test_a_job_says_its_shard_and_ranges_and_its_stage_the_keys_of_each_task(
     client: persist.Client, spark: SparkSession
 ) -> None:
-    write(client, "orders", rows=8000)
+    write(client, "shown", rows=8000)
     engine = SparkEngine(client, lambda: spark)
-    done = client.compact("orders", engine=engine_for(client, "orders", "spark", engine))
+    done = client.compact("shown", engine=engine_for(client, "shown", "spark", engine))
     [request] = done.applied
     assert request.tasks >= 4
     store = spark.sparkContext._jsc.sc().statusStore()  # what its REST API answers from
     jobs = [job for job in listed(store.jobsList(None)) if job.description().isDefined()]
-    [job] = [job for job in jobs if job.description().get().startswith("orders: ")]
+    [job] = [job for job in jobs if job.description().get().startswith("shown: ")]
     said = job.description().get()
     assert f"compacting {request.updates_in:,} updates" in said
     assert said.endswith(f"{request.tasks} key ranges")

@@ -24,6 +24,9 @@ ROLES = {"ada": "write", "bob": "write", "mia": "maintain", "rex": "read"}
 
 ROOT = Path(__file__).resolve().parents[2]
 
+ENOUGH = 5
+"""A round in which no more was acknowledged shows nothing."""
+
 
 class Attempt(NamedTuple):
     """One append as its writer logged it; `outcome` is ack, no, or try where it was killed before it knew."""
@@ -71,6 +74,11 @@ def failures(directory: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def acknowledged(directory: Path) -> int:
+    """How many appends were acknowledged so far."""
+    return sum(path.read_text().count("ack ") for path in directory.glob("log-*"))
+
+
 def attempts(directory: Path) -> dict[int, Attempt]:
     found: dict[int, Attempt] = {}
     for path in directory.glob("log-*"):
@@ -113,7 +121,7 @@ def judge(
         assert contents_of(client.open_reader(SHARD).snapshot(upper - 1).to_arrow()) == told
     outcomes = Counter(attempt.outcome for attempt in tried.values())
     print(f"{dict(outcomes)}, of the unknown {sum(tried[n].outcome == 'try' for n in there)} are there; upper {upper}")
-    assert outcomes["ack"] > 5, "too little happened"
+    assert outcomes["ack"] > ENOUGH, "too little happened"
 
 
 def check_contents(told: Counter[tuple[object, ...]], tried: dict[int, Attempt]) -> set[int]:

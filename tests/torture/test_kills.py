@@ -14,18 +14,13 @@ import pytest
 
 import persist_lib as persist
 from tests import servers
-from tests.torture.processes import (
-    ROLES,
-    Processes,
-    attempts,
-    failures,
-    judge,
-)
+from tests.torture.processes import ENOUGH, ROLES, Processes, acknowledged, attempts, failures, judge
 from tests.torture.roles import SCHEMA, SHARD
 
 KILLS = int(os.environ.get("PERSIST_TORTURE_KILLS", "100"))
 KILLS_ON_SERVERS = -(-KILLS // 5)
 PER_SHARD = 50
+PATIENCE_S = 60.0
 """Kills on one shard before it is judged and another one is begun."""
 
 
@@ -66,6 +61,10 @@ def torture(url: str, tmp_path: Path, kills: int) -> None:
             processes.kill(name)
             processes.start(name)
         time.sleep(0.3)
+        deadline = time.monotonic() + PATIENCE_S
+        while acknowledged(tmp_path) <= ENOUGH:
+            assert time.monotonic() < deadline, "too little happened"
+            time.sleep(0.2)  # on a busy machine, processes are killed before they have begun
     finally:
         processes.close()
     assert failures(tmp_path) == ""
