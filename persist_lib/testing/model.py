@@ -27,6 +27,7 @@ class Model:
     def __init__(self) -> None:
         self.updates: list[Update] = []
         self.upper = MINIMUM
+        self.produced: dict[str, int] = {}
 
     def append(self, updates: Iterable[Update], lower: Antichain, upper: Antichain) -> None:
         """Do what an acknowledged `compare_and_append` does. AssertionError if `lower` is not upper."""
@@ -34,6 +35,16 @@ class Model:
             raise AssertionError(f"acknowledged at {lower}, but upper was {self.upper}")
         self.updates += updates
         self.upper = upper
+
+    def append_produced(
+        self, updates: Iterable[Update], lower: Antichain, upper: Antichain, producer: tuple[str, int]
+    ) -> None:
+        """Do what an acknowledged `compare_and_append` of a producer does. AssertionError if it has that number."""
+        name, sequence = producer
+        if sequence <= self.produced.get(name, -1):
+            raise AssertionError(f"{name} appended {sequence} after {self.produced[name]}")
+        self.append(updates, lower, upper)
+        self.produced[name] = sequence
 
     def append_rest(self, updates: Iterable[Update], lower: Antichain, upper: Antichain) -> None:
         """Do what an acknowledged `append` does: add only the times that are not complete yet."""

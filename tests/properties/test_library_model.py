@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import persist_lib as persist
-from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, UpperMismatch
+from persist_lib.errors import AlreadyProduced, Indeterminate, LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.testing import Chances, Model, Outcome, check_swept, check_world, contents_of, updates_of
 from persist_lib.testing.model import Row, summed
 from tests import servers
@@ -125,6 +125,34 @@ class LibraryMachine(RuleBasedStateMachine):
         self.acknowledge(lambda token: commit_at(write, batch, lower, lower + step, lower + step - 1, token), who)
         _, updates = self.rows([(values, step, diff) for values, _, diff in changes], lower, lower + step, write.schema)
         self.model.append(updates, persist.at(lower), persist.at(lower + step))
+
+    @rule(
+        who=st.integers(0, 2),
+        changes=CHANGES,
+        step=st.integers(1, 5),
+        name=st.sampled_from("ab"),
+        ahead=st.integers(0, 2),
+    )
+    def append_by_a_producer(self, who: int, changes: list[Change], step: int, name: str, ahead: int) -> None:
+        """Repeated without a token until it is there, or is said to be: its number is enough to append it once."""
+        write, lower, last = self.writers[who], self.upper, self.model.produced.get(name, -1)
+        rows, updates = self.rows(changes, lower, lower + step, write.schema)
+        if self.finished or last + ahead < 0:
+            return
+        number, answered = last + ahead, []
+
+        def append(_token: bytes | None) -> None:
+            try:
+                write.compare_and_append(rows, lower, lower + step, producer=(name, number))
+            except AlreadyProduced as error:
+                answered.append(error.last)
+
+        self.acknowledge(append, who)
+        assert answered in ([], [number])
+        if ahead:
+            self.model.append_produced(updates, persist.at(lower), persist.at(lower + step), (name, number))
+        else:
+            assert answered == [last], "it was not appended again"
 
     def acknowledge(self, call: Any, who: int) -> None:
         """Until it is done: an unknown outcome is asked for by its token, whatever did not happen is tried again."""
