@@ -8,9 +8,7 @@ commits group by group, so that it can be killed at any point.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-from pyspark.sql import SparkSession
 
 import persist_lib as persist
 from bench.figures import Figure, beside, in_turn, timed
 from bench.peer import Peer, Ready
-from bench.spark_peer import QUIET, SETTINGS
+from bench.spark_peer import SETTINGS, users_session
 from jobs.engine import SparkEngine
 from jobs.ingesting.engines import Engine, Local, OnSpark
 from jobs.ingesting.running import Ingest
@@ -151,12 +148,7 @@ def ingest_spark(quick: bool) -> list[Figure]:
 @contextmanager
 def reader_and_writer(folder: str, form: str) -> Iterator[Ready]:
     """Read the files with their schema, and write Parquet, as Spark's users would."""
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    builder = SparkSession.builder.master("local[*]").appName("peer")
-    for name, value in {**SETTINGS, **QUIET}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = users_session("peer")
     reader = session.read.schema("id long, name string, state string, price double, at timestamp")
     target = Path(folder) / "spark-out"
 

@@ -28,16 +28,22 @@ QUIET = {
 DATA = ["key", "state", "amount"]
 
 
+def users_session(name: str) -> SparkSession:
+    """Spark on all cores, as its users would start it."""
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    builder = SparkSession.builder.master("local[*]").appName(name)
+    for setting, value in {**SETTINGS, **QUIET}.items():
+        builder = builder.config(setting, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
 @contextmanager
 def dataframe_plan(folder: str, since: str) -> Iterator[Ready]:
     """Group, sum, sort and write what is in `plain`; count what was written; clean it away for the next time."""
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     source, target = Path(folder) / "plain", Path(folder) / "spark-out"
-    builder = SparkSession.builder.master("local[*]").appName("peer")
-    for name, value in {**SETTINGS, **QUIET}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = users_session("peer")
 
     def run() -> None:
         data = session.read.parquet(str(source))

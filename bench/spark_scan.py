@@ -7,7 +7,6 @@ row out of the scan. The sum needs all columns too: Spark does not tell a source
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import persist_lib as persist
@@ -24,7 +23,7 @@ import persist_lib.spark
 from bench.figures import Figure, beside
 from bench.kernel import SCHEMA
 from bench.peer import Peer, Ready
-from bench.spark_peer import QUIET, SETTINGS
+from bench.spark_peer import SETTINGS, users_session
 
 FULL, QUICK = 16_000_000, 400_000
 APPENDS = 8
@@ -55,12 +54,7 @@ def spark_scan(quick: bool) -> list[Figure]:
 @contextmanager
 def session(folder: str) -> Iterator[Ready]:
     """A session of Spark that reads both."""
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    builder = SparkSession.builder.master("local[*]").appName("scan")
-    for name, value in {**SETTINGS, **QUIET}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = users_session("scan")
     persist_lib.spark.register(spark)
 
     def ours() -> DataFrame:

@@ -23,6 +23,28 @@ if TYPE_CHECKING:
     from persist_lib.read.handle import ReadHandle, Reading
 
 
+def resuming(stream: Callable[[], Iterator[pa.Table]], look_again: Callable[[Missing], object]) -> Iterator[pa.Table]:
+    """The tables of `stream`. When a blob is gone, it is made again after `look_again`, and goes on after the last row.
+
+    It must have the same rows in the same order each time. `look_again` raises what ends the stream.
+    """
+    done = 0
+    while True:
+        try:
+            skip = done
+            for table in stream():
+                dropped = min(skip, table.num_rows)
+                skip -= dropped
+                fresh = table.slice(dropped)
+                done += fresh.num_rows
+                if fresh.num_rows:
+                    yield fresh
+        except Missing as missing:
+            look_again(missing)
+        else:
+            return
+
+
 class Held(Doors):
     """A table that is read from one state of a shard, for use in a `with` block."""
 
@@ -79,21 +101,7 @@ class Held(Doors):
         SUBTLE: the rows are the same in every state that a reader may use, and come in the same order. So it is exact
         to go on after the last row.
         """
-        done = 0
-        while True:
-            try:
-                skip = done
-                for table in stream():
-                    dropped = min(skip, table.num_rows)
-                    skip -= dropped
-                    fresh = table.slice(dropped)
-                    done += fresh.num_rows
-                    if fresh.num_rows:
-                        yield fresh
-            except Missing as missing:
-                self._look_again(missing)
-            else:
-                return
+        return resuming(stream, self._look_again)
 
     def _look_again(self, missing: Missing) -> None:
         """For a read-only client, take the newest state; otherwise raise the error that a missing blob means."""

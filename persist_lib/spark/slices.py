@@ -27,6 +27,7 @@ from persist_lib.ids import ShardId
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.api import Blob
 from persist_lib.read.handle import ReadHandle
+from persist_lib.read.held import resuming
 from persist_lib.read.snapshot import KeyRange, Split
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.cutting import stretches
@@ -187,21 +188,13 @@ def read_slice(client: Client, planned: Slice, pool: Executor) -> Iterator[pa.Ta
     SUBTLE: a section is the same in every state that it may be read from, and comes in key order. So it is exact to go
     on after the last row. Raises SinceViolation where its history is gone.
     """
-    found, done = planned, 0
-    while True:
-        try:
-            skip = done
-            for table in found.tables(client.reads, pool):
-                dropped = min(skip, table.num_rows)
-                skip -= dropped
-                fresh = table.slice(dropped)
-                done += fresh.num_rows
-                if fresh.num_rows:
-                    yield fresh
-        except Missing as missing:
-            found = _newer(client, found, missing)
-        else:
-            return
+    found = planned
+
+    def look_again(missing: Missing) -> None:
+        nonlocal found
+        found = _newer(client, found, missing)
+
+    return resuming(lambda: found.tables(client.reads, pool), look_again)
 
 
 def _newer(client: Client, gone: Slice, missing: Missing) -> Slice:

@@ -15,8 +15,9 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
-from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, SchemaMismatch, TimedOut, UpperMismatch
+from persist_lib.core.producers import last_of
+from persist_lib.core.state import Batch, State, Version
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, UpperMismatch
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import Antichain
 from persist_lib.ids import WriterId
@@ -28,7 +29,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built, Laid
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
-from persist_lib.write.appending import undoubted, whole
+from persist_lib.write.appending import check_newest, inline_room, outrun, undoubted, whole
 from persist_lib.write.differences import Overwriting, Source, Upserting, check_all
 from persist_lib.write.layout import assembled, batch_of, counted_at
 from persist_lib.write.pending import Appended
@@ -100,7 +101,7 @@ class Commit:
             version = self._writable()
             builder = self._builder()
             with source.at(version, rule.names, self._deadline) as (version, both):
-                self._check_newest(version.state)
+                check_newest(machine, self._schema, version.state)
                 lower = version.state.upper
                 time = next_time(self._schema, machine.shard, lower, machine.runtime)
                 changes = (at_time(table, 0) for table in rule.over(both, time))
@@ -173,23 +174,7 @@ class Commit:
         self._races += 1
         if not self._deadline.has_passed():
             return
-        shard, upper = self._machine.shard, self._machine.state.upper
-        raise TimedOut(
-            f"shard {shard}: gave up after {self._deadline.timeout_s:g} s, as other writers were first {self._races} "
-            f"times; upper is {self._schema.show(upper)} now. This call wrote nothing. Try again, with a "
-            "longer timeout",
-            shard=shard, timeout_s=self._deadline.timeout_s, upper=upper,
-        ) from error  # fmt: skip
-
-    def _check_newest(self, state: State) -> None:
-        newest = state.schemas[-1]
-        if newest != self._schema:
-            raise SchemaMismatch(
-                f"shard {self._machine.shard} has the schema {newest} by now, and this writer has {self._schema}, "
-                "which cannot say all of the rows that are to be replaced. Nothing was written; open a writer with the "
-                "newest schema",
-                shard=self._machine.shard, actual=newest, expected=self._schema,
-            )  # fmt: skip
+        raise outrun(self._machine, self._schema, self._deadline, self._races) from error
 
     def _drop(self, staged: Sequence[Staged]) -> None:
         """Delete staged parts that nothing will ever refer to, as only the difference was appended."""
@@ -199,17 +184,10 @@ class Commit:
                 within(self._machine.runtime.deadline(10.0), partial(self._machine.blob.delete_many, keys))
 
 
-def inline_room(machine: Machine, state: State) -> int:
-    """How large an inline batch may be now."""
-    room = INLINE_TOTAL_BYTES - state.inline_size
-    return min(machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
-
-
 def check_new(machine: Machine, version: Version, producer: tuple[str, int] | None) -> None:
     """Raise AlreadyProduced for an append that was made before, without the work of it."""
-    if producer is None or (last := version.state.producers.get(producer[0])) is None or last.sequence < producer[1]:
-        return
-    raise machine.refused(r.AlreadyProduced(*producer, last))
+    if producer is not None and (last := last_of(version.state, *producer)):
+        raise machine.refused(r.AlreadyProduced(*producer, last))
 
 
 def _fixed(lower: Antichain, time: int, built: Built, _state: State) -> Batch:

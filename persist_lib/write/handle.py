@@ -20,7 +20,7 @@ from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
+from persist_lib.core.state import Batch, State, Version
 from persist_lib.errors import ConstraintViolated, Indeterminate, PersistError
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import WriterId, parse_producer, parse_token
@@ -35,7 +35,7 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
 from persist_lib.times import Times
-from persist_lib.write.appending import check_produced, parse_bounds, timed_out, undoubted, whole
+from persist_lib.write.appending import check_produced, inline_room, parse_bounds, timed_out, undoubted, whole
 from persist_lib.write.constraints import check_constraints
 from persist_lib.write.doubts import Doubt, Doubts
 from persist_lib.write.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
@@ -410,8 +410,7 @@ class WriteHandle(Leased, Verbs, Staging):
         try:
             if self.schema.constraints and not is_checked:
                 tables = iter(self._constrained(tables, lower, deadline))
-            room = INLINE_TOTAL_BYTES - self.machine.version.state.inline_size
-            inline_bytes = min(self.machine.config.inline_bytes, max(room, INLINE_TOTAL_BYTES // 2))
+            inline_bytes = inline_room(self.machine, self.machine.version.state)
             if self._registration.is_closed:
                 inline_bytes = sys.maxsize  # upload nothing: it can only have been committed before the handle closed
             return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)

@@ -21,7 +21,7 @@ from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Version
-from persist_lib.errors import Indeterminate, LeaseExpired, SchemaMismatch, TimedOut, UpperMismatch
+from persist_lib.errors import Indeterminate, LeaseExpired, UpperMismatch
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import parse_producer
@@ -38,7 +38,7 @@ from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import forgotten, judge
 from persist_lib.shard.refusals import named
-from persist_lib.write.appending import check_produced, undoubted, whole
+from persist_lib.write.appending import check_newest, check_produced, outrun, undoubted, whole
 from persist_lib.write.looking import Looking
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
@@ -184,14 +184,7 @@ class Verbs(ABC):
 
     def _contents(self, looking: Looking, version: Version, deadline: Deadline) -> tuple[Version, pa.Table]:
         version, old = looking.contents(version, deadline)
-        newest = version.state.schemas[-1]
-        if newest != self.schema:
-            raise SchemaMismatch(
-                f"shard {self.machine.shard} has the schema {newest} by now, and this writer has {self.schema}, which "
-                "cannot say all of the rows that are to be replaced. Nothing was written; open a writer with the "
-                "newest schema",
-                shard=self.machine.shard, actual=newest, expected=self.schema,
-            )  # fmt: skip
+        check_newest(self.machine, self.schema, version.state)
         return version, old
 
     def _at_next_time(
@@ -236,7 +229,7 @@ class Verbs(ABC):
                     if self._registration.is_closed:
                         raise
                 if deadline.has_passed():
-                    raise self._out_of_time(deadline, races)
+                    raise outrun(self.machine, self.schema, deadline, races, " or with fewer keys at once")
 
     def _named(
         self, lower: Antichain, known: tuple[bytes, Antichain, Antichain] | None
@@ -282,7 +275,7 @@ class Verbs(ABC):
             except UpperMismatch:
                 races += 1
             if deadline.has_passed():
-                raise self._out_of_time(deadline, races)
+                raise outrun(self.machine, self.schema, deadline, races, " or with fewer keys at once")
 
     def _send_at(
         self, changes: pa.Table, time: int, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes,
@@ -299,15 +292,6 @@ class Verbs(ABC):
             return step()
         except Indeterminate as error:
             raise undoubted(self.machine.shard, error) from error
-
-    def _out_of_time(self, deadline: Deadline, races: int) -> TimedOut:
-        shard, upper = self.machine.shard, self.machine.state.upper
-        return TimedOut(
-            f"shard {shard}: gave up after {deadline.timeout_s:g} s, as other writers were first {races} times; upper "
-            f"is {self.schema.show(upper)} now. This call wrote nothing. Try again, with a longer timeout or with "
-            "fewer keys at once",
-            shard=shard, timeout_s=deadline.timeout_s, upper=upper,
-        )  # fmt: skip
 
     @abstractmethod
     def _begin(self, timeout: float | None, held: list[Lock]) -> Deadline: ...
