@@ -1,0 +1,196 @@
+"""Listening to a collection, across handovers: each update once, at its exact time, before the progress that covers it.
+
+It goes in rounds. A round sees how far the rendition that is the collection now has come, has that promised, and
+delivers the updates of all its shards up to there. At a handover the round delivers the difference of both renditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from persist_lib.arguments import not_pickled
+from persist_lib.convert.times import shown_times
+from persist_lib.errors import Determinate, PersistError, SchemaChanged, TimedOut
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.read.listen import Event, Progress, Updates
+from persist_lib.storage.changes import handed_over, updates_between
+
+if TYPE_CHECKING:
+    from persist_lib.storage.reader import CollectionReader
+    from persist_lib.storage.timeline import Span
+
+
+class CollectionListen:
+    """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
+
+    def __init__(
+        self, reader: CollectionReader, as_of: int, until: Antichain, timeout_s: float | None, *, replace: bool
+    ) -> None:
+        self._reader, self._until, self._timeout_s, self._replace = reader, until, timeout_s, replace
+        self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
+        self._before: Span | None = None
+        self._events: Generator[Event, None, None] | None = None
+        self._is_midway = False
+        self._failure: PersistError | None = None
+
+    @property
+    def schema(self) -> object:
+        """The schema of the updates that come; after a handover with `replace` it is the new one."""
+        return self._reader.schema
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while True:
+            if self._events is None:
+                if self.frontier.is_top() or self._until <= self.frontier:
+                    self.close()
+                    raise StopIteration
+                upper = self._wait()
+                self._events = self._round(upper)
+            if (event := self._next()) is not None:
+                return event
+
+    def poll(self) -> list[Event]:
+        """Return the events that have come by now, without waiting for data."""
+        found: list[Event] = []
+        while not (self.frontier.is_top() or self._until <= self.frontier):
+            if self._events is None:
+                if (upper := self._reached()) is None:
+                    break
+                self._events = self._round(upper)
+            if (event := self._next()) is not None:
+                found.append(event)
+        return found
+
+    def close(self) -> None:
+        """End the listener's lease. Idempotent."""
+        self._reader.close()
+
+    __reduce__ = not_pickled("A listener", "Listen in the other process")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _next(self) -> Event | None:
+        """The next event of the round that is under way; None at its end."""
+        if self._failure is not None:
+            raise self._failure
+        events = self._events
+        if events is None:
+            return None
+        try:
+            event = next(events, None)
+        except BaseException as error:
+            self._events = None
+            if self._is_midway:
+                self._failure = self._midway()
+                raise self._failure from error
+            raise
+        if event is None:
+            self._events = None
+        self._is_midway = isinstance(event, Updates)
+        return event
+
+    def _midway(self) -> Determinate:
+        show = self._reader.schema.show
+        return Determinate(
+            f"collection {self._reader.name!r}: listening ended after a part of the updates from {show(self.frontier)} "
+            "on was delivered. Drop the updates at or after that, and listen again from there",
+            frontier=self.frontier, collection=self._reader.name,
+        )  # fmt: skip
+
+    def _span(self) -> Span:
+        """The span at the frontier; as far as is promised."""
+        return self._reader.timeline().at(self.frontier.time or 0)
+
+    def _reached(self) -> Antichain | None:
+        """Up to where a round can go now: promised, complete, and under one rendition. None: nowhere yet."""
+        while True:
+            timeline = self._reader.timeline()
+            span = timeline.at(self.frontier.time or 0)
+            upper = self._reader.upper_of(span).meet(self._until)
+            if span.end is not None:
+                upper = upper.meet(at(span.end))
+            if upper <= self.frontier:
+                return None
+            if upper <= timeline.upper:
+                return upper
+            if timeline.is_closed():
+                return upper
+            if upper.is_top():
+                # Closed for writing, but never promised to the end: a handover may follow. Deliver what was written.
+                last = self._last_time(span)
+                if at(last + 1) <= self.frontier:
+                    return None
+                upper = at(last + 1)
+                if upper <= timeline.upper:
+                    return upper
+            self._reader.promise(upper, self._reader.client.runtime.deadline(self._reader.client.config.timeout_s))
+
+    def _last_time(self, span: Span) -> int:
+        states = [handle.machine.state for handle in self._reader.shards_of(span.rendition)]
+        times = [part.time_upper for state in states for batch in state.trace for part in batch.parts]
+        return max(times, default=0)
+
+    def _wait(self) -> Antichain:
+        seconds = float("inf") if self._timeout_s is None else self._timeout_s
+        deadline = self._reader.client.runtime.deadline(seconds)
+        while (upper := self._reached()) is None:
+            if deadline.has_passed():
+                raise TimedOut(
+                    f"collection {self._reader.name!r}: nothing came after {self._reader.schema.show(self.frontier)} "
+                    f"for {deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",
+                    timeout_s=deadline.timeout_s, frontier=self.frontier,
+                )  # fmt: skip
+            self._reader.pause(self._span(), self.frontier.time or 0, deadline)
+        return upper
+
+    def _round(self, upper: Antichain) -> Generator[Event, None, None]:
+        """The updates from the frontier to `upper`, which are all of one rendition, and the progress there."""
+        reader, first = self._reader, self.frontier.time or 0
+        deadline = reader.client.runtime.deadline(reader.client.config.timeout_s)
+        timeline = reader.timeline()
+        span = timeline.at(first)
+        before = timeline.at(first - 1) if first > 0 and span.start == first and first - 1 >= timeline.since else None
+        if before is not None and before.command != span.command:
+            try:
+                for table in handed_over(reader, before, span, first, deadline):
+                    yield Updates(shown_times(reader.schema, table))
+            except SchemaChanged:
+                if not self._replace:
+                    raise
+                yield from self._replaced(before, span, first)
+        last = self._last(upper)
+        start = first if before is not None else first - 1
+        if last > start:
+            for table in updates_between(reader, start, last, deadline):
+                yield Updates(shown_times(reader.schema, table))
+        self.frontier = upper
+        if not upper.is_top():
+            reader.let_go(max(0, (upper.time or 1) - 1))
+        if before is not None:
+            reader.leave(before.rendition)
+        yield Progress(upper)
+
+    def _last(self, upper: Antichain) -> int:
+        """The last time before `upper`; of one that is closed, the last at which anything was written."""
+        if upper.time is not None:
+            return upper.time - 1
+        return max(self._last_time(self._span()), (self.frontier.time or 1) - 1)
+
+    def _replaced(self, before: Span, span: Span, time: int) -> Iterator[Event]:
+        """All rows of the old rendition out, in its columns, and all rows of the new one in, in its columns."""
+        for out in self._reader.everything(before, time - 1, time, is_out=True):
+            yield Updates(out)
+        self._reader.adopt(span)
+        for in_ in self._reader.everything(span, time, time, is_out=False):
+            yield Updates(in_)
