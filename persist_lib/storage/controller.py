@@ -20,6 +20,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.asked import Retention, check_same, parse_hold, parse_rendition, parse_retention
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
+from persist_lib.storage.comparing import Comparison, compare_renditions
 from persist_lib.storage.copying import Copied, Transform, copy_step
 from persist_lib.storage.describe import Capability, Description, RenditionDescription, Tended
 from persist_lib.storage.describing import capabilities, describe, timeline_of
@@ -222,6 +223,30 @@ class Controller:
                     raise out_of_time(f"collection {name!r}", deadline, f"the copy is at {copied.upper}")
                 if copied.goal <= copied.upper:
                     deadline.pause(PAUSE_S)
+
+    def compare(
+        self,
+        name: str,
+        rendition: int,
+        *,
+        to: int | None = None,
+        as_of: TimeLike | None = None,
+        timeout: float | None = None,
+    ) -> Comparison:
+        """What a rendition would change: which rows appear, vanish and change as of a time, by column, with samples.
+
+        It is compared to the rendition `to` (default: the active one), as of `as_of` (default: the newest time that both
+        have). Changes nothing, and takes bounded memory. Raises NotFound, TimedOut, SinceViolation, and InvalidUsage
+        where the keys have other columns.
+        """
+        deadline = self._deadline(timeout)
+        contents, collection = self._find(name)
+        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
+        timeline = timeline_of(self.client, collection, new)
+        old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
+        unit = new.columns.times
+        with CollectionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
+            return compare_renditions(reader, old, new, as_of, deadline)
 
     def drop_rendition(
         self, name: str, rendition: int, *, command: str | None = None, timeout: float | None = None

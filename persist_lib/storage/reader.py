@@ -105,7 +105,7 @@ class CollectionReader:
         for a time at which the collection has other columns than this reader's.
         """
         deadline = self._deadline(timeout)
-        time = self._newest() if as_of is None else self._times().as_of(as_of)
+        time = self.newest() if as_of is None else self._times().as_of(as_of)
         self.check_since(time)
         rendition = self.known(time, deadline).rendition
         found = self._guarded(lambda: self.shards_of(rendition))
@@ -139,7 +139,7 @@ class CollectionReader:
         """
         deadline, times = self._deadline(timeout), self._times()
         first = times.as_of(from_, "from_")
-        last = max(first, self._newest()) if to is None else times.as_of(to, "to")
+        last = max(first, self.newest()) if to is None else times.as_of(to, "to")
         self.check_since(first)
         return CollectionChanges(self, first, last, deadline)
 
@@ -276,7 +276,8 @@ class CollectionReader:
     ) -> None:
         self.close()
 
-    def _newest(self) -> int:
+    def newest(self) -> int:
+        """The newest complete time. Raises SinceViolation when there is none."""
         timeline = self.timeline()
         upper = self._guarded(lambda: upper_of(self.client, timeline))
         if upper.time is not None and upper.time > 0:
