@@ -235,9 +235,9 @@ class Controller:
     ) -> Comparison:
         """What a rendition would change: which rows appear, vanish and change as of a time, by column, with samples.
 
-        It is compared to the rendition `to` (default: the active one), as of `as_of` (default: the newest time that both
-        have). Changes nothing, and takes bounded memory. Raises NotFound, TimedOut, SinceViolation, and InvalidUsage
-        where the keys have other columns.
+        It is compared to the rendition `to` (default: the active one), as of `as_of` (default: the newest time that
+        both have). Changes nothing, and takes bounded memory. Raises NotFound, TimedOut, SinceViolation, and
+        InvalidUsage where the keys have other columns.
         """
         deadline = self._deadline(timeout)
         contents, collection = self._find(name)
