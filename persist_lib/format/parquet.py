@@ -79,7 +79,7 @@ class _Growing(io.RawIOBase):
 
     def taken(self) -> memoryview:
         """All that was written."""
-        return memoryview(self._data)
+        return memoryview(self._data).toreadonly()
 
 
 class PartEncoder:

@@ -79,7 +79,7 @@ class ChunkedReader(io.RawIOBase):
         end = self._size if count is None or count < 0 else min(self._size, self._at + count)
         is_next = self._at == self._last_end
         pieces = [piece for index in self._between(self._at, end) for piece in self._pieces(index, end)]
-        if self._forward and is_next and (chunk := self._chunks.get(self._at // CHUNK)) is not None:
+        if is_next and (chunk := self._chunks.get(self._at // CHUNK)) is not None:
             chunk.forget(self._at % CHUNK)
         self._at = self._last_end = max(self._at, end)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
