@@ -62,4 +62,4 @@ def test_an_encoder_keeps_the_part_once() -> None:
     allocated = sum(pool.bytes_allocated() for pool in pools) - before
     part = encoder.finish()
     assert part.size > 7 * MIB
-    assert allocated < MIB, "Arrow would have it besides"
+    assert allocated < part.size / 2, "Arrow would have it besides"
