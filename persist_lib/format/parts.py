@@ -174,7 +174,7 @@ def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
 
 
 def _ranged(part: StoredPart) -> ChunkedReader:
-    return ChunkedReader(part.key, part.size, part.digests, part.fetch)
+    return ChunkedReader(part.key, part.size, part.digests, part.fetch, forward=True)
 
 
 def _whole(part: StoredPart) -> bytes:
