@@ -21,10 +21,8 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.spark.options import as_texts
 from persist_lib.spark.reading import Part, Reader, batch_reader, look
 
-NUMBERS_A_ROW = 2
-"""A row of one number counts for 16 bytes in Spark, 8 of which it takes for what goes in."""
-STORED_BYTES = 16
-"""Stored bytes that count as one row at least, so that long values are not taken for short ones."""
+NUMBER_BYTES = 8
+"""What a number counts for."""
 MOST_NUMBERS = 1 << 31
 """With so many, the guess is above all that Spark ever broadcasts (8 GiB). They take it some seconds of CPU time."""
 
@@ -50,7 +48,7 @@ def scan(spark: SparkSession, shard: str, **options: object) -> DataFrame:
     if not parts:
         return spark.createDataFrame([], table.frame)
     # Each is pickled by itself, so that a task unpickles its own alone.
-    pickled, step = [pickle.dumps(part) for part in parts], -(-numbers(parts) // len(parts))
+    pickled, step = [pickle.dumps(part) for part in parts], -(-numbers(parts, len(table.frame)) // len(parts))
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return read_numbered(reader, pickled, step, batches)
@@ -64,12 +62,15 @@ def slots(spark: SparkSession) -> int:
     return max(1, spark.sparkContext.defaultParallelism) if isinstance(spark, SparkSession) else 1
 
 
-def numbers(parts: Sequence[Part]) -> int:
-    """How many numbers have to go in, so that Spark's guess is the size of all rows of these slices."""
+def numbers(parts: Sequence[Part], columns: int) -> int:
+    """How many numbers have to go in, so that Spark's guess is about right: the bytes of all rows of these slices.
+
+    That is a word for each row and value, but no less than what is stored, which is what Spark takes files for.
+    """
     # Slices share the parts at their edges.
     stored = {id(part): part for one in parts for run in one.piece.inputs for part in run.parts}.values()
-    rows = sum(max(part.rows, part.size // STORED_BYTES) for part in stored)
-    return max(1, min(rows * NUMBERS_A_ROW, MOST_NUMBERS))
+    size = sum(max(part.rows * NUMBER_BYTES * (1 + columns), part.size) for part in stored)
+    return max(1, min(-(-size // NUMBER_BYTES), MOST_NUMBERS))
 
 
 def read_numbered(
