@@ -93,7 +93,7 @@ def test_every_type_is_scanned_as_the_source_reads_it(spark: SparkSession, clien
 
 
 def test_spark_knows_how_large_it_is(spark: SparkSession, client: persist.Client) -> None:
-    """A shard that is not small is not broadcast, and one that is, is."""
+    """A shard that is not small is not broadcast, and one that is, is. Each of many slices is read once."""
     schema = persist.Schema({"k": "int64"}, {"v": "int64"})
     for name, rows in (("small", 1000), ("large", 300_000)):
         with client.open_writer(name, schema) as writer:
@@ -101,6 +101,11 @@ def test_spark_knows_how_large_it_is(spark: SparkSession, client: persist.Client
             writer.compare_and_append(table, 0, 1)
     small, large = scanned(spark, client, "small"), scanned(spark, client, "large", partition_bytes=65536)
     assert large.rdd.getNumPartitions() > 2
+    assert tuple(large.selectExpr("count(*)", "sum(k)", "count(DISTINCT k)").head()) == (
+        300_000,
+        44_999_850_000,
+        300_000,
+    )
     assert sizes(small) == 1000 * (8 + 16)
     assert 300_000 * 24 <= sizes(large) <= 1.01 * 300_000 * 24
     text = persist.Schema({"k": "int64"}, {"v": "string"})
