@@ -47,13 +47,13 @@ def test_any_history_is_scanned_as_the_account_says(spark: SparkSession, client:
         if rng.random() < 0.5:
             client.compact("orders")
     at = rng.randrange(world.upper)
-    cut = {"partition_bytes": 65536} if seed % 2 else {}
+    cut: dict[str, Any] = {"partition_bytes": 65536} if seed % 2 else {}
     found = multiset(scanned(spark, client, diff=True, as_of=at, **cut))
     assert found == Counter({(*data, n): 1 for data, n in world.contents(at).items()})
     some = multiset(scanned(spark, client, diff=True, columns=["v", "a"], where="a > 10 AND b = 'x'", **cut))
     whole = world.contents(world.upper - 1).items()
     assert some == Counter((v, a, n) for (a, b, v), n in whole if a > 10 and b == "x")
-    updates = multiset(scanned(spark, client, **{"from": at}, **cut))
+    updates = multiset(scanned(spark, client, **{**cut, "from": at}))
     assert updates == Counter({(*data, t, n): 1 for (data, t), n in world.changes(at, world.upper - 1).items()})
 
 
@@ -101,7 +101,7 @@ def test_spark_knows_how_large_it_is(spark: SparkSession, client: persist.Client
             writer.compare_and_append(table, 0, 1)
     small, large = scanned(spark, client, "small"), scanned(spark, client, "large", partition_bytes=65536)
     assert large.rdd.getNumPartitions() > 2
-    assert tuple(large.selectExpr("count(*)", "sum(k)", "count(DISTINCT k)").head()) == (
+    assert tuple(large.selectExpr("count(*)", "sum(k)", "count(DISTINCT k)").collect()[0]) == (
         300_000,
         44_999_850_000,
         300_000,
