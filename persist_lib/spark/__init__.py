@@ -41,3 +41,10 @@ def create_view(spark: SparkSession, name: str, shard: str, **options: object) -
     from persist_lib.spark import functions  # noqa: PLC0415
 
     return functions.create_view(spark, name, shard, **options)
+
+
+def scan(spark: SparkSession, shard: str, **options: object) -> DataFrame:
+    """The DataFrame of a shard that `format("persist")` with these options gives, read faster. See `scanning.scan`."""
+    from persist_lib.spark import scanning  # noqa: PLC0415
+
+    return scanning.scan(spark, shard, **options)

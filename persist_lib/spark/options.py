@@ -174,3 +174,14 @@ def _place(values: Mapping[str, str], what: str) -> tuple[str, str | None]:
             option="location",
         )  # fmt: skip
     return location, consensus or None
+
+
+def as_texts(options: Mapping[str, object]) -> dict[str, str]:
+    """Options that a program passes, as the text that Spark hands over. None is left out; a list is one of names."""
+    return {name: _as_text(value) for name, value in options.items() if value is not None}
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps([str(one) for one in value]) if isinstance(value, (list, tuple)) else str(value)
