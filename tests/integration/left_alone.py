@@ -48,8 +48,14 @@ def fill(location: str, consensus: str | None, appends: int) -> dict[str, float]
             if number % 1000 == 999:
                 print(number, time.monotonic() - started, file=sys.stderr, flush=True)
         state = client.inspect(SHARD).state
-    return {"seconds": time.monotonic() - started, "batches": len(state.trace), "updates": state.count, "bytes": state.size,
-        "parts": sum(len(b.parts) for b in state.trace), "inline": state.inline_size}
+    return {
+        "seconds": time.monotonic() - started,
+        "batches": len(state.trace),
+        "updates": state.count,
+        "bytes": state.size,
+        "parts": sum(len(b.parts) for b in state.trace),
+        "inline": state.inline_size,
+    }
 
 
 if __name__ == "__main__":
