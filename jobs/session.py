@@ -143,7 +143,8 @@ def ship(spark: SparkSession) -> str:
     data = _zipped(SHIPPED)
     name = f"persist-{hashlib.blake2b(data, digest_size=8).hexdigest()}.zip"
     path = _shipping_folder() / name
-    path.write_bytes(data)
+    if not path.exists():  # executors may be fetching it
+        path.write_bytes(data)
     spark.addArtifacts(str(path), pyfile=True)
     return name
 
