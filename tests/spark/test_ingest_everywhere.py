@@ -148,7 +148,7 @@ def test_killed_executors_and_drivers_are_continued_and_each_line_is_there_once(
 ) -> None:
     """The first driver is killed, on the cluster with an executor beside it. The second goes on, whatever else dies."""
     rows, bad = many(tmp_path / "in")
-    log = tmp_path / "log"
+    log = tmp_path / "driver.log"
     with ExitStack() as closing:
         cluster: Cluster | None = None
         if where == "standalone":
