@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills stream-kills sink-kills long-history tpch size skew demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills stream-kills sink-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ size: $(PROJECT) ## a compaction on Spark of UPDATES=100000000 in BATCHES=24, an
 
 skew: $(PROJECT) ## the same with one key that has a share of HOT=0.9 of the UPDATES=20000000
 	PERSIST_SIZE_UPDATES=$(or $(UPDATES),20000000) PERSIST_SIZE_HOT=$(or $(HOT),0.9) && export $${!PERSIST_SIZE_*} && $(AT_SIZE)
+
+left-alone: $(PROJECT) ## a shard that nobody maintained for APPENDS=20000, brought to rest by one run of each door, on files and on servers
+	$(WITH_JAVA) PERSIST_LEFT_ALONE=$(or $(APPENDS),20000) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_left_alone.py
 
 long-history: $(PROJECT) ## a git history of COMMITS=100000 commits ingested within a bound of memory
 	PERSIST_COMMITS=$(or $(COMMITS),100000) $(PYTEST) -s --timeout=0 tests/integration/test_git_history.py -k long_history

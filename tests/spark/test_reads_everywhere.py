@@ -40,17 +40,22 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, 
             cluster = Cluster(tmp_path)
             closing.callback(cluster.stop)
             cluster.wait()
-            conf = tmp_path / "conf"
-            conf.mkdir()
-            (conf / "spark-defaults.conf").write_text(
-                "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
-            )
-            yield {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)}
+            yield on_cluster(cluster, tmp_path)
         else:
             server = ConnectServer(tmp_path, PERSIST_CONFIG=json.dumps(TINY))
             closing.callback(server.stop)
             server.wait()
             yield {"PERSIST_SPARK_REMOTE": server.url}
+
+
+def on_cluster(cluster: Cluster, folder: Path) -> dict[str, str]:
+    """The environment of a program that uses this cluster, with an executor of one core on each of its workers."""
+    conf = folder / "conf"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text(
+        "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
+    )
+    return {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)}
 
 
 @pytest.fixture
