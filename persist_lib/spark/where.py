@@ -42,7 +42,7 @@ def parse_where(text: str, schema: Schema, columns: pa.Schema) -> Pushed:
 
 
 def _inexact(one: Any, columns: pa.Schema) -> InvalidUsage:
-    child = one.child if isinstance(one, d.Not) else one
+    child: Any = one.child if isinstance(one, d.Not) else one
     name, value = child.attribute[0], getattr(child, "value", None)
     return InvalidUsage(
         f"the option where cannot apply a comparison with {shown(list(value) if isinstance(value, tuple) else value)} "
