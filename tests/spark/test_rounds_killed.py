@@ -99,9 +99,10 @@ class Rounds:
         assert not plan.requests, plan
         self.check()
         with open_ahead(self.url, rng, 2 * ROUNDS["lease_ms"] / 1000) as later:
-            for _ in range(3):
-                for duty in (later.expire, later.collect, later.audit_orphans):
-                    duty("s")
+            seqno = None
+            while seqno != later.inspect("s").seqno:
+                seqno = later.inspect("s").seqno
+                later.maintain("s")
             check_swept(later, "s")
             assert not later.inspect("s").state.writers
         assert self.digest() == digest
@@ -193,8 +194,6 @@ def both(rounds: Rounds, drivers: dict[str, int]) -> Iterator[list[subprocess.Po
     finally:
         for driver in started:
             end(driver)
-            if driver.stdout is not None:
-                driver.stdout.close()
 
 
 def end(driver: subprocess.Popen[bytes]) -> None:
@@ -202,6 +201,8 @@ def end(driver: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
+    if driver.stdout is not None:
+        driver.stdout.close()
 
 
 def wait_until(what: object, says: str) -> None:

@@ -310,6 +310,29 @@ def test_a_first_batch_that_was_planned_is_read_at_a_restart_or_refused_in_words
         other.run()
 
 
+def test_a_stream_that_stopped_within_the_contents_keeps_them_as_they_were(client: persist.Client) -> None:
+    world, sink, rng = World(client), Sink(), random.Random(14)
+    client.open_writer("orders", SCHEMA).close()
+    client.set_retention("orders", 0)
+    for _ in range(4):
+        world.append(rng, 40)
+    client.maintain("orders")
+    query = stream(client, sink, max_bytes="1", hold="etl")
+    query.start()
+    assert query.step()
+    query.start()  # which also says that the first batch is done
+    for _ in range(4):
+        world.append(rng, 40)
+        with open_ahead(client.url, rng, AFTER_LEASES_S) as later:
+            later.expire("orders")
+            later.maintain("orders")
+            later.compact("orders")
+    assert client.inspect("orders").state.since == persist.at(3)
+    query.start()
+    drain(query)
+    assert sink.updates() == added([*(((d, 3), n) for d, n in world.contents(3).items()), *world.changes(3, 7).items()])
+
+
 def test_a_hold_that_is_released_is_taken_again_if_nothing_is_lost(client: persist.Client) -> None:
     world, sink, rng = World(client), Sink(), random.Random(6)
     world.append(rng, 20)
