@@ -28,7 +28,7 @@ KILLS = int(os.environ.get("PERSIST_STREAM_KILLS", "3"))
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300 + 120 * KILLS)]
 PROGRAM = Path(__file__).parent / "stream_program.py"
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 150.0
+PATIENCE_S = 400.0
 LONGEST_S = 240 + 10 * KILLS
 """How long it may take to read what is left. While drivers start, more is appended than they read."""
 

@@ -112,6 +112,17 @@ def test_limits_cut_batches_at_times(client: persist.Client, limits: dict[str, s
         assert most <= int(limits["max_times"])
 
 
+def test_limits_are_kept_at_each_restart(client: persist.Client) -> None:
+    world, sink, rng = World(client), Sink(), random.Random(3)
+    for _ in range(5):
+        world.append(rng, 10)
+    query = stream(client, sink, max_times="1", **{"from": "0"})
+    for number in range(1, 5):
+        query.start()
+        assert query.step()
+        assert sink.updates() == world.changes(0, number)
+
+
 def test_big_contents_come_in_several_batches_by_key(client: persist.Client) -> None:
     sink = Sink()
     world = World(client)
