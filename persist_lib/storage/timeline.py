@@ -93,16 +93,19 @@ class Renditions:
         self._reader = reader
         self._known: Timeline | None = None
 
-    def fetch(self) -> Timeline:
-        """The newest timeline. Raises NotFound for a collection that was dropped, LeaseExpired for a lost reader."""
+    def fetch(self, *, is_known: bool = False) -> Timeline:
+        """The newest timeline. Raises NotFound for a collection that was dropped, LeaseExpired for a lost reader.
+
+        With `is_known` it is the one of the newest state that this process knows, without a request if it was read.
+        """
         reader = self._reader
         if reader is None:
             reader = self._reader = unheld(self._client, self.shard, self.schema)
         try:
-            upper, since = reader.fetch_upper(), reader.since.time
+            upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
             if since is None:
                 raise self.dropped()
-            if (error := reader.expired()) is not None:
+            if (error := reader.expired(reader.machine.state)) is not None:
                 raise error
             known = self._known
             if known is None or (known.since, known.upper) != (since, upper):
