@@ -126,7 +126,10 @@ def read(url: str, directory: Path, name: str, seed: int) -> None:  # noqa: ARG0
             assert as_of >= newest, "time went back"
             newest = as_of
             for moment in {as_of, rng.choice([as_of, *known])}:
-                rows = [tables.read(name_of(i), as_of=moment).to_pylist() for i in range(TABLES)]
+                rows = [
+                    sorted(tables.read(name_of(i), as_of=moment).to_pylist(), key=lambda row: row["id"])
+                    for i in range(TABLES)
+                ]
                 total = sum(row["cents"] * row["_diff"] for table in rows for row in table)
                 assert total == TABLES * ACCOUNTS * START_CENTS, f"as of {moment} there are {total} cents"
                 assert known.setdefault(moment, rows) == rows, f"as of {moment} it was something else before"

@@ -20,9 +20,7 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.storage.effects import HOLD
 from persist_lib.storage.records import CollectionRecord
 from persist_lib.storage.tables.view import View, needs_settling
-from persist_lib.storage.timeline import schema_for
 from persist_lib.storage.wal import SCHEMA
-from persist_lib.storage.writer import CollectionWriter
 
 if TYPE_CHECKING:
     from persist_lib.storage.tables.wal_line import WalLine
@@ -41,7 +39,7 @@ class Applied(NamedTuple):
 
 def apply(line: WalLine, deadline: Deadline) -> Applied:
     """Bring all tables that have something in the WAL up to the WAL's upper."""
-    line.again(line.look, deadline)
+    line.look()
     wal_upper = line.upper
     done, count = [], 0
     for table, record in _tables(line).items():
@@ -88,23 +86,19 @@ def apply_table(line: WalLine, view: View, deadline: Deadline) -> int | None:
                 pieces.append((span, upper, end, entries))
     if not pieces:
         return None
-    client = line.client
-    with client.open_writer(view.record.shard, schema_for("ms")) as promise:
-        # SUBTLE: the promise first. Else a handover below could lose what is appended here.
-        promise.advance_upper(wal_upper, timeout=max(0.001, deadline.remaining_s()))
-    known = view.reader.timeline()
+    # SUBTLE: the promise first. Else a handover below could lose what is appended here.
+    known = view.promise(wal_upper, max(0.001, deadline.remaining_s()))
     count = 0
     for span, lower, end, entries in pieces:
         now = known.at(end - 1)
         if now.command != span.command:
             return None  # handed over in the meantime: look again
-        rendition = span.rendition
-        with CollectionWriter(client, view.record, "ms", rendition) as write:
-            empty = empty_table(write.schema.updates)
-            rows = pa.concat_tables([empty, *(at_time(e.rows(write.schema), e.time) for e in entries)])
-            with suppress(UpperMismatch):  # a copier is not that far, or another applier is further
-                write.append(rows, lower, end, timeout=max(0.001, deadline.remaining_s()))
-                count += rows.num_rows
+        write = view.writer(span.rendition)
+        empty = empty_table(write.schema.updates)
+        rows = pa.concat_tables([empty, *(at_time(e.rows(write.schema), e.time) for e in entries)])
+        with suppress(UpperMismatch):  # a copier is not that far, or another applier is further
+            write.append(rows, lower, end, timeout=max(0.001, deadline.remaining_s()))
+            count += rows.num_rows
     return count
 
 
@@ -114,7 +108,7 @@ def tidy(line: WalLine, deadline: Deadline) -> int:
     SUBTLE: the WAL's upper is read first, then the tables'. What is committed in between is at or beyond the WAL's
     upper, and so beyond the hold. All rows up to the hold are in their tables, for ever.
     """
-    line.again(line.look, deadline)
+    line.look()
     keep = line.upper - 1
     for table, record in _tables(line).items():
         if record is None:

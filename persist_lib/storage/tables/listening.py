@@ -121,7 +121,7 @@ class TableListen:
     def _wal_updates(self, line: WalLine, first: int, upper: int, deadline: Deadline) -> list[pa.Table]:
         """The table's own updates as far as it has any, with the difference of a handover, and the WAL's beyond."""
         view = self._view
-        _, own = line.settled(view, upper - 1, deadline)
+        _, own, _ = line.settled(view, upper - 1, deadline)
         own = min(own, upper)
         found = list(updates_between(view.reader, first - 1, own - 1, deadline)) if own > first else []
         entries = [e for e in line.tail.of(view.id, max(first, own) - 1, upper - 1) if not e.is_mark]

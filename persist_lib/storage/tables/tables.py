@@ -233,13 +233,15 @@ class Tables:
         line = self._line(timeline)
         if not isinstance(line, WalLine):
             return Applied((), 0, 0)
-        return apply(line, self._deadline(timeout))
+        deadline = self._deadline(timeout)
+        return line.again(lambda: apply(line, deadline), deadline)
 
     def tidy(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> int:
         """Give up what the WAL has and the tables have too, so that it stays small. Answers how many rows."""
         self._writable("tidy")
         line = self._line(timeline)
-        return tidy(line, self._deadline(timeout)) if isinstance(line, WalLine) else 0
+        deadline = self._deadline(timeout)
+        return line.again(lambda: tidy(line, deadline), deadline) if isinstance(line, WalLine) else 0
 
     def outcome(self, token: bytes, *, timeline: str = DEFAULT, table: str | None = None) -> int | None:
         """What became of a commit whose outcome was unknown: its time, or None if it is not there and never will be.

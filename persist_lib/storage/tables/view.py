@@ -16,9 +16,11 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.records import CollectionRecord
+from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.tables.wanted import Wanted, added_up
-from persist_lib.storage.timeline import Span, Timeline
+from persist_lib.storage.timeline import Span, Timeline, schema_for
+from persist_lib.storage.writer import CollectionWriter
+from persist_lib.write.handle import WriteHandle
 
 
 def freshen(client: Client, shard: str, heads: Mapping[str, SeqNo]) -> None:
@@ -36,6 +38,8 @@ class View:
         self.client, self.record = client, record
         self.reader = CollectionReader(client, record, "ms", None, owner or "table")
         self.command = self.timeline().last.command
+        self._promiser: WriteHandle | None = None
+        self._writers: dict[int, CollectionWriter] = {}
 
     @property
     def id(self) -> str:
@@ -97,8 +101,27 @@ class View:
         if time > 0:
             self.reader.let_go(time)
 
+    def promise(self, upper: int, timeout_s: float) -> Timeline:
+        """See to it that no handover can be before `upper`, and answer what is so then."""
+        if self._promiser is None:
+            self._promiser = self.client.open_writer(self.record.shard, schema_for("ms"))
+        if _time(self.timeline().upper) < upper:
+            self._promiser.advance_upper(upper, timeout=timeout_s)
+        return self.timeline()
+
+    def writer(self, rendition: RenditionRecord) -> CollectionWriter:
+        """Writes one rendition, whichever is the table at the times that are written."""
+        if rendition.number not in self._writers:
+            self._writers[rendition.number] = CollectionWriter(self.client, self.record, "ms", rendition)
+        return self._writers[rendition.number]
+
     def close(self) -> None:
         """Give up what it holds."""
+        for write in self._writers.values():
+            write.close()
+        self._writers.clear()
+        if self._promiser is not None:
+            self._promiser.close()
         self.reader.close()
 
 

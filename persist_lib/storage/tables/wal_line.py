@@ -22,7 +22,7 @@ from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.tables import applying
 from persist_lib.storage.tables.contents import TableSnapshot
 from persist_lib.storage.tables.line import Committed, Line, Want, until_decided
-from persist_lib.storage.tables.tail import Tail, encoded, entries_of
+from persist_lib.storage.tables.tail import Entry, Tail, encoded, entries_of
 from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted, added_up
 from persist_lib.storage.timeline import Span
@@ -64,13 +64,13 @@ class WalLine(Line):
     def contents(self, view: View, as_of: int, wanted: Wanted, deadline: Deadline) -> pa.Table:
         """What the table has, and what the WAL has beyond it."""
         while True:
-            span, upper = self.settled(view, as_of, deadline)
+            span, upper, entries = self.settled(view, as_of, deadline)
             try:
                 base = view.contents(span, min(as_of, upper - 1), wanted)
             except SinceViolation:
                 self._catch_up(view, as_of, upper, deadline)
                 continue
-            return added_up(wanted.schema, base, *self._beyond(view, upper - 1, as_of, wanted))
+            return added_up(wanted.schema, base, *_rows(entries, wanted))
 
     def changed(self, view: View, from_: int, to: int, wanted: Wanted) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
@@ -78,7 +78,7 @@ class WalLine(Line):
             entries = self.tail.of(view.id, from_, to)
             if from_ < self.start or any(entry.is_mark for entry in entries):
                 return None
-            return added_up(wanted.schema, *self._beyond(view, from_, to, wanted))
+            return added_up(wanted.schema, *_rows(entries, wanted))
 
     def try_commit(self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline) -> Committed | None:
         """Append to the WAL, if its upper is right after `as_of`: one compare-and-set."""
@@ -122,14 +122,17 @@ class WalLine(Line):
         with self.pinned(time):
             return self.again(lambda: self._snapshot(name, time, want, deadline), deadline)
 
-    def settled(self, view: View, as_of: int, deadline: Deadline) -> tuple[Span, int]:
-        """The span that covers a time, and the upper of its rendition: one that can be read, with the WAL beyond it."""
+    def settled(self, view: View, as_of: int, deadline: Deadline) -> tuple[Span, int, list[Entry]]:
+        """The span that covers a time, the upper of its rendition, which can be read, and what the WAL has beyond it.
+
+        SUBTLE: all of it at once, as entries go from the tail when upper moves.
+        """
         while True:
             with self.lock:
                 span = view.timeline().at(as_of)
                 upper = view.upper(span)
-            if as_of < upper or not needs_settling(span, upper):
-                return span, upper
+                if as_of < upper or not needs_settling(span, upper):
+                    return span, upper, [e for e in self.tail.of(view.id, upper - 1, as_of) if not e.is_mark]
             self._catch_up(view, as_of, upper, deadline)
 
     def writer(self) -> WriteHandle:
@@ -187,27 +190,19 @@ class WalLine(Line):
         self.tail.drop(view.id, done)
         view.let_go(done)
 
-    def _beyond(self, view: View, after: int, to: int, wanted: Wanted) -> list[pa.Table]:
-        with self.lock:
-            entries = [entry for entry in self.tail.of(view.id, after, to) if not entry.is_mark]
-        if not entries:
-            return []
-        return [wanted.kept(added_up(wanted.schema, *(entry.rows(wanted.schema) for entry in entries)))]
-
     def _snapshot(self, name: str, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
         view = self.view(name)
         if at(time) < view.reader.since:
             with self.older(name) as old:
                 return self._whole(old, time, want, deadline)
         while True:
-            span, upper = self.settled(view, time, deadline)
+            span, upper, entries = self.settled(view, time, deadline)
             if time < upper:
                 return self.base(view, span, time, want)
             schema = view.handles(span)[0].schema
             wanted = want(schema)
-            beyond = self._beyond(view, upper - 1, time, wanted)
             try:
-                if not beyond and upper > 0:
+                if not entries and upper > 0:
                     found = self.base(view, span, upper - 1, want)
                     found.as_of = time
                     return found
@@ -215,16 +210,16 @@ class WalLine(Line):
             except SinceViolation:
                 self._catch_up(view, time, upper, deadline)
                 continue
-            table = wanted.narrowed(added_up(schema, base, *beyond))
+            table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
             return TableSnapshot(name, time, schema, wanted.columns, table)
 
     def _whole(self, view: View, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
         """The contents read now, as the reader is closed after this."""
-        span, upper = self.settled(view, time, deadline)
+        span, upper, entries = self.settled(view, time, deadline)
         schema = view.handles(span)[0].schema
         wanted = want(schema)
         base = view.contents(span, min(time, upper - 1), wanted)
-        table = wanted.narrowed(added_up(schema, base, *self._beyond(view, upper - 1, time, wanted)))
+        table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
         return TableSnapshot(view.name, time, schema, wanted.columns, table)
 
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
@@ -250,3 +245,10 @@ class WalLine(Line):
             "kept. Read at that time or later; a hold, or a longer retention, would have kept it",
             as_of=as_of, since=view.reader.since, table=view.name,
         )  # fmt: skip
+
+
+def _rows(entries: list[Entry], wanted: Wanted) -> list[pa.Table]:
+    """The wanted rows of what the WAL has: at most one table."""
+    if not entries:
+        return []
+    return [wanted.kept(added_up(wanted.schema, *(entry.rows(wanted.schema) for entry in entries)))]
