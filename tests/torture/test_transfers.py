@@ -23,7 +23,7 @@ import persist_lib as persist
 from persist_lib.storage.tables import Tables
 from tests import servers
 from tests.torture.isolation import Key, Recorded, Value, anomalies
-from tests.torture.transfers import ACCOUNTS, START_CENTS, TABLES, TIMELINE, create, name_of
+from tests.torture.transfers import ACCOUNTS, START_CENTS, TABLES, TIMELINE, create, finish_copies, name_of
 
 KILLS = int(os.environ.get("PERSIST_TRANSFER_KILLS", "12"))
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,6 +145,7 @@ def recorded(directory: Path, there: dict[str, int]) -> dict[str, Recorded]:
 
 def judge(url: str, directory: Path, start: int) -> None:
     with persist.open(*url.split(" ")) as client:
+        finish_copies(client.controller())
         tables = client.controller().tables()
         newest = tables.read_time(TIMELINE)
         there = ledger_of(tables, start, newest)
