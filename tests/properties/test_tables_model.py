@@ -86,7 +86,9 @@ class Model(RuleBasedStateMachine):
         self.contents = contents
         self.history.append((time, contents))
 
-    @rule(who=WHO, name=st.sampled_from(NAMES), verb=st.sampled_from(["insert", "upsert", "delete", "update"]), rows=ROWS)
+    @rule(
+        who=WHO, name=st.sampled_from(NAMES), verb=st.sampled_from(["insert", "upsert", "delete", "update"]), rows=ROWS
+    )
     def statement(self, who: int, name: str, verb: str, rows: Contents) -> None:
         expected = after(verb, rows, self.contents[name])
         try:
@@ -168,7 +170,12 @@ class WalModel(Model):
             self.open.append(Open(self.clients[who].transaction(), now))
 
     @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 2), name=st.sampled_from(NAMES), verb=st.sampled_from(["insert", "upsert", "delete", "update"]), rows=ROWS)
+    @rule(
+        which=st.integers(0, 2),
+        name=st.sampled_from(NAMES),
+        verb=st.sampled_from(["insert", "upsert", "delete", "update"]),
+        rows=ROWS,
+    )
     def change(self, which: int, name: str, verb: str, rows: Contents) -> None:
         one = self.open[which % len(self.open)]
         if any(time > one.transaction.as_of and broken == name for time, broken in self.breaks):

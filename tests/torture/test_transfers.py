@@ -206,6 +206,8 @@ def check_totals(tables: Tables, start: int, newest: int) -> None:
     assert len(moved) >= ENOUGH
     for as_of in random.Random(newest).sample(sorted(moved), 5):
         total = sum(
-            row["cents"] * row["_diff"] for i in range(TABLES) for row in tables.read(name_of(i), as_of=as_of).to_pylist()
+            row["cents"] * row["_diff"]
+            for i in range(TABLES)
+            for row in tables.read(name_of(i), as_of=as_of).to_pylist()
         )
         assert total == TABLES * ACCOUNTS * START_CENTS

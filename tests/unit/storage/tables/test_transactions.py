@@ -108,7 +108,9 @@ def test_a_timeline_in_yolo_mode_has_no_transactions(tables: Tables) -> None:
         tables.transaction("other")
 
 
-def test_reads_are_the_same_before_and_after_rows_are_applied_and_tidied(tables: Tables, client: persist.Client) -> None:
+def test_reads_are_the_same_before_and_after_rows_are_applied_and_tidied(
+    tables: Tables, client: persist.Client
+) -> None:
     times = [tables.upsert(name, rows((1, i), (i, i))).time for i in range(2, 6) for name in ("a", "b")]
     before = [read(tables, name, time) for time in times for name in ("a", "b")]
     other = client.controller().tables()
@@ -144,7 +146,9 @@ def test_the_wal_keeps_what_an_unapplied_table_has_not_got(tables: Tables, clien
     wal_line.applying.apply_table(line, line.view("a"), client.runtime.deadline(10))
     tables.tidy()
     hold = client.inspect(line.shard).state.holds["collection"].since.time
-    upper = min(client.inspect(shard).state.upper.time or 0 for shard in client.controller().describe("b").active.shards)
+    upper = min(
+        client.inspect(shard).state.upper.time or 0 for shard in client.controller().describe("b").active.shards
+    )
     assert hold is not None
     assert hold <= max(0, upper - 1)
     assert read(client.controller().tables(), "b") == {1: 1}
@@ -174,7 +178,11 @@ def test_a_table_is_copied_and_handed_over_while_transactions_go_on(tables: Tabl
     for event in listener.poll():
         if isinstance(event, persist.Updates):
             for row in sorted(event.table.to_pylist(), key=lambda row: (row["_time"], row["_diff"])):
-                assert (total.pop(row["id"]) == row["cents"]) if row["_diff"] < 0 else total.setdefault(row["id"], row["cents"]) == row["cents"]
+                assert (
+                    (total.pop(row["id"]) == row["cents"])
+                    if row["_diff"] < 0
+                    else total.setdefault(row["id"], row["cents"]) == row["cents"]
+                )
     assert total == {1: 1, 2: 22, 3: 3}
     listener.close()
 
