@@ -105,7 +105,7 @@ def move(tables: Tables, log: Log, id_: str, rng: random.Random) -> None:
         log.say("ack", id_, done.time, time.monotonic_ns())
 
 
-def apply(url: str, directory: Path, name: str, seed: int) -> None:  # noqa: ARG001
+def apply(url: str, directory: Path, name: str, seed: int) -> None:
     """Copy to the tables, and give up what is copied."""
     rng = random.Random(f"{name} {seed}")
     with persist.open(*url.split(" "), config=config(rng)) as client:
@@ -117,7 +117,7 @@ def apply(url: str, directory: Path, name: str, seed: int) -> None:  # noqa: ARG
             time.sleep(0.05 * rng.random())
 
 
-def read(url: str, directory: Path, name: str, seed: int) -> None:  # noqa: ARG001
+def read(url: str, directory: Path, name: str, seed: int) -> None:
     """The total is the same at each time, and a time is read again as it was."""
     rng = random.Random(f"{name} {seed}")
     known: dict[int, list[object]] = {}
@@ -140,7 +140,7 @@ def read(url: str, directory: Path, name: str, seed: int) -> None:  # noqa: ARG0
                 known.pop(rng.choice(list(known)))
 
 
-def hand_over(url: str, directory: Path, name: str, seed: int) -> None:  # noqa: ARG001
+def hand_over(url: str, directory: Path, name: str, seed: int) -> None:
     """Copy a table's rendition to another number of shards, and hand over to it."""
     rng = random.Random(f"{name} {seed}")
     with persist.open(*url.split(" "), config=config(rng)) as client:

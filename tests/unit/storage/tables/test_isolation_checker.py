@@ -13,7 +13,7 @@ import persist_lib as persist
 from persist_lib.storage.tables.tail import Tail
 from persist_lib.storage.tables.transaction import Transaction
 from persist_lib.storage.tables.wal_line import WalLine
-from tests.torture.isolation import Key, Recorded, Value, anomalies
+from tests.torture.isolation import Key, Outcome, Recorded, Value, anomalies
 from tests.worlds import World
 
 X, Y = ("a", 1), ("b", 1)
@@ -25,7 +25,7 @@ def one(
     id_: str, as_of: int, reads: dict[Key, Value], writes: dict[Key, Value], time: int | None, **more: Any
 ) -> Recorded:
     known = {"outcome": "committed", "client": id_, "began": as_of * 10 + 5, "ended": (time or as_of) * 10 + 1} | more
-    return Recorded(id=id_, as_of=as_of, reads=reads, writes=writes, time=time, **known)
+    return Recorded(id=id_, as_of=as_of, reads=reads, writes=writes, time=time, **known)  # type: ignore[arg-type]
 
 
 FIRST = one("t1", 0, {X: (10, "")}, {X: (5, "t1"), Y: (15, "t1")}, 3)
@@ -97,7 +97,7 @@ def run(seed: int) -> list[str]:
         for (table, id_), (cents, by) in writes.items():
             t.upsert(table, [{"id": id_, "cents": cents, "by": by}])
             yield
-        outcome = "committed"
+        outcome: Outcome = "committed"
         try:
             t.commit()
         except persist.WriteConflict:
@@ -120,7 +120,7 @@ def run(seed: int) -> list[str]:
         if rng.random() < 0.1:
             clients[2].tidy()
     world.close()
-    return anomalies(history, {key: (10, "") for key in keys})
+    return anomalies(history, dict.fromkeys(keys, (10, "")))
 
 
 def test_overlapping_transactions_have_the_isolation_that_is_promised() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.location.wrap.around import Operation
+from persist_lib.storage.records import TableMode
 from persist_lib.storage.tables import Tables
 from persist_lib.testing import Fate, Outcome
 from tests.unit.storage.tables.banks import UNIQUE, read, rows
@@ -26,7 +27,7 @@ class DiesAt:
         self.number, self.seen = number, 0
         self.is_armed = False
 
-    def decide(self, operation: Operation) -> Fate:  # noqa: ARG002 - every request counts
+    def decide(self, operation: Operation) -> Fate:
         if self.is_armed:
             self.seen += 1
             if self.seen >= self.number:
@@ -49,7 +50,7 @@ class Loses:
         return Fate()
 
 
-def world_with(mode: str, shards: int = 2) -> tuple[World, Tables]:
+def world_with(mode: TableMode, shards: int = 2) -> tuple[World, Tables]:
     world = World()
     tables = world.client(persist.Config(inline_bytes=0)).controller().tables()
     tables.create("a", UNIQUE, mode=mode, shards=shards)
@@ -112,7 +113,7 @@ def test_a_process_that_dies_between_any_two_requests_leaves_all_or_nothing() ->
 @pytest.mark.parametrize("mode", ["yolo", "wal"])
 @pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
 def test_a_lost_answer_is_resolved_and_the_row_is_there_once_at_the_time_that_is_answered(
-    mode: str, outcome: Outcome
+    mode: TableMode, outcome: Outcome
 ) -> None:
     for number in range(1, 8):
         world, others = world_with(mode)
@@ -132,7 +133,7 @@ def test_a_lost_answer_is_resolved_and_the_row_is_there_once_at_the_time_that_is
 
 @pytest.mark.parametrize("mode", ["yolo", "wal"])
 @pytest.mark.parametrize("happens", [True, False])
-def test_an_outcome_that_stays_unknown_is_told_by_its_token(mode: str, happens: bool) -> None:
+def test_an_outcome_that_stays_unknown_is_told_by_its_token(mode: TableMode, happens: bool) -> None:
     class Cut:
         """From the first write on, nothing is answered."""
 
@@ -178,7 +179,7 @@ def test_clocks_that_differ_and_go_back_do_not_turn_times_around() -> None:
     assert first.time is not None
     assert second.time == first.time + 1
     assert third.time is not None
-    assert third.time > second.time + 3_000_000  # type: ignore[operator]
+    assert third.time > second.time + 3_000_000
     assert total(tables, second.time) == {1: 1, 2: 2}
 
 

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables
-from persist_lib.storage.tables import wal_line
+from persist_lib.storage.tables import Tables, wal_line
 from tests.unit.storage.tables.banks import SCHEMA, UNIQUE, read, rows
 
 
