@@ -1,4 +1,4 @@
-"""Tables beside plain dicts: two clients, transactions that overlap, appliers, handovers, renames; every time is read."""
+"""Tables beside plain dicts: two clients, open transactions, appliers, handovers, renames; all times are read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether a recorded history of transactions has the isolation that docs/tables.md promises.
 
-A history is what clients saw, whatever they talked to: at which time each transaction read, what it found and wrote, and
-when it was committed. The checker knows nothing of tables but that.
+A history is what clients saw, whatever they talked to: at which time each transaction read, what it found and wrote,
+and when it was committed. The checker knows nothing of tables but that.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Key = tuple[str, int]
@@ -70,7 +71,7 @@ def _lost_updates(committed: list[Recorded]) -> list[str]:
         f"lost update: {later.id} changed {key} at {later.time} from what it was at {later.as_of}, and {first.id} "
         f"changed it at {first.time}"
         for key, those in writers.items()
-        for first, later in zip(those, those[1:], strict=False)
+        for first, later in pairwise(those)
         if later.as_of < (first.time or 0)
     ]  # fmt: skip
 
@@ -112,7 +113,7 @@ def _orders(recorded: list[Recorded]) -> Iterable[str]:
         before = bisect_right(ended, one.began) - 1
         if before >= 0 and most[before][0] > one.as_of:
             found.append(
-                f"non-monotonic reads: {one.id} read as of {one.as_of}, and {most[before][1]} had ended before it began "
+                f"non-monotonic reads: {one.id} read as of {one.as_of}, and {most[before][1]} had ended before that "
                 f"and knew {most[before][0]}"
             )
     return found

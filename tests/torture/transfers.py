@@ -120,7 +120,7 @@ def apply(url: str, directory: Path, name: str, seed: int) -> None:
 def read(url: str, directory: Path, name: str, seed: int) -> None:
     """The total is the same at each time, and a time is read again as it was."""
     rng = random.Random(f"{name} {seed}")
-    known: dict[int, list[object]] = {}
+    known: dict[int, list[list[dict[str, object]]]] = {}
     newest = 0
     with persist.open(*url.split(" "), config=config(rng)) as client:
         tables = client.controller().tables()

@@ -105,7 +105,7 @@ def run(seed: int) -> list[str]:
         history.append(
             Recorded(
                 f"t{number}", str(clients.index(tables)), t.as_of, reads, writes, outcome, t.time, began, next(clock)
-            )  # type: ignore[arg-type]
+            )
         )
 
     numbers = itertools.count(1)

@@ -1,4 +1,4 @@
-"""A process that dies between any two requests, and answers that get lost: all of a transaction is there, or nothing."""
+"""A process that dies between any two requests, answers that get lost: all of a transaction is there, or nothing."""
 
 from __future__ import annotations
 
@@ -168,9 +168,10 @@ def test_an_outcome_that_stays_unknown_is_told_by_its_token(mode: TableMode, hap
         assert read(others, "a", time - 1)[1] == 50
 
 
-def test_clocks_that_differ_and_go_back_do_not_turn_times_around() -> None:
-    """The Consensus store's clock gives the times; when it goes back, upper does."""
-    world, tables = world_with("wal")
+@pytest.mark.parametrize("mode", ["yolo", "wal"])
+def test_clocks_that_differ_and_go_back_do_not_turn_times_around(mode: TableMode) -> None:
+    """The Consensus store's clock gives the times; when it goes back, the timeline's upper does."""
+    world, tables = world_with(mode)
     first = tables.upsert("a", rows((1, 1)))
     world.clock.advance(-3600)
     second = tables.upsert("b", rows((2, 2)))

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
+from persist_lib.storage.records import TableMode
 from persist_lib.storage.tables import Tables
 from tests.unit.storage.tables.banks import SCHEMA, UNIQUE, read, rows
 
@@ -127,7 +128,7 @@ def test_names_are_taken_free_again_and_kept_by_what_is_open(tables: Tables) -> 
 
 
 def test_a_mode_belongs_to_its_timeline_and_a_collection_is_no_table(tables: Tables) -> None:
-    mode = "wal" if tables.controller.catalog.fetch().named("a").timeline.startswith("ty") else "yolo"  # type: ignore[union-attr]
+    mode: TableMode = "wal" if tables.controller.catalog.fetch().named("a").timeline.startswith("ty") else "yolo"  # type: ignore[union-attr]
     with pytest.raises(persist.InvalidUsage, match="for all of its tables"):
         tables.create("b", SCHEMA, mode=mode)
     tables.controller.create("c", SCHEMA)
@@ -146,5 +147,5 @@ def test_a_read_sees_what_another_table_was_acknowledged_before_it(tables: Table
     assert (found.as_of, found.to_pylist()) == (done.time, [{"id": 1, "cents": 10, "_diff": 1}])
     later = tables.insert("a", rows((2, 20)))
     assert later.time is not None
-    assert later.time > done.time  # type: ignore[operator]
+    assert later.time > done.time
     assert read(tables, "a", done.time) == {1: 10}

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables, wal_line
+from persist_lib.storage.tables import Tables, applying, wal_line
 from tests.unit.storage.tables.banks import SCHEMA, UNIQUE, read, rows
 
 
@@ -91,7 +91,7 @@ def test_two_inserts_of_one_key_conflict_also_through_the_constraint(tables: Tab
 
 def test_an_error_in_the_block_writes_nothing_and_an_ended_one_is_refused(tables: Tables) -> None:
     before = tables.read_time()
-    with pytest.raises(KeyboardInterrupt), tables.transaction() as t:
+    with pytest.raises(KeyboardInterrupt), tables.transaction() as t:  # noqa: PT012 - the block is what is tested
         t.upsert("a", rows((1, 0)))
         raise KeyboardInterrupt
     assert tables.read_time() == before
@@ -142,7 +142,7 @@ def test_the_wal_keeps_what_an_unapplied_table_has_not_got(tables: Tables, clien
     tables.upsert("a", rows((1, 5)))
     line = tables._lines["default"]
     assert isinstance(line, wal_line.WalLine)
-    wal_line.applying.apply_table(line, line.view("a"), client.runtime.deadline(10))
+    applying.apply_table(line, line.view("a"), client.runtime.deadline(10))
     tables.tidy()
     hold = client.inspect(line.shard).state.holds["collection"].since.time
     upper = min(
