@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -32,22 +32,23 @@ from persist_lib.storage.timeline import Span
 T = TypeVar("T")
 Want = Callable[[Schema], Wanted]
 """Makes of a table's columns what is wanted of it."""
+Sending = Callable[[bytes], None]
+"""Is told the token of an append before that is sent."""
 
 
-class Committed(tuple[int, bytes]):
-    """The time of a commit, and its token."""
+def no_matter(_token: bytes) -> None:
+    """Nobody wants to know."""
 
-    __slots__ = ()
 
-    @property
-    def time(self) -> int:
-        """When."""
-        return self[0]
+class Committed(NamedTuple):
+    """The time of a commit, and the token by which its outcome can be found out."""
 
-    @property
-    def token(self) -> bytes:
-        """By which its outcome can be found out."""
-        return self[1]
+    time: int
+    token: bytes
+
+
+class Elsewhere(InvalidUsage):
+    """A name is not on this timeline; perhaps it was, before a table was renamed."""
 
 
 class Line(ABC):
@@ -83,10 +84,13 @@ class Line(ABC):
         """What was added to the wanted rows in `(from_, to]`. None: they have to be read anew."""
 
     @abstractmethod
-    def try_commit(self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline) -> Committed | None:
+    def try_commit(
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
+    ) -> Committed | None:
         """Commit changes that were made of the contents as of a time. None if something was committed since.
 
-        Raises Indeterminate, with the token, if it is not known at the deadline whether this was committed.
+        `sending` is told the token first. Raises Indeterminate, with the token, if it is not known at the deadline
+        whether this was committed.
         """
 
     @abstractmethod
@@ -234,7 +238,7 @@ class Line(ABC):
         record = contents.find(name)
         if record.timeline != self.record.id:
             what = "a collection, and no table" if record.timeline is None else "a table of another timeline"
-            raise InvalidUsage(f"{name!r} is {what}: this is timeline {self.name!r}", table=name, timeline=self.name)
+            raise Elsewhere(f"{name!r} is {what}: this is timeline {self.name!r}", table=name, timeline=self.name)
         if record.state == "making":  # its process may be at it, or gone
             for command in contents.pending(record.id):
                 settle(self.catalog, command, self.client.runtime.deadline(self.client.config.timeout_s))

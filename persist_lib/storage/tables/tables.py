@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Self, TypeVar, get_args
 
 import msgspec
 
@@ -23,7 +23,7 @@ from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.records import Mode, TableMode, TimelineRecord
 from persist_lib.storage.tables.applying import Applied, apply, tidy
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Line
+from persist_lib.storage.tables.line import Elsewhere, Line
 from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.storage.tables.transaction import Transaction, run
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
 DEFAULT = "default"
+T = TypeVar("T")
 
 
 class Tables:
@@ -212,7 +213,7 @@ class Tables:
             )
 
         time = None if as_of is None else Times("ms", self.client.runtime.clock_ms).as_of(as_of)
-        return self._line_of(name).snapshot(name, time, want, deadline)
+        return self._on_line(name, lambda line: line.snapshot(name, time, want, deadline))
 
     def listen(self, name: str, as_of: TimeLike, *, timeout: float | None = None) -> TableListen:
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
@@ -220,9 +221,12 @@ class Tables:
         It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever).
         """
         time = Times("ms", self.client.runtime.clock_ms).as_of(as_of)
-        record = self._line_of(name).record
-        line = _line(self.controller, record, self._owner or "listen")
-        return TableListen(line, name, time, None if timeout is None else parse_seconds(timeout))
+        timeout = None if timeout is None else parse_seconds(timeout)
+
+        def act(line: Line) -> TableListen:
+            return TableListen(_line(self.controller, line.record, self._owner or "listen"), name, time, timeout)
+
+        return self._on_line(name, act)
 
     def apply(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Applied:
         """Copy what transactions wrote from the WAL to their tables. Any number of processes may do so, at any time.
@@ -285,26 +289,32 @@ class Tables:
     def _run(self, name: str, make: Callable[[Schema], Statement], timeout: float | None) -> Done:
         self._writable("a change")
         deadline = self._deadline(timeout)
-        line = self._line_of(name)
 
-        def call() -> Done:
-            line.look()
-            view = line.view(name)
-            return run(line, view, make(view.schema), deadline)
+        def act(line: Line) -> Done:
+            def call() -> Done:
+                line.look()
+                view = line.view(name)
+                return run(line, view, make(view.schema), deadline)
 
-        return line.again(call, deadline)
+            return line.again(call, deadline)
 
-    def _line_of(self, name: str) -> Line:
+        return self._on_line(name, act)
+
+    def _on_line(self, name: str, act: Callable[[Line], T]) -> T:
+        """Do something with the timeline of a table: the one that is known, or the one that it is on by now."""
         name = parse_collection_name(name)
-        for line in self._lines.values():
-            if any(view.name == name for view in line.views()):
-                return line
-        record = self.controller.catalog.fetch().find(name)
+        catalog = self.controller.catalog
+        known = catalog.fetch(0).named(name)
+        if known is not None and known.timeline is not None:
+            with suppress(Elsewhere):
+                return act(self._line_by(catalog.fetch(0).timelines[known.timeline]))
+        contents = catalog.fetch()
+        record = contents.find(name)
         if record.timeline is None:
             raise InvalidUsage(
                 f"{name!r} is a collection, and no table: read it with controller.open_reader", table=name
             )
-        return self._line_by(self.controller.catalog.fetch().timelines[record.timeline])
+        return act(self._line_by(contents.timelines[record.timeline]))
 
     def _line(self, timeline: str) -> Line:
         timeline = parse_collection_name(timeline)

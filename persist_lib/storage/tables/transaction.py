@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
-from persist_lib.errors import Indeterminate, InvalidUsage, WriteConflict
+from persist_lib.errors import InvalidUsage, WriteConflict
 from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
@@ -147,16 +147,13 @@ class Transaction:
                     newest = self._line.upper - 1
                     self._check(changes, keys, checked, newest)
                     checked = newest
-                    done = self._line.try_commit(changes, newest, deadline)
+                    done = self._line.try_commit(changes, newest, deadline, self._sending)
                     if done is not None:
                         self.time, self.token = done.time, done.token
                         return Done(done.time, count, done.token, spent.cost)
                     races += 1
                     if deadline.has_passed():
                         raise self._line.out_of_time(deadline, f"others committed first {races} times")
-        except Indeterminate as error:
-            self.token = error.fields.get("token", b"")  # type: ignore[assignment]
-            raise
         finally:
             self._end()
 
@@ -224,6 +221,9 @@ class Transaction:
 
     def _deadline(self) -> Deadline:
         return self._line.client.runtime.deadline(self._timeout_s)
+
+    def _sending(self, token: bytes) -> None:
+        self.token = token
 
     def _end(self) -> None:
         self._is_open = False

@@ -21,7 +21,7 @@ from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.tables import applying
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Committed, Line, Want, until_decided
+from persist_lib.storage.tables.line import Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.storage.tables.tail import Entry, Tail, encoded, entries_of
 from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted, added_up
@@ -80,7 +80,9 @@ class WalLine(Line):
                 return None
             return added_up(wanted.schema, *_rows(entries, wanted))
 
-    def try_commit(self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline) -> Committed | None:
+    def try_commit(
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
+    ) -> Committed | None:
         """Append to the WAL, if its upper is right after `as_of`: one compare-and-set."""
         lower = as_of + 1
         time = max(lower, self.client.consensus.now())
@@ -93,6 +95,7 @@ class WalLine(Line):
         columns = list(zip(*rows, strict=True))
         updates = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA.updates, strict=True)], SCHEMA.updates)
         write = self.writer()
+        sending(token)
         try:
             until_decided(
                 lambda: write.compare_and_append(
@@ -104,7 +107,7 @@ class WalLine(Line):
             with self.lock:
                 self._load()
             return None
-        return Committed((time, token))
+        return Committed(time, token)
 
     def snapshot(self, name: str, as_of: int | None, want: Want, deadline: Deadline) -> TableSnapshot:
         """Waits until the WAL has passed `as_of`."""

@@ -17,7 +17,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Committed, Line, Want, until_decided
+from persist_lib.storage.tables.line import Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.storage.tables.view import View, freshen, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.timeline import Renditions, Span
@@ -66,7 +66,9 @@ class YoloLine(Line):
         except SinceViolation:
             return None
 
-    def try_commit(self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline) -> Committed | None:
+    def try_commit(
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
+    ) -> Committed | None:
         """Append to the table, if its upper is right after `as_of` and no other rendition followed."""
         ((view, table),) = changes
         lower = as_of + 1
@@ -78,6 +80,7 @@ class YoloLine(Line):
         rows = at_time(table, time)
         span = view.timeline().last
         doubts: list[Indeterminate] = []
+        sending(token)
         try:
             until_decided(
                 lambda: write.append_on(
@@ -88,7 +91,7 @@ class YoloLine(Line):
         except UpperMismatch:
             if not doubts or not self.was_committed(span, token, view, deadline):
                 return None
-        return Committed((time, token))
+        return Committed(time, token)
 
     def was_committed(self, span: Span, token: bytes, view: View, deadline: Deadline) -> bool:
         """Whether an append to a rendition was committed. One that is open is decided by moving upper."""

@@ -168,6 +168,33 @@ def test_an_outcome_that_stays_unknown_is_told_by_its_token(mode: TableMode, hap
         assert read(others, "a", time - 1)[1] == 50
 
 
+def test_after_an_interrupt_in_a_commit_the_token_of_the_transaction_tells() -> None:
+    class Interrupted:
+        is_armed = False
+
+        def decide(self, operation: Operation) -> Fate:
+            if self.is_armed and operation.kind == "compare_and_set":
+                raise KeyboardInterrupt
+            return Fate()
+
+    world, others = world_with("wal")
+    plan = Interrupted()
+    tables = world.client(plan=plan).controller().tables()
+    tables.upsert("a", rows((1, 51)))
+    t = tables.transaction()
+    t.upsert("a", rows((1, 52)))
+    plan.is_armed = True
+    with pytest.raises(KeyboardInterrupt):
+        t.commit()
+    plan.is_armed = False
+    assert t.token
+    assert others.outcome(t.token) is None
+    assert read(others, "a") == read(tables, "a") == {1: 51}
+    with tables.transaction() as again:
+        again.upsert("a", rows((1, 52)))
+    assert others.outcome(again.token) == again.time
+
+
 @pytest.mark.parametrize("mode", ["yolo", "wal"])
 def test_clocks_that_differ_and_go_back_do_not_turn_times_around(mode: TableMode) -> None:
     """The Consensus store's clock gives the times; when it goes back, the timeline's upper does."""

@@ -127,6 +127,17 @@ def test_names_are_taken_free_again_and_kept_by_what_is_open(tables: Tables) -> 
     assert tables.list() == ["b", "many"]
 
 
+def test_a_name_may_move_to_a_table_of_another_timeline(tables: Tables) -> None:
+    tables.insert("a", rows((1, 10)))
+    others = tables.client.controller().tables()
+    others.rename("a", "old")
+    others.create("a", SCHEMA, timeline="elsewhere")
+    others.insert("a", rows((7, 70)))
+    assert read(tables, "a") == {7: 70}
+    assert tables.upsert("a", rows((7, 71))).updated == 1
+    assert read(tables, "old") == {1: 10}
+
+
 def test_a_mode_belongs_to_its_timeline_and_a_collection_is_no_table(tables: Tables) -> None:
     mode: TableMode = "wal" if tables.controller.catalog.fetch().named("a").timeline.startswith("ty") else "yolo"  # type: ignore[union-attr]
     with pytest.raises(persist.InvalidUsage, match="for all of its tables"):
