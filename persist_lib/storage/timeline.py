@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from persist_lib.client import Client
-from persist_lib.errors import InvariantViolated, NotFound, ShardFinished
+from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
 from persist_lib.frontier import Antichain, at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -108,8 +108,13 @@ class Renditions:
             if (error := reader.expired(reader.machine.state)) is not None:
                 raise error
             known = self._known
-            if known is None or (known.since, known.upper) != (since, upper):
-                self._known = known = self._read(reader, since, upper)
+            while known is None or (known.since, known.upper) != (since, upper):
+                try:
+                    self._known = known = self._read(reader, since, upper)
+                except SinceViolation:
+                    if reader.since.time in {None, since}:
+                        raise
+                    since = reader.since.time or 0  # the handle let go of history in the background
         except ShardFinished as error:
             raise self.dropped() from error
         return known
