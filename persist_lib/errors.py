@@ -15,6 +15,7 @@
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
     │   ├── NameTaken              there is a collection of that name already (collection)
     │   ├── HandoverRefused        a rendition cannot become the collection as asked (collection)
+    │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
     │   ├── SchemaChanged          a collection's rows cannot be given in this reader's columns any more (time)
     │   ├── ShardFinished          a tombstone: nothing can change any more
     │   └── StillRead              a live reader or hold still needs the shard
@@ -140,6 +141,10 @@ class NameTaken(Refused):
 
 class HandoverRefused(Refused):
     """The rendition cannot be handed over to, or given up, as asked; nothing was changed. Field: collection."""
+
+
+class WriteConflict(Refused):
+    """Another transaction changed what this one changes, and was first. Run it again. Fields: table, keys (a few)."""
 
 
 class SchemaChanged(Refused):

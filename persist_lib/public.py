@@ -41,6 +41,7 @@ from persist_lib.errors import (
     StillRead,
     TimedOut,
     UpperMismatch,
+    WriteConflict,
 )
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.location.wrap.metering import Metrics
@@ -118,6 +119,7 @@ __all__ = [
     "Updates",
     "UpperMismatch",
     "Verdict",
+    "WriteConflict",
     "WriteHandle",
     "at",
     "decode_rows",

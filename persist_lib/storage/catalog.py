@@ -8,6 +8,7 @@ processes come one after the other. Its times are a clock, so that it can be rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from persist_lib.arguments import did_you_mean
@@ -23,6 +24,7 @@ from persist_lib.storage.records import (
     CommandRecord,
     Record,
     RenditionRecord,
+    TimelineRecord,
     decode,
     encode,
 )
@@ -38,7 +40,8 @@ RETENTION = "90 days"
 MOST_COMMANDS = 10_000
 """How many finished commands are remembered. One that is repeated after that is taken for a new one."""
 KINDS: Mapping[str, type[Record]] = {
-    "collection": CollectionRecord, "rendition": RenditionRecord, "command": CommandRecord
+    "collection": CollectionRecord, "rendition": RenditionRecord, "command": CommandRecord,
+    "timeline": TimelineRecord,
 }  # fmt: skip
 
 Rows = Mapping[tuple[str, str], Record]
@@ -54,6 +57,7 @@ class Contents(NamedTuple):
     collections: Mapping[str, CollectionRecord]
     renditions: Mapping[tuple[str, int], RenditionRecord]
     commands: Mapping[str, CommandRecord]
+    timelines: Mapping[str, TimelineRecord] = MappingProxyType({})
 
     def named(self, name: str) -> CollectionRecord | None:
         """The collection that has this name."""
@@ -89,11 +93,15 @@ class Catalog:
         self._writer: WriteHandle | None = None
         self._known: Contents | None = None
 
-    def fetch(self) -> Contents:
-        """The newest contents. A location without a catalog has none. One request, if nothing has changed."""
+    def fetch(self, seqno: int | None = None) -> Contents:
+        """The newest contents. A location without a catalog has none. One request, if nothing has changed.
+
+        `seqno` is that of the shard's newest row, if the caller has just asked: then no request, if nothing has.
+        """
         try:
             reader = self._reader or self._open()
-            upper = reader.fetch_upper()
+            is_known = seqno is not None and reader.machine.version.seqno >= seqno
+            upper = reader.upper if is_known else reader.fetch_upper()
         except NotFound:
             return NOTHING
         if self._known is None or self._known.upper != upper:
@@ -173,6 +181,8 @@ def _key_of(record: Record) -> tuple[str, str]:
             return "collection", record.id
         case CommandRecord():
             return "command", record.id
+        case TimelineRecord():
+            return "timeline", record.id
         case _:
             raise TypeError(record)
 
@@ -201,7 +211,7 @@ def _contents(upper: Antichain, reader: ReadHandle) -> Contents:
             )
         found[row["kind"]][row["id"]] = decode(KINDS[row["kind"]], row["body"], where)
     renditions = {(r.collection, r.number): r for r in found["rendition"].values()}  # type: ignore[attr-defined]
-    return Contents(upper, found["collection"], renditions, found["command"])  # type: ignore[arg-type]
+    return Contents(upper, found["collection"], renditions, found["command"], found["timeline"])  # type: ignore[arg-type]
 
 
 def _old(contents: Contents, key: tuple[str, str]) -> Record | None:
@@ -209,6 +219,8 @@ def _old(contents: Contents, key: tuple[str, str]) -> Record | None:
     if kind == "rendition":
         collection, _, number = id_.partition("/")
         return contents.renditions.get((collection, int(number)))
+    if kind == "timeline":
+        return contents.timelines.get(id_)
     return (contents.collections if kind == "collection" else contents.commands).get(id_)
 
 

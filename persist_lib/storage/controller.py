@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -25,17 +25,21 @@ from persist_lib.storage.comparing import Comparison, compare_renditions
 from persist_lib.storage.copying import Copied, Transform, copy_step
 from persist_lib.storage.describe import Capability, Description, RenditionDescription, Tended
 from persist_lib.storage.describing import capabilities, describe, timeline_of
-from persist_lib.storage.effects import handover_time, settle
+from persist_lib.storage.effects import handover_time, settle, wal_upper
 from persist_lib.storage.names import CATALOG, minted, parse_collection_name, parse_command_id
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.rebuilding import Rebuild, begin
-from persist_lib.storage.records import CollectionRecord, CommandRecord, Mode, RenditionRecord, What
+from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, Mode, RenditionRecord, What
 from persist_lib.storage.small import out_of_time
 from persist_lib.storage.tend import tend
 from persist_lib.storage.timeline import Timeline
 from persist_lib.storage.upper import meet
+from persist_lib.storage.wal import DROPPED, has_wal, mark
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times
+
+if TYPE_CHECKING:
+    from persist_lib.storage.tables import Tables
 
 PAUSE_S = 0.05
 """Between two looks at what there is to copy."""
@@ -76,6 +80,13 @@ class Controller:
 
         Raises NameTaken when there is a collection of that name, and InvalidUsage.
         """
+        return self._create(name, schema, shards, mode, hash_columns, retention, None, command, timeout)
+
+    def _create(
+        self, name: str, schema: Schema, shards: int, mode: Mode, hash_columns: Sequence[str] | None,
+        retention: Retention, timeline: str | None, command: str | None, timeout: float | None,
+    ) -> Description:  # fmt: skip
+        """Create a collection, or with a `timeline`, which is its minted id, a table on it."""
         name, schema = parse_collection_name(name), check_schema(schema)
         self._writable("create")
         rendition = parse_rendition(self.client, schema, shards, mode, hash_columns)
@@ -84,12 +95,16 @@ class Controller:
             "name": name, "schema": rendition.schema, "shards": rendition.shards, "mode": mode,
             "hash_columns": list(rendition.hash_columns), "retention": distance,
         }  # fmt: skip
+        asked |= {} if timeline is None else {"timeline": timeline}
+        kind: Kind = "collection" if timeline is None else "table"
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(name) is not None:
                 raise _taken(name)
             id_ = minted(self.client.runtime.entropy())
-            collection = CollectionRecord(id=id_, name=name, retention=distance, command=record.id)
+            collection = CollectionRecord(
+                id=id_, name=name, kind=kind, retention=distance, timeline=timeline, command=record.id
+            )
             first = msgspec.structs.replace(rendition, collection=id_, command=record.id)
             record = msgspec.structs.replace(record, collection=id_, pending=True)
             return setting(collection, first), record
@@ -319,7 +334,13 @@ class Controller:
                     f"{schema.show(timeline.last.start)}. Nothing was changed",
                     collection=name, rendition=rendition,
                 )  # fmt: skip
-            time = handover_time(timeline, start)
+            time = handover_time(timeline, start, wal_upper(self.client, collection))
+            if start is not None and has_wal(collection) and start != time:
+                raise HandoverRefused(
+                    f"table {name!r}: transactions are committed and read up to {schema.show(time)} already, so a "
+                    "handover cannot be before that",
+                    collection=name, at=start, earliest=time,
+                )  # fmt: skip
             self._check_reach(name, new, timeline, time, force=force)
             return new, timeline, time
 
@@ -364,6 +385,8 @@ class Controller:
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
         self._command("drop", collection.id, {}, intent, command, timeout)
+        if has_wal(collection):
+            mark(self.client, collection, DROPPED, self._deadline(timeout))
         return tend(self.catalog, self._deadline(timeout), only=collection.id)
 
     def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:
@@ -415,8 +438,18 @@ class Controller:
         self._writable("open_writer")
         contents, collection = self._find(name)
         only = None if rendition is None else self._of(contents, collection, parse_integer(rendition, "rendition", 1))
+        if collection.kind == "table" and only is None:
+            raise InvalidUsage(
+                f"{name!r} is a table, whose times are minted: write it with controller.tables()", collection=name
+            )
         schema = contents.renditions_of(collection.id)[0].columns
         return CollectionWriter(self.client, collection, schema.times, only)
+
+    def tables(self) -> Tables:
+        """The tables of this catalog: to create them, to change their rows, alone or in transactions, to read them."""
+        from persist_lib.storage.tables import Tables  # noqa: PLC0415 - they stand on the controller
+
+        return Tables(self)
 
     def close(self) -> None:
         """Close what this controller has open; the client stays open. Idempotent."""

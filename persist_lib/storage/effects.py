@@ -14,13 +14,16 @@ from typing import TypeVar
 import msgspec
 
 from persist_lib.client import Client
-from persist_lib.errors import HoldConflict, ShardFinished, SinceViolation, UpperMismatch
+from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.storage.small import append_once, out_of_time
 from persist_lib.storage.timeline import Renditions, Timeline, row_of, schema_for
+from persist_lib.storage.wal import SCHEMA as WAL
+from persist_lib.storage.wal import append_of, has_wal, wal_shard
+from persist_lib.write.many import Append
 
 R = TypeVar("R", CollectionRecord, RenditionRecord)
 HOLD = "collection"
@@ -121,20 +124,44 @@ def hand_over(
             if reason := _never(timeline, command):
                 return reason
             lower = timeline.upper.time or 0
-            start = handover_time(timeline, command.asked["at"])
+            wal = wal_upper(catalog.client, collection)
+            start = handover_time(timeline, command.asked["at"], wal)
+            if start != handover_time(timeline, command.asked["at"], 0) and command.asked["at"] is not None:
+                return f"transactions were committed up to {start} meanwhile"
             old = timeline.last
             rows: list[dict[str, object]] = [
                 {**row_of(old.rendition, old.command), "_time": start, "_diff": -1},
                 {**row_of(new, command.id), "_time": start, "_diff": 1},
             ]
             try:
-                append_once(write, rows, lower, start + 1, deadline)
-            except UpperMismatch:
+                if has_wal(collection):
+                    append_with_wal(catalog.client, collection, Append(write, rows, lower, start + 1), wal, start)
+                else:
+                    append_once(write, rows, lower, start + 1, deadline)
+            except (UpperMismatch, Indeterminate) as error:
+                if isinstance(error, Indeterminate) and not has_wal(collection):
+                    raise
                 races += 1
             else:
                 return start
             if deadline.has_passed():
                 raise out_of_time(f"collection {collection.name!r}", deadline, f"others were first {races} times")
+
+
+def append_with_wal(client: Client, collection: CollectionRecord, append: Append, lower: int, time: int) -> None:
+    """Append a table's handover, and move the upper of its WAL past it, in one transaction.
+
+    SUBTLE: a table is read up to its WAL's upper, whatever is promised. So no handover may be before that.
+    """
+    with client.open_writer(wal_shard(str(collection.timeline)), WAL) as write:
+        client.compare_and_append_many([append, append_of(write, collection, at(lower), time)])
+
+
+def wal_upper(client: Client, collection: CollectionRecord) -> int:
+    """How far the WAL of a table has come; 0 for any other collection."""
+    if not has_wal(collection):
+        return 0
+    return client.machine(wal_shard(str(collection.timeline))).fetch().state.upper.time or 0
 
 
 def close(client: Client, contents: Contents, command: CommandRecord, start: int) -> None:
@@ -150,10 +177,13 @@ def close(client: Client, contents: Contents, command: CommandRecord, start: int
                     write.advance_upper(start)
 
 
-def handover_time(timeline: Timeline, asked: int | None) -> int:
-    """The time at which a handover would be: that asked for, or the earliest that changes nothing that was read."""
-    earliest = max(timeline.upper.time or 0, timeline.last.start + 1)
-    return earliest if asked is None else asked
+def handover_time(timeline: Timeline, asked: int | None, wal: int = 0) -> int:
+    """The time at which a handover would be: that asked for, or the earliest that changes nothing that was read.
+
+    `wal` is the upper of the WAL, for a table that has one.
+    """
+    earliest = max(timeline.upper.time or 0, timeline.last.start + 1, wal)
+    return earliest if asked is None else max(asked, wal)
 
 
 def _never(timeline: Timeline, command: CommandRecord) -> str:

@@ -181,9 +181,9 @@ class CollectionReader:
         for handle in self._shards.pop(rendition.number, []):
             handle.close()
 
-    def timeline(self) -> Timeline:
-        """Which rendition is the collection at which times."""
-        return self._guarded(self._renditions.fetch)
+    def timeline(self, *, is_known: bool = False) -> Timeline:
+        """Which rendition is the collection at which times; with `is_known`, as far as this process has read it."""
+        return self._guarded(lambda: self._renditions.fetch(is_known=is_known))
 
     def shards_of(self, rendition: RenditionRecord) -> list[ReadHandle]:
         """Readers of a rendition's shards, opened when first needed, in this reader's schema if they have it."""

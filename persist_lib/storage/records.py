@@ -18,6 +18,7 @@ VERSION = 1
 Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]
 Kind = Literal["collection", "table"]
+TableMode = Literal["yolo", "wal"]
 What = Literal["create", "alter", "rename", "drop", "make rendition", "drop rendition", "hand over"]
 
 
@@ -71,6 +72,14 @@ class CollectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     def shard(self) -> str:
         """Its rendition shard."""
         return rendition_shard(self.id)
+
+
+class TimelineRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A timeline: the times that its tables share, and how they are written."""
+
+    id: str
+    name: str
+    mode: TableMode
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from persist_lib.client import Client
-from persist_lib.errors import InvariantViolated, NotFound, ShardFinished
+from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
 from persist_lib.frontier import Antichain, at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -93,20 +93,28 @@ class Renditions:
         self._reader = reader
         self._known: Timeline | None = None
 
-    def fetch(self) -> Timeline:
-        """The newest timeline. Raises NotFound for a collection that was dropped, LeaseExpired for a lost reader."""
+    def fetch(self, *, is_known: bool = False) -> Timeline:
+        """The newest timeline. Raises NotFound for a collection that was dropped, LeaseExpired for a lost reader.
+
+        With `is_known` it is the one of the newest state that this process knows, without a request if it was read.
+        """
         reader = self._reader
         if reader is None:
             reader = self._reader = unheld(self._client, self.shard, self.schema)
         try:
-            upper, since = reader.fetch_upper(), reader.since.time
+            upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
             if since is None:
                 raise self.dropped()
-            if (error := reader.expired()) is not None:
+            if (error := reader.expired(reader.machine.state)) is not None:
                 raise error
             known = self._known
-            if known is None or (known.since, known.upper) != (since, upper):
-                self._known = known = self._read(reader, since, upper)
+            while known is None or (known.since, known.upper) != (since, upper):
+                try:
+                    self._known = known = self._read(reader, since, upper)
+                except SinceViolation:
+                    if reader.since.time in {None, since}:
+                        raise
+                    since = reader.since.time or 0  # the handle let go of history in the background
         except ShardFinished as error:
             raise self.dropped() from error
         return known

@@ -118,6 +118,16 @@ class CollectionWriter:
             sent = self._commit(table, lower, upper, deadline, token, producer)
             return Written(upper, table.num_rows, sent, spent.cost)
 
+    def append_on(
+        self, basis: str, updates: pa.Table, lower: int, upper: int, *, timeout: float, token: bytes
+    ) -> bytes:
+        """Append as `compare_and_append` does, if the collection is still the rendition of the handover `basis`.
+
+        Raises UpperMismatch otherwise, as what was made of the contents of one rendition may not fit another.
+        """
+        self._check_mode("compare_and_append")
+        return self._commit(updates, at(lower), at(upper), self._deadline(timeout), token, None, basis)
+
     def append(self, updates: object, lower: object, new_upper: object, *, timeout: float | None = None) -> Written:
         """Append those updates with times in `[lower, new_upper)` that the collection does not have yet.
 
@@ -217,9 +227,12 @@ class CollectionWriter:
 
     def _commit(
         self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None,
-        producer: tuple[str, int] | None,
+        producer: tuple[str, int] | None, basis: str | None = None,
     ) -> bytes:  # fmt: skip
-        """Append to all shards at once, together with the promise of these times; answers the token."""
+        """Append to all shards at once, together with the promise of these times; answers the token.
+
+        With a `basis`, only while the collection is the rendition of that handover.
+        """
         token = token or self.client.runtime.token()
         while True:
             if self._only is not None:
@@ -229,6 +242,9 @@ class CollectionWriter:
                 if not self.has_transactions:
                     self._promise(_promise_for(table, lower, upper), deadline)
                 timeline = self._timeline()
+                if basis is not None and timeline.last.command != basis:
+                    error = UpperMismatch("it was handed over", expected=lower, actual=timeline.upper)
+                    raise self._mismatch(lower, error)
                 over = timeline.over(lower.time or 0, upper.time)
                 if len(over) > 1 and over[-1][2].rendition.copies is not None:
                     lower = self._close(table, over, deadline)
@@ -285,7 +301,8 @@ class CollectionWriter:
                 if known is not None and known[1] == upper:
                     sent, time = known[0], (known[2].time or 1) - 1
                 try:
-                    self._commit(at_time(table, time), upper, at(time + 1), deadline, sent, None)
+                    basis = None if self._only is not None else span.command
+                    self._commit(at_time(table, time), upper, at(time + 1), deadline, sent, None, basis)
                 except UpperMismatch:
                     self._check_time(deadline, "other writers were first")
                 else:
