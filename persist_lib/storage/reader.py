@@ -8,6 +8,7 @@ whenever it asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -54,10 +55,14 @@ class CollectionReader:
         self._shards: dict[int, list[ReadHandle]] = {}
         self._promiser: WriteHandle | None = None
         self._closed = False
-        last = self._renditions.fetch().last
-        newest = self.shards_of(last.rendition)[0].schema
-        if schema is not None:
-            check_additive(collection.name, schema, newest, last.start)
+        try:
+            last = self._renditions.fetch().last
+            newest = self.shards_of(last.rendition)[0].schema
+            if schema is not None:
+                check_additive(collection.name, schema, newest, last.start)
+        except BaseException:
+            self.close()
+            raise
         self.schema = newest if schema is None else schema
 
     def __repr__(self) -> str:
@@ -158,9 +163,15 @@ class CollectionReader:
         timeout = None if timeout is None else parse_seconds(timeout)
         replace = parse_flag(replace, "replace")
         self.check_since(start)
-        reader = CollectionReader(self.client, self.collection, self.schema.times, self.schema, self._owner or "listen")
-        if not self.client.read_only:
-            reader.downgrade_since(start)
+        reader = CollectionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
+        reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
+        try:
+            reader.check_since(start)  # this handle's lease may have ended before the other one began
+            if not self.client.read_only:
+                reader.downgrade_since(start)
+        except BaseException:
+            reader.close()
+            raise
         return CollectionListen(reader, start, end, timeout, replace=replace)
 
     def downgrade_since(self, since: object) -> None:
@@ -305,6 +316,10 @@ class CollectionReader:
                     )
                 except TimedOut:
                     return
+        if self.client.read_only and not self._holder.upper.has_passed(time):
+            self._check_time(deadline, at(time))
+            with suppress(TimedOut):
+                self._holder.wait_for_upper(at(time + 1), min(deadline.remaining_s(), LONGEST_WAIT_S))
 
     def _check_time(self, deadline: Deadline, target: Antichain) -> None:
         if deadline.has_passed():

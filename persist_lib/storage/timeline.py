@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from persist_lib.client import Client
-from persist_lib.errors import InvariantViolated, NotFound, ShardFinished
+from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
 from persist_lib.frontier import Antichain, at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -61,7 +61,17 @@ class Timeline(NamedTuple):
         return self.upper.is_top()
 
     def at(self, time: int) -> Span:
-        """The span that covers a time. At or beyond `upper` it is the newest one known, and may change."""
+        """The span that covers a time. At or beyond `upper` it is the newest one known, and may change.
+
+        Raises SinceViolation for a time before `since`, which only those can meet who hold nothing.
+        """
+        if time < self.since:
+            show = self.last.rendition.columns.show
+            raise SinceViolation(
+                f"which rendition was the collection at {show(time)} is given up: history begins at "
+                f"{show(self.since)}. Read at {show(self.since)} or later; a hold would have kept it",
+                as_of=time, since=at(self.since),
+            )  # fmt: skip
         for span in self.spans:
             if span.covers(time):
                 return span
@@ -98,18 +108,24 @@ class Renditions:
         reader = self._reader
         if reader is None:
             reader = self._reader = unheld(self._client, self.shard, self.schema)
-        try:
-            upper, since = reader.fetch_upper(), reader.since.time
-            if since is None:
-                raise self.dropped()
-            if (error := reader.expired()) is not None:
-                raise error
-            known = self._known
-            if known is None or (known.since, known.upper) != (since, upper):
-                self._known = known = self._read(reader, since, upper)
-        except ShardFinished as error:
-            raise self.dropped() from error
-        return known
+        while True:
+            try:
+                upper, since = reader.fetch_upper(), reader.since.time
+                if since is None:
+                    raise self.dropped()
+                if (error := reader.expired()) is not None:
+                    raise error
+                known = self._known
+                if known is None or (known.since, known.upper) != (since, upper):
+                    self._known = known = self._read(reader, since, upper)
+            except ShardFinished as error:
+                raise self.dropped() from error
+            except SinceViolation:
+                if not reader.read_only:
+                    raise
+                # Nothing is held here, and history was given up just now: what is left is read anew.
+            else:
+                return known
 
     def dropped(self) -> NotFound:
         """The error for a collection that is not there any more."""
