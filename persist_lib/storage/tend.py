@@ -137,16 +137,27 @@ class _Tending:
             self._client.release_hold(self._collection.shard, hold)
 
     def _move(self, shard: str, target: int, reason: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        hold = self._client.inspect(shard).state.holds.get(HOLD)
-        if hold is None or not hold.since < at(target):
+        """Move a shard's hold to `target`, if it is not there; and since with it, where nobody else is behind.
+
+        SUBTLE: since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold
+        is set where it is, with another fencing value, and since follows.
+        """
+        state = self._client.inspect(shard).state
+        hold = state.holds.get(HOLD)
+        if hold is None:
+            return
+        to, others = max(hold.since, at(target)), [*state.readers.values(), *state.holds.values()]
+        is_behind = state.since < min([to, *(other.since for other in others if other is not hold)])
+        if hold.since == to and not is_behind:
             return
         show = timeline.last.rendition.columns.show
+        opaque = hold.opaque if hold.since < to else b"" if hold.opaque else b"again"
 
         def move() -> None:
             with suppress(SinceViolation, ShardFinished, HoldConflict):  # another process has moved it further
-                self._client.set_hold(shard, HOLD, target)
+                self._client.set_hold(shard, HOLD, to, opaque=opaque)
 
-        yield self._step("move hold", f"{shard} to {show(target)}", reason), move
+        yield self._step("move hold", f"{shard} to {show(to)}", reason), move
 
     def _drop_renditions(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         timeline = self._timeline(renditions)
