@@ -1,4 +1,4 @@
-"""Collections in tests: what they should hold, as plain lists of updates, and the checks that all kinds of tests share."""
+"""Collections in tests: what they should hold, as plain lists of updates, and checks for all kinds of tests."""
 
 from __future__ import annotations
 

@@ -241,7 +241,14 @@ class CollectionReader:
             return
         if self._promiser is None:
             self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
-        self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+        while True:
+            try:
+                self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+            except LeaseExpired:  # of the writer, which registers anew
+                if deadline.has_passed():
+                    raise
+            else:
+                return
 
     def everything(self, span: Span, as_of: int, time: int, *, is_out: bool) -> Iterator[pa.Table]:
         """All rows of a span's rendition as of a time, in its own columns, as updates at `time`: added or taken out."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -16,6 +17,7 @@ import persist_lib as persist
 from persist_lib.client import Client
 from persist_lib.frontier import at
 from persist_lib.storage import changes, effects, listen, tend, writer
+from persist_lib.storage.catalog import setting
 from persist_lib.storage.controller import Controller
 from persist_lib.storage.difference import difference
 from persist_lib.storage.reader import CollectionReader
@@ -63,7 +65,7 @@ def drop_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tend, "_is_over", lambda record, timeline: record.begun and timeline.last.rendition != record)
 
     def mark(self: Any, record: Any) -> None:
-        gone = effects.setting(effects.msgspec.structs.replace(record, state="dropping"))
+        gone = setting(msgspec.structs.replace(record, state="dropping"))
         self._catalog.change(lambda _: (gone, None), self._deadline)
 
     patch.setattr(tend._Tending, "_mark", mark)
@@ -87,7 +89,7 @@ def diff_at_th(patch: pytest.MonkeyPatch) -> None:
                 [held.enter_context(h.snapshot(time, timeout=0.1)).batches() for h in reader.shards_of(span.rendition)]
                 for span in (old, new)
             ]
-            yield from difference(reader.schema, *sides, time, reader.client.config.merge_bytes)
+            yield from difference(reader.schema, sides[0], sides[1], time, reader.client.config.merge_bytes)
 
     patch.setattr(changes, "handed_over", handed_over)
     patch.setattr(listen, "handed_over", handed_over)
@@ -250,7 +252,7 @@ def need_complete(patch: pytest.MonkeyPatch) -> None:
     kept = Controller._check_reach
 
     def check_reach(self: Any, name: str, new: Any, time: int, *, force: bool) -> None:
-        kept(self, name, effects.msgspec.structs.replace(new, copies=None), time, force=force)
+        kept(self, name, msgspec.structs.replace(new, copies=None), time, force=force)
 
     patch.setattr(Controller, "_check_reach", check_reach)
 
