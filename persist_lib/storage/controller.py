@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_seconds, parse_text
+from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_seconds, parse_text, shown
 from persist_lib.client import PURPOSE_LETTERS, Client
 from persist_lib.errors import HandoverRefused, InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import MAX_TIME, at
@@ -218,6 +218,8 @@ class Controller:
         """
         self._writable("copy_rendition")
         to_end, deadline = parse_flag(to_end, "to_end"), self._deadline(timeout)
+        if transform is not None and not callable(transform):
+            raise InvalidUsage(f"transform must be a function of a pyarrow.Table: got {shown(transform)}")
         contents, collection = self._find(name)
         new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
         if new.copies is None:

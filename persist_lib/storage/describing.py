@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from persist_lib.client import Client
-from persist_lib.frontier import at
+from persist_lib.frontier import Antichain, at
 from persist_lib.storage.catalog import Contents
 from persist_lib.storage.describe import Capability, Description, RenditionDescription
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
@@ -28,7 +28,7 @@ def describe(client: Client, contents: Contents, collection: CollectionRecord) -
     pending = tuple(f"{command.what} ({command.id})" for command in contents.pending(collection.id))
     return Description(
         collection.name, collection.id, collection.kind, active.schema, active.mode, collection.retention,
-        at(_since(timeline, found)), upper, timeline.upper, tuple(found), pending,
+        at(_since(timeline, found, upper)), upper, timeline.upper, tuple(found), pending,
     )  # fmt: skip
 
 
@@ -64,11 +64,13 @@ def _described(client: Client, record: RenditionRecord, timeline: Timeline) -> R
     )  # fmt: skip
 
 
-def _since(timeline: Timeline, renditions: Sequence[RenditionDescription]) -> int:
+def _since(timeline: Timeline, renditions: Sequence[RenditionDescription], upper: Antichain) -> int:
     """The least time from which on every time can be read, from the rendition that is the collection then."""
     sinces = {rendition.number: rendition.since.time or 0 for rendition in renditions}
     since = timeline.since
     for span in timeline.spans:
+        if upper <= at(span.start):
+            break  # it is handed over to later, and nothing of it can be read yet
         least = sinces.get(span.rendition.number, 0)
         if span.end is None or since < span.end:
             since = max(since, min(least, span.end) if span.end is not None else least)

@@ -163,6 +163,7 @@ class CollectionReader:
         timeout = None if timeout is None else parse_seconds(timeout)
         replace = parse_flag(replace, "replace")
         self.check_since(start)
+        self.timeline()  # raises LeaseExpired
         reader = CollectionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
         reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
         try:
