@@ -175,7 +175,9 @@ STORIES = {
 }
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["memory", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "postgresql"))]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], tuple[str, str | None]]:
     def make(name: str) -> tuple[str, str | None]:
         if request.param == "memory":
