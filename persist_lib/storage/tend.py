@@ -146,8 +146,10 @@ class _Tending:
         hold = state.holds.get(HOLD)
         if hold is None:
             return
-        to, others = max(hold.since, at(target)), [*state.readers.values(), *state.holds.values()]
-        is_behind = state.since < min([to, *(other.since for other in others if other is not hold)])
+        to = max(hold.since, at(target))
+        readers = (reader.since for reader in state.readers.values())
+        others = (other.since for name, other in state.holds.items() if name != HOLD)
+        is_behind = state.since < min([to, *readers, *others])
         if hold.since == to and not is_behind:
             return
         show = timeline.last.rendition.columns.show

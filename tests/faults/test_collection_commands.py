@@ -18,7 +18,7 @@ from persist_lib.location.wrap.around import Operation
 from persist_lib.storage import Controller
 from persist_lib.testing import Fate, Outcome
 from tests.conformance.stores import CONSENSUSES
-from tests.renditions import Listening, Told, check, create, write
+from tests.renditions import Listening, Told, check, write
 from tests.worlds import SCHEMA, World, row, updates
 
 CHANGING = {"compare_and_set", "compare_and_set_many", "set", "delete", "truncate"}
@@ -175,9 +175,7 @@ STORIES = {
 }
 
 
-@pytest.fixture(
-    params=["memory", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "postgresql"))]
-)
+@pytest.fixture(params=["memory", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "postgresql"))])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], tuple[str, str | None]]:
     def make(name: str) -> tuple[str, str | None]:
         if request.param == "memory":

@@ -170,7 +170,7 @@ class CollectionMachine(RuleBasedStateMachine):
 
     def can_copy(self, number: int) -> bool:
         found = {one.number: one for one in self.controllers[0].describe(self.name).renditions}
-        return number in found and found[number].copies in found and found[found[number].copies].active
+        return number in found and any(one.active and one.number == found[number].copies for one in found.values())
 
     @precondition(lambda self: self.made)
     @rule(data=st.data(), who=WHO, ahead=st.integers(0, 2))
@@ -294,23 +294,10 @@ STEPS = int(os.environ.get("PERSIST_COLLECTION_STEPS", "20"))
 EXAMPLES = int(os.environ.get("PERSIST_COLLECTION_EXAMPLES", "8"))
 
 
-class TestCollections(CollectionMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
-
-
-class TestDefinite(DefiniteMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
-
-
 class OnFiles(CollectionMachine):
     """On SQLite."""
 
     url = "file:{folder}/data"
-
-
-@pytest.mark.slow
-class TestOnFiles(OnFiles.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=max(3, EXAMPLES // 4), stateful_step_count=STEPS)
 
 
 class OnPostgres(CollectionMachine):
@@ -323,6 +310,15 @@ class OnPostgres(CollectionMachine):
         self.consensus = servers.postgres_at(persist_schema=f"c{os.urandom(8).hex()}")
 
 
-@pytest.mark.slow
-class TestOnPostgres(OnPostgres.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=max(2, EXAMPLES // 7), stateful_step_count=STEPS)
+def some(part: int) -> settings:
+    return settings(max_examples=max(2, EXAMPLES // part), stateful_step_count=STEPS)
+
+
+TestCollections = CollectionMachine.TestCase
+TestCollections.settings = some(1)
+TestDefinite = DefiniteMachine.TestCase
+TestDefinite.settings = some(1)
+TestOnFiles = pytest.mark.slow(OnFiles.TestCase)
+TestOnFiles.settings = some(3)
+TestOnPostgres = pytest.mark.slow(OnPostgres.TestCase)
+TestOnPostgres.settings = some(4)

@@ -159,7 +159,7 @@ def test_two_handovers_at_once_are_one(world: World) -> None:
 
 
 def test_a_repeated_command_is_about_what_it_was_about_at_first(world: World) -> None:
-    told, controller = Told(), Told() and world.client().controller()
+    told, controller = Told(), world.client().controller()
     make = {"schema": SCHEMA, "shards": 2, "mode": "compare_and_append"}
     first = controller.create("c", command="create", **make)  # type: ignore[arg-type]
     write(controller, told, range(2))
@@ -324,7 +324,8 @@ def test_an_interrupted_listener_loses_and_doubles_nothing(
                 except Interrupted:
                     continue
         except persist.Determinate as error:
-            assert "after a part of the updates" in str(error)
+            if "after a part of the updates" not in str(error):
+                raise
 
 
 def test_polling_by_a_read_only_client_waits_for_nobody(world: World) -> None:
@@ -349,7 +350,7 @@ def test_polling_by_a_read_only_client_waits_for_nobody(world: World) -> None:
         lambda: reading.create("d", SCHEMA),
         lambda: reading.drop("c"),
         lambda: reading.hand_over("c", 2),
-        lambda: reading.tend(),
+        reading.tend,
         lambda: reading.open_writer("c"),
         lambda: reading.set_hold("c", "h", 0),
     ):
@@ -491,7 +492,7 @@ def test_bad_input_is_refused_and_changes_nothing(world: World, call: Any) -> No
 
 
 def test_names_with_slashes_and_numbers_of_numpy(world: World) -> None:
-    controller = world.client().controller()
+    controller: Any = world.client().controller()
     controller.create("a/b.c-1", SCHEMA, shards=np.int32(2), retention=np.int64(3))
     assert controller.make_rendition("a/b.c-1", shards=np.uint8(3)).number == 2
     assert controller.hand_over("a/b.c-1", np.int64(2), at=np.int64(7), force=True) == 7
