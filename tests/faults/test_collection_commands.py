@@ -8,6 +8,7 @@ happens or does not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,12 +214,8 @@ def run(place: tuple[str, str | None], story: Story, dying: Dying, seed: int) ->
             listening = Listening(reader, (told.last.upper.time or 1) - 1 if len(told.starts) == 1 else 0, told)
             reader.close()
         client = world.client(CONFIG, plan=dying)
-        try:
+        with suppress(Died):
             story.work(client.controller())
-        except Died:
-            pass
-        finally:
-            world.clients.remove(client)  # SUBTLE: nothing of it ever ends: it is gone
         if listening is not None and story.after in {tended, dropped}:
             listening.listen.close()
             listening = None
@@ -232,4 +229,5 @@ def run(place: tuple[str, str | None], story: Story, dying: Dying, seed: int) ->
             assert listening.frontier == told.last.upper.time
         return dying.seen
     finally:
+        dying.k = None  # its connections are closed at last
         world.close()
