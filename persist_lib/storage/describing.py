@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from persist_lib.client import Client
 from persist_lib.frontier import Antichain, at
 from persist_lib.storage.catalog import Contents
@@ -22,6 +24,10 @@ def describe(client: Client, contents: Contents, collection: CollectionRecord) -
     """What a collection is, and how far it has come."""
     renditions = contents.renditions_of(collection.id)
     timeline = timeline_of(client, collection, renditions[0])
+    # SUBTLE: a rendition may have been made, and handed over to, after the catalog was read.
+    numbers = {record.number for record in renditions}
+    later = {span.rendition.number: span.rendition for span in timeline.spans if span.rendition.number not in numbers}
+    renditions += [msgspec.structs.replace(record, state="live", begun=True) for record in later.values()]
     found = [_described(client, record, timeline) for record in renditions]
     upper = upper_of(client, timeline)
     active = next(rendition for rendition in found if rendition.active)

@@ -13,7 +13,7 @@ import persist_lib as persist
 from persist_lib.errors import InvalidName
 from persist_lib.frontier import at
 from persist_lib.storage import catalog as catalogs
-from persist_lib.storage import effects
+from persist_lib.storage import describing, effects
 from persist_lib.testing import Model, contents_of
 from tests.renditions import Listening, Told, check, create, handed, write
 from tests.worlds import SCHEMA, World, row, updates
@@ -195,6 +195,22 @@ def test_a_slow_helper_of_a_command_meets_what_others_did_meanwhile(world: World
     effects.begin(controller.client, collection, rendition)
     for shard in world.client().shards():
         assert shard == "_catalog" or controller.client.inspect(shard).state.is_finished()
+
+
+def test_a_handover_between_two_looks_of_a_description(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog was read before the rendition was made, and the rendition shard after it was handed over to."""
+    told, controller = Told(), create(world.client())
+    write(controller, told, range(2))
+    other, looked = world.client().controller(), describing.timeline_of
+
+    def later(*args: Any) -> Any:
+        monkeypatch.setattr(describing, "timeline_of", looked)
+        handed(other, told)
+        return looked(*args)
+
+    monkeypatch.setattr(describing, "timeline_of", later)
+    found = controller.describe("c")
+    assert (found.active.number, found.active.state) == (2, "live")
 
 
 def test_a_lost_hold_is_set_again(world: World) -> None:
