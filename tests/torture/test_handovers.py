@@ -75,12 +75,16 @@ def test_no_listeners_sum_is_ever_wrong_while_a_collection_is_handed_over(tmp_pa
             crowd.start("listen", str(number))
         wait_for_acknowledgements(tmp_path)
         crowd.start("control", "one")
-        deadline = time.monotonic() + 60 + 60 * HANDOVERS
+        deadline, begun = time.monotonic() + 120 + 60 * HANDOVERS, 0
         while not control.exists() or control.read_text().count("\n") < HANDOVERS:
             assert time.monotonic() < deadline, (tmp_path / "errors").read_text()[-2000:]
             time.sleep(rng.uniform(0.5, 3.0))
             name = rng.choice([*crowd.running])
+            done = control.read_text().count("\n") if control.exists() else 0
+            if name.startswith("control") and done == begun:
+                continue  # it gets through one handover in each life, also on a busy machine
             if rng.random() < 0.5:
+                begun = done if name.startswith("control") else begun
                 kills += 1
                 role, _, who = name.partition(" ")
                 crowd.kill(name)
