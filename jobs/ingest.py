@@ -9,7 +9,8 @@ commit. Kill it at any point, and run it again: it goes on after the last group,
 Run it later, and it takes the files that are new. A bad line stops nothing: it goes to the shard SHARD_bad with its
 file, its number and the reason. SHARD_files says which files were taken.
 
-Exit status: 0 if all is done, 1 if more lines than --max-bad were bad or something failed, 2 for wrong arguments.
+Exit status: 0 if all is done, 1 if more lines than --max-bad were bad or something failed, 2 if the arguments are wrong
+by themselves, whatever the files and the shard are.
 """
 
 from __future__ import annotations
