@@ -291,6 +291,9 @@ class Client(Upkeep, Terms):
         `catalog` names the shard that lists them, if it is not the usual one.
         """
         # Collections stand on this client, not the other way round: this one way up is by name.
+        self._check_open()
+        if catalog is not None:
+            self.machine(catalog)  # raises InvalidName
         storage = import_module("persist_lib.storage")
         found: Controller = storage.Controller(self) if catalog is None else storage.Controller(self, catalog=catalog)
         return found

@@ -12,6 +12,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import parse_hold_name
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.copying import HOLDS
 from persist_lib.storage.effects import HOLD
 from persist_lib.storage.records import CommandRecord, Mode, RenditionRecord, schema_form
 from persist_lib.times import Times, is_duration
@@ -29,7 +30,7 @@ def parse_rendition(
         raise InvalidUsage(f"mode must be one of {get_args(Mode)}: got {shown(mode)}", mode=mode)
     if mode == "compare_and_append" and count > 1:
         client.consensus.compare_and_set_many({})  # raises InvalidUsage where there are no transactions
-    names = tuple(schema.key_names) if hash_columns is None else _parse_hash_columns(schema, hash_columns)
+    names = tuple(schema.key_names) if hash_columns is None else _of_key(schema, parse_hash_columns(hash_columns))
     return RenditionRecord(
         collection="",
         number=1,
@@ -50,17 +51,24 @@ def parse_retention(value: object, schema: Schema, clock_ms: Callable[[], int]) 
     return parse_integer(value, what, 0, MAX_TIME)
 
 
-def _parse_hash_columns(schema: Schema, names: object) -> tuple[str, ...]:
+def parse_hash_columns(names: object) -> list[str]:
+    """A list of different names. Raises InvalidUsage."""
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence) or not names:
         raise InvalidUsage(f"hash_columns must be a list of key columns: got {shown(names)}", hash_columns=names)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidUsage(f"hash_columns must be names of key columns: got {shown(names)}", hash_columns=names)
+    if len(set(names)) != len(names):
+        raise InvalidUsage(f"hash_columns must differ: got {shown(names)}", hash_columns=names)
+    return [str(name) for name in names]
+
+
+def _of_key(schema: Schema, names: list[str]) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in schema.key_names]:
         raise InvalidUsage(
             f"hash_columns must be key columns, so that all rows of a key are in one shard: {shown(unknown[0])} is "
             f"none. {did_you_mean(unknown[0], schema.key_names)}The key columns are {schema.key_names}",
             hash_columns=names,
         )
-    if len(set(names)) != len(names):
-        raise InvalidUsage(f"hash_columns must differ: got {shown(names)}", hash_columns=names)
     return tuple(name for name in schema.key_names if name in names)
 
 
@@ -71,6 +79,8 @@ def parse_hold(hold: object) -> str:
         raise InvalidUsage(
             f"the hold {HOLD!r} keeps a collection's history by its retention: change it with alter(retention=)"
         )
+    if name.startswith(HOLDS):
+        raise InvalidUsage(f"holds whose names start with {HOLDS!r} are those of copies: choose another name")
     return name
 
 

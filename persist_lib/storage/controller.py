@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_seconds, parse_text
+from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_seconds, parse_text, shown
 from persist_lib.client import PURPOSE_LETTERS, Client
 from persist_lib.errors import HandoverRefused, InvalidUsage, NameTaken, NotFound
-from persist_lib.frontier import at
+from persist_lib.frontier import MAX_TIME, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.storage.asked import Retention, check_same, parse_hold, parse_rendition, parse_retention
+from persist_lib.storage.asked import (
+    MOST_SHARDS,
+    Retention,
+    check_same,
+    parse_hash_columns,
+    parse_hold,
+    parse_rendition,
+    parse_retention,
+)
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.comparing import Comparison, compare_renditions
 from persist_lib.storage.copying import Copied, Transform, copy_step
@@ -29,11 +37,10 @@ from persist_lib.storage.effects import handover_time, settle, wal_upper
 from persist_lib.storage.names import CATALOG, minted, parse_collection_name, parse_command_id
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.rebuilding import Rebuild, begin
-from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, Mode, RenditionRecord, What
+from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, Mode, RenditionRecord, What, schema_form
 from persist_lib.storage.small import out_of_time
 from persist_lib.storage.tend import tend
 from persist_lib.storage.timeline import Timeline
-from persist_lib.storage.upper import meet
 from persist_lib.storage.wal import DROPPED, has_wal, mark
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times
@@ -109,8 +116,8 @@ class Controller:
             record = msgspec.structs.replace(record, collection=id_, pending=True)
             return setting(collection, first), record
 
-        self._command("create", None, asked, intent, command, timeout)
-        return self.describe(name)
+        record = self._command("create", None, asked, intent, command, timeout)
+        return self._described(record)
 
     def list(self) -> list[str]:
         """The names of all collections, sorted. One that is being created is there once its command is done."""
@@ -118,7 +125,8 @@ class Controller:
 
     def describe(self, name: str) -> Description:
         """What a collection is, and how far it has come. Raises NotFound."""
-        return describe(self.client, *self._find(name))
+        contents, collection = self._find(name)
+        return describe(self.client, contents, collection)
 
     def alter(
         self,
@@ -130,7 +138,7 @@ class Controller:
     ) -> Description:
         """Change a collection's options. It takes effect when collections are tended next. Raises NotFound."""
         self._writable("alter")
-        contents, collection = self._find(name)
+        contents, collection = self._subject(name, command)
         schema = contents.renditions_of(collection.id)[0].columns
         distance = parse_retention(retention, schema, self.client.runtime.clock_ms)
 
@@ -138,23 +146,23 @@ class Controller:
             altered = msgspec.structs.replace(contents.collections[collection.id], retention=distance)
             return setting(altered), record
 
-        self._command("alter", collection.id, {"retention": distance}, intent, command, timeout)
-        return self.describe(name)
+        asked = {"name": name, "retention": distance}
+        return self._described(self._command("alter", collection.id, asked, intent, command, timeout))
 
     def rename(self, name: str, to: str, *, command: str | None = None, timeout: float | None = None) -> Description:
         """Give a collection another name. Readers and writers that are open go on. Raises NotFound and NameTaken."""
         self._writable("rename")
         to = parse_collection_name(to)
-        known = self._repeated(command, to)
-        collection = known or self._find(name)[1]
+        _, collection = self._subject(name, command)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(to) is not None:
                 raise _taken(to)
             return setting(msgspec.structs.replace(contents.collections[collection.id], name=to)), record
 
-        self._command("rename", collection.id, {"to": to}, intent, command, timeout)
-        return self.describe(to)
+        return self._described(
+            self._command("rename", collection.id, {"name": name, "to": to}, intent, command, timeout)
+        )
 
     def make_rendition(
         self,
@@ -174,23 +182,30 @@ class Controller:
         """
         self._writable("make_rendition")
         copy = parse_flag(copy, "copy")
-        contents, collection = self._find(name)
-        active = timeline_of(self.client, collection, contents.renditions_of(collection.id)[0]).last.rendition
-        columns = active.columns if schema is None else check_schema(schema)
-        if columns.times != active.columns.times:
-            raise InvalidUsage(
-                f"collection {name!r} has {_unit(active.columns)}, and a rendition of it must have the same: got "
-                f"{_unit(columns)}",
-                collection=name,
-            )
-        hashed = active.hash_columns if hash_columns is None and columns.key == active.columns.key else hash_columns
-        wanted = parse_rendition(self.client, columns, active.shards if shards is None else shards, active.mode, hashed)
+        _, collection = self._subject(name, command)
+        if schema is not None:
+            schema = check_schema(schema)
+        if shards is not None:
+            shards = parse_integer(shards, "shards", 1, MOST_SHARDS)
+        if hash_columns is not None:
+            hash_columns = parse_hash_columns(hash_columns)
         asked: dict[str, Any] = {
-            "schema": wanted.schema, "shards": wanted.shards, "hash_columns": list(wanted.hash_columns), "copy": copy,
+            "name": name, "schema": None if schema is None else schema_form(schema), "shards": shards,
+            "hash_columns": hash_columns, "copy": copy,
         }  # fmt: skip
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             current = contents.collections[collection.id]
+            active = timeline_of(self.client, current, contents.renditions_of(collection.id)[0]).last.rendition
+            columns = active.columns if schema is None else schema
+            if columns.times != active.columns.times:
+                raise InvalidUsage(
+                    f"collection {name!r} has {_unit(active.columns)}, and a rendition of it must have the same: got "
+                    f"{_unit(columns)}",
+                    collection=name,
+                )
+            hashed = active.hash_columns if hash_columns is None and columns.key == active.columns.key else hash_columns
+            wanted = parse_rendition(self.client, columns, shards or active.shards, active.mode, hashed)
             made = msgspec.structs.replace(
                 wanted, collection=collection.id, number=current.made + 1, command=record.id,
                 copies=active.number if copy else None,
@@ -199,7 +214,7 @@ class Controller:
             return setting(msgspec.structs.replace(current, made=made.number), made), record
 
         record = self._command("make rendition", collection.id, asked, intent, command, timeout)
-        return self._rendition_of(self.describe(name), record.asked["rendition"])
+        return self._rendition_of(self._described(record), record.asked["rendition"])
 
     def copy_rendition(
         self,
@@ -220,6 +235,8 @@ class Controller:
         """
         self._writable("copy_rendition")
         to_end, deadline = parse_flag(to_end, "to_end"), self._deadline(timeout)
+        if transform is not None and not callable(transform):
+            raise InvalidUsage(f"transform must be a function of a pyarrow.Table: got {shown(transform)}")
         old, new, collection = self._copy_of(name, rendition)
         owner = f"copy to rendition {new.number}"
         with CollectionReader(self.client, collection, new.columns.times, None, owner) as reader:
@@ -281,7 +298,7 @@ class Controller:
         Raises NotFound, and HandoverRefused when the rendition is needed. Its shards go when nobody reads them.
         """
         self._writable("drop_rendition")
-        _, collection = self._find(name)
+        _, collection = self._subject(name, command)
         rendition = parse_integer(rendition, "rendition", 1)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
@@ -295,8 +312,9 @@ class Controller:
                 )  # fmt: skip
             return setting(msgspec.structs.replace(found, state="dropping")), record
 
-        self._command("drop rendition", collection.id, {"rendition": rendition}, intent, command, timeout)
-        return self.tend(name, timeout=timeout)
+        asked = {"name": name, "rendition": rendition}
+        self._command("drop rendition", collection.id, asked, intent, command, timeout)
+        return tend(self.catalog, self._deadline(timeout), only=collection.id)
 
     def hand_over(
         self,
@@ -318,10 +336,11 @@ class Controller:
 
         Raises HandoverRefused, and NotFound.
         """
-        self._writable("hand_over")
         force, dry_run = parse_flag(force, "force"), parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("hand_over")
         rendition = parse_integer(rendition, "rendition", 1)
-        contents, collection = self._find(name)
+        contents, collection = self._subject(name, None if dry_run else command)
         schema = contents.renditions_of(collection.id)[0].columns
         start = None if at is None else Times(schema.times, self.client.runtime.clock_ms).as_of(at, "at")
 
@@ -335,13 +354,15 @@ class Controller:
                     collection=name, rendition=rendition,
                 )  # fmt: skip
             time = handover_time(timeline, start, wal_upper(self.client, collection))
+            self._check_time(name, new, timeline, time)
+            self._check_copy(name, new, timeline)
             if start is not None and has_wal(collection) and start != time:
                 raise HandoverRefused(
                     f"table {name!r}: transactions are committed and read up to {schema.show(time)} already, so a "
                     "handover cannot be before that",
                     collection=name, at=start, earliest=time,
                 )  # fmt: skip
-            self._check_reach(name, new, timeline, time, force=force)
+            self._check_reach(name, new, time, force=force)
             return new, timeline, time
 
         if dry_run:
@@ -353,7 +374,7 @@ class Controller:
             asked = {**record.asked, "expects": last.command, "follows": last.rendition.number}
             return {}, msgspec.structs.replace(record, asked=asked, pending=True)
 
-        asked = {"rendition": rendition, "at": start}
+        asked = {"name": name, "rendition": rendition, "at": start}
         record = self._command("hand over", collection.id, asked, intent, command, timeout)
         if record.refused:
             raise HandoverRefused(
@@ -375,8 +396,7 @@ class Controller:
         if not dry_run:
             self._writable("drop")
         name = parse_collection_name(name)
-        known = self._repeated(command, None)
-        collection = known or self._find(name)[1]
+        _, collection = self._subject(name, None if dry_run else command, is_drop=True)
         if dry_run:
             return tend(self.catalog, self._deadline(timeout), only=collection.id, dry_run=True, as_if_dropped=True)
 
@@ -384,7 +404,7 @@ class Controller:
             current = contents.collections[collection.id]
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
-        self._command("drop", collection.id, {}, intent, command, timeout)
+        self._command("drop", collection.id, {"name": name}, intent, command, timeout)
         if has_wal(collection):
             mark(self.client, collection, DROPPED, self._deadline(timeout))
         return tend(self.catalog, self._deadline(timeout), only=collection.id)
@@ -521,18 +541,48 @@ class Controller:
                     settle(self.catalog, command, self._deadline(None))
             contents = self.catalog.fetch()
             collection = contents.find(name)
+        if collection.state == "making":
+            raise NotFound(
+                f"collection {name!r} is being created. Look again; if its process has died, the next client that may "
+                "write finishes it",
+                collection=name,
+            )
         return contents, collection
 
-    def _repeated(self, command: str | None, to: str | None) -> CollectionRecord | None:
-        """The collection of a command that is repeated, which has another name by now, or none."""
+    def _subject(self, name: str, command: str | None, *, is_drop: bool = False) -> tuple[Contents, CollectionRecord]:
+        """The collection that a command is about: by its name, or the same as at first for one that is repeated."""
+        name = parse_collection_name(name)
         contents = self.catalog.fetch()
         known = None if command is None else contents.commands.get(parse_command_id(command))
-        if known is None or known.asked.get("to") != to:
-            return None
-        return contents.collections.get(known.collection) or CollectionRecord(id=known.collection, name=to or "")
+        if known is None:
+            return self._find(name)
+        found = contents.collections.get(known.collection)
+        if found is None and is_drop:
+            found = CollectionRecord(id=known.collection, name=name, state="dropping")
+        return contents, self._still(found, known)
+
+    def _described(self, record: CommandRecord) -> Description:
+        """What a collection is after a command."""
+        contents = self.catalog.fetch()
+        found = contents.collections.get(record.collection)
+        if found is not None and found.state == "dropping":
+            found = None
+        return describe(self.client, contents, self._still(found, record))
+
+    def _still(self, found: CollectionRecord | None, record: CommandRecord) -> CollectionRecord:
+        if found is None:
+            raise NotFound(
+                f"the command {record.id!r} ({record.what}) was done, and the collection has been dropped since",
+                command=record.id,
+            )
+        return found
 
     def _of(self, contents: Contents, collection: CollectionRecord, number: int) -> RenditionRecord:
         found = contents.renditions.get((collection.id, number))
+        if found is not None and found.state == "making" and not self.client.read_only:
+            # SUBTLE: its shards have no hold yet, without which what is written could be given up.
+            for command in contents.pending(collection.id):
+                settle(self.catalog, command, self._deadline(None))
         if found is None or found.state == "dropping":
             numbers = [r.number for r in contents.renditions_of(collection.id) if r.state != "dropping"]
             raise NotFound(
@@ -542,21 +592,56 @@ class Controller:
         return found
 
     def _rendition_of(self, description: Description, number: int) -> RenditionDescription:
-        return next(rendition for rendition in description.renditions if rendition.number == number)
+        for rendition in description.renditions:
+            if rendition.number == number:
+                return rendition
+        raise NotFound(
+            f"collection {description.name!r} has no rendition {number} any more: it was made, and dropped since",
+            collection=description.name, rendition=number,
+        )  # fmt: skip
 
-    def _check_reach(self, name: str, new: RenditionRecord, timeline: Timeline, time: int, *, force: bool) -> None:
-        show = new.columns.show
-        if at(time) < timeline.upper:
+    def _check_time(self, name: str, new: RenditionRecord, timeline: Timeline, time: int) -> None:
+        show, earliest = new.columns.show, at(handover_time(timeline, None))
+        if at(time) < earliest:
             raise HandoverRefused(
                 f"collection {name!r}: the time {show(time)} is promised already: readers have relied on what is the "
-                f"collection then. The earliest time is {show(timeline.upper)}",
-                collection=name, at=time, earliest=timeline.upper,
+                f"collection then. The earliest time is {show(earliest)}. Nothing was changed",
+                collection=name, at=time, earliest=earliest,
             )  # fmt: skip
-        upper = meet(self.client, new.names)
+        if time >= MAX_TIME:
+            raise InvalidUsage(f"a handover must be before the end of all times: got {time}", at=time)
+
+    def _check_copy(self, name: str, new: RenditionRecord, timeline: Timeline) -> None:
+        if new.copies is None:
+            return
+        why = ""
+        if new.begun:
+            why = f"rendition {new.number} was the collection before, and has nothing of what was written since"
+        elif new.copies != timeline.last.rendition.number:
+            why = (
+                f"rendition {new.number} is a copy of rendition {new.copies}, and since "
+                f"{new.columns.show(timeline.last.start)} rendition {timeline.last.rendition.number} is the collection"
+            )
+        if why:
+            raise HandoverRefused(
+                f"collection {name!r}: {why}. Nothing was changed; make a new rendition with copy=True",
+                collection=name, rendition=new.number,
+            )  # fmt: skip
+
+    def _check_reach(self, name: str, new: RenditionRecord, time: int, *, force: bool) -> None:
+        show = new.columns.show
+        states = [self.client.machine(shard).fetch().state for shard in new.names]
+        since, upper = max(state.since for state in states), min(state.upper for state in states)
+        if at(time) < since:
+            raise HandoverRefused(
+                f"collection {name!r}: rendition {new.number} can only be read from {show(since)} on, which is after "
+                f"{show(time)}. Nothing was changed; hand over at {show(since)} or later",
+                collection=name, at=time, since=since,
+            )  # fmt: skip
         if not force and new.copies is None and not upper.has_passed(time):
             raise HandoverRefused(
                 f"collection {name!r}: rendition {new.number} has data up to {show(upper)} only, so that readers would "
-                f"wait for it at {show(time)}. Write it further, or say force=True",
+                f"wait for it at {show(time)}. Nothing was changed; write it further, or say force=True",
                 collection=name, at=time, upper=upper,
             )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Copying a rendition into the one that is to follow it, stretch by stretch, while the old one is still written.
 
 First the contents as of some time, and from there on the changes, until the new rendition has all that is before the
-handover. Each new shard is brought on by itself, from the upper that it has: nobody reads the rendition before all have
-come as far. So a copier that dies, or two at once, do no harm: the next one goes on where the shards are.
+handover. Each stretch is one definite append to each new shard: every copier would append the very same. So a copier
+that dies between two shards, or two copiers at once, do no harm: the next one goes on where the shards are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from persist_lib.client import Client
-from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation, UpperMismatch
+from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.runtime.ambient import Deadline
@@ -24,6 +23,7 @@ from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.routing import routed
 from persist_lib.storage.timeline import Timeline
+from persist_lib.storage.upper import meet
 
 Transform = Callable[[pa.Table], pa.Table]
 """Makes of rows in the old columns rows in the new ones. It must be a pure function of each row, and pass on `_time`
@@ -38,9 +38,13 @@ class Copied(NamedTuple):
     is_complete: bool
 
 
+HOLDS = "copy-r"
+"""How the names of holds begin that keep what is still to be copied."""
+
+
 def hold_name(rendition: RenditionRecord) -> str:
     """The hold on the rendition shard that keeps what is still to be copied."""
-    return f"copy-r{rendition.number}"
+    return f"{HOLDS}{rendition.number}"
 
 
 def copy_step(
@@ -50,35 +54,47 @@ def copy_step(
     transform: Transform | None,
     deadline: Deadline,
 ) -> Copied:
-    """Copy the next stretch, if there is one. Losing to another copier is no error."""
-    client, timeline = reader.client, reader.timeline()
-    start = _handed_over(timeline, new)
+    """Copy the next stretch, if there is one. What another copier has copied already is not copied again.
+
+    SUBTLE: the hold keeps the time from which a stretch is read until all new shards have the stretch, so that a copier
+    that comes after one that died reads the very same. The first stretch is as of the time of the hold: so it is the
+    same for all copiers, too.
+    """
+    client, shard, hold = reader.client, reader.collection.shard, hold_name(new)
     goal = min(handle.fetch_upper() for handle in reader.shards_of(old))
+    if not goal.is_top() and reader.timeline().upper < goal:
+        reader.promise(goal, deadline)  # what is copied is before any handover, for ever
+    start = handed_over_at(reader.timeline(), new)
+    upper = meet(client, new.names)
     if start is not None:
         goal = goal.meet(at(start))
-    upper = _upper(client, new)
     if start is not None and at(start) <= upper:
         with suppress(HoldConflict):
-            client.release_hold(reader.collection.shard, hold_name(new))
+            client.release_hold(shard, hold)
         return Copied(upper, at(start), is_complete=True)
-    if goal.time is None or goal <= upper or goal == at(0):
+    if goal.is_top() or goal <= upper:
         return Copied(upper, goal, is_complete=False)
-    with suppress(SinceViolation):
-        client.set_hold(reader.collection.shard, hold_name(new), max(0, (upper.time or goal.time) - 1))
+    first, last = upper.time or 0, (goal.time or 1) - 1
+    try:
+        if first == 0:
+            client.set_hold(shard, hold, last, expected=None)
+        else:
+            client.set_hold(shard, hold, first - 1)
+    except HoldConflict:  # another copier began
+        if (begun := client.inspect(shard).state.holds.get(hold)) is None:
+            return Copied(upper, goal, is_complete=False)
+        last = begun.since.time or 0
+    except SinceViolation:  # the old rendition has come further since, or another copier has
+        return Copied(upper, goal, is_complete=False)
     for index, name in enumerate(new.names):
-        first = client.machine(name).fetch().state.upper
-        if first < goal:
-            share = _Share(reader, old, new, index, first.time or 0, goal.time - 1, transform, deadline)
-            with suppress(UpperMismatch), client.open_writer(name, new.columns) as write:  # or another was first
-                write.compare_and_append(share, first, goal, timeout=max(0.001, deadline.remaining_s()))
-    return Copied(_upper(client, new), goal, is_complete=False)
+        share = _Share(reader, old, new, index, first, last, transform, deadline)
+        with client.open_writer(name, new.columns) as write:
+            write.append(share, first, last + 1, timeout=max(0.001, deadline.remaining_s()))
+    return Copied(meet(client, new.names), goal, is_complete=False)
 
 
-def _upper(client: Client, rendition: RenditionRecord) -> Antichain:
-    return min(client.machine(name).fetch().state.upper for name in rendition.names)
-
-
-def _handed_over(timeline: Timeline, new: RenditionRecord) -> int | None:
+def handed_over_at(timeline: Timeline, new: RenditionRecord) -> int | None:
+    """When a copy became the collection; None if it did not yet."""
     starts = [span.start for span in timeline.spans if span.rendition.number == new.number]
     return starts[0] if starts else None
 

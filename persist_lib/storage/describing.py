@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from persist_lib.client import Client
-from persist_lib.frontier import at
+from persist_lib.frontier import Antichain, at
 from persist_lib.storage.catalog import Contents
 from persist_lib.storage.describe import Capability, Description, RenditionDescription
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
@@ -22,13 +24,17 @@ def describe(client: Client, contents: Contents, collection: CollectionRecord) -
     """What a collection is, and how far it has come."""
     renditions = contents.renditions_of(collection.id)
     timeline = timeline_of(client, collection, renditions[0])
+    # SUBTLE: a rendition may have been made, and handed over to, after the catalog was read.
+    numbers = {record.number for record in renditions}
+    later = {span.rendition.number: span.rendition for span in timeline.spans if span.rendition.number not in numbers}
+    renditions += [msgspec.structs.replace(record, state="live", begun=True) for record in later.values()]
     found = [_described(client, record, timeline) for record in renditions]
     upper = upper_of(client, timeline)
     active = next(rendition for rendition in found if rendition.active)
     pending = tuple(f"{command.what} ({command.id})" for command in contents.pending(collection.id))
     return Description(
         collection.name, collection.id, collection.kind, active.schema, active.mode, collection.retention,
-        at(_since(timeline, found)), upper, timeline.upper, tuple(found), pending,
+        at(_since(timeline, found, upper)), upper, timeline.upper, tuple(found), pending,
     )  # fmt: skip
 
 
@@ -64,11 +70,13 @@ def _described(client: Client, record: RenditionRecord, timeline: Timeline) -> R
     )  # fmt: skip
 
 
-def _since(timeline: Timeline, renditions: Sequence[RenditionDescription]) -> int:
+def _since(timeline: Timeline, renditions: Sequence[RenditionDescription], upper: Antichain) -> int:
     """The least time from which on every time can be read, from the rendition that is the collection then."""
     sinces = {rendition.number: rendition.since.time or 0 for rendition in renditions}
     since = timeline.since
     for span in timeline.spans:
+        if upper <= at(span.start):
+            break  # it is handed over to later, and nothing of it can be read yet
         least = sinces.get(span.rendition.number, 0)
         if span.end is None or since < span.end:
             since = max(since, min(least, span.end) if span.end is not None else least)

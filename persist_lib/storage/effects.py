@@ -84,18 +84,21 @@ def _live(record: R) -> R:
 def make_shards(client: Client, rendition: RenditionRecord) -> None:
     """Make the rendition's shards, each with the hold that keeps its history."""
     for name in rendition.names:
-        client.open_writer(name, rendition.columns)
+        with suppress(ShardFinished):  # made, and dropped since, by processes that were faster
+            client.open_writer(name, rendition.columns).close()
         _hold(client, name)
 
 
 def begin(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> None:
     """Make the rendition shard, and say in it that this rendition is the collection from time 0 on."""
     schema = schema_for(rendition.columns.times)
-    with client.open_writer(collection.shard, schema) as write:
-        _hold(client, collection.shard)
-        row = {**row_of(rendition, collection.command), "_time": 0}
-        with suppress(ShardFinished, UpperMismatch):  # dropped meanwhile, by another process that was faster
+    row = {**row_of(rendition, collection.command), "_time": 0}
+    try:
+        with client.open_writer(collection.shard, schema) as write:
+            _hold(client, collection.shard)
             write.append([row], 0, 1)
+    except (ShardFinished, UpperMismatch):
+        pass  # made, and dropped since, by processes that were faster
 
 
 def _hold(client: Client, shard: str) -> None:

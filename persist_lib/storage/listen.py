@@ -30,9 +30,10 @@ class CollectionListen:
     ) -> None:
         self._reader, self._until, self._timeout_s, self._replace = reader, until, timeout_s, replace
         self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
-        self._before: Span | None = None
-        self._events: Generator[Event, None, None] | None = None
+        self._round: Generator[None, None, None] | None = None
+        self._due: Event | None = None
         self._is_midway = False
+        self._polled: list[Event] = []
         self._failure: PersistError | None = None
 
     @property
@@ -44,27 +45,36 @@ class CollectionListen:
         return self
 
     def __next__(self) -> Event:
-        while True:
-            if self._events is None:
-                if self.frontier.is_top() or self._until <= self.frontier:
-                    self.close()
-                    raise StopIteration
-                upper = self._wait()
-                self._events = self._round(upper)
-            if (event := self._next()) is not None:
-                return event
+        if self._polled:
+            return self._polled.pop(0)
+        while not self._has_due():
+            if self._is_done():
+                self.close()
+                raise StopIteration
+            self._let_go()
+            self._begin(self._wait())
+        self._is_midway = isinstance(self._due, Updates)
+        event, self._due = self._due, None  # SUBTLE: no call from here on, see `_has_due`
+        return event  # type: ignore[return-value]
 
     def poll(self) -> list[Event]:
-        """Return the events that have come by now, without waiting for data."""
-        found: list[Event] = []
-        while not (self.frontier.is_top() or self._until <= self.frontier):
-            if self._events is None:
-                if (upper := self._reached()) is None:
-                    break
-                self._events = self._round(upper)
-            if (event := self._next()) is not None:
-                found.append(event)
-        return found
+        """Return the events that have come by now, without waiting. If it raises, none of them counts as delivered."""
+        if not self._polled:
+            self._polled_from = self.frontier
+        try:
+            while self._has_due() or (not self._is_done() and self._begin(self._reached())):
+                if self._due is not None:
+                    self._is_midway = isinstance(self._due, Updates)
+                    self._polled += (self._due,)
+                    self._due = None
+        except PersistError:
+            self.frontier, self._polled = self._polled_from, []
+            self._round = self._due = self._failure = None
+            self._is_midway = False
+            raise
+        self._let_go()
+        events, self._polled = self._polled, []
+        return events
 
     def close(self) -> None:
         """End the listener's lease. Idempotent."""
@@ -80,25 +90,43 @@ class CollectionListen:
     ) -> None:
         self.close()
 
-    def _next(self) -> Event | None:
-        """The next event of the round that is under way; None at its end."""
+    def _begin(self, upper: Antichain | None) -> bool:
+        """Begin the round up to `upper`, if it is one."""
+        if upper is not None:
+            self._round = self._updates_to(upper)
+        return upper is not None
+
+    def _has_due(self) -> bool:
+        """Whether the round that is under way has an event to deliver.
+
+        SUBTLE: an interrupt may come after any call, and each event must be delivered once. So an event is kept in
+        `_due` until it is taken. A round that broke off after a part of its updates was delivered is a failure.
+        """
         if self._failure is not None:
             raise self._failure
-        events = self._events
-        if events is None:
-            return None
-        try:
-            event = next(events, None)
-        except BaseException as error:
-            self._events = None
-            if self._is_midway:
-                self._failure = self._midway()
-                raise self._failure from error
-            raise
-        if event is None:
-            self._events = None
-        self._is_midway = isinstance(event, Updates)
-        return event
+        if self._due is None and self._round is not None:
+            try:
+                next(self._round)
+            except StopIteration:
+                self._round = None
+            except BaseException as error:
+                self._round = None
+                if isinstance(error, PersistError) and self._is_midway and self._due is None:
+                    self._failure = self._midway()
+                    raise self._failure from error
+                raise
+        if self._due is None and self._round is None and self._is_midway:  # an interrupt
+            self._failure = self._midway()
+            raise self._failure
+        return self._due is not None
+
+    def _let_go(self) -> None:
+        """Give up the history that was delivered, at the next tick."""
+        if self.frontier.time is not None:
+            self._reader.let_go(max(0, self.frontier.time - 1))
+
+    def _is_done(self) -> bool:
+        return self.frontier.is_top() or self._until <= self.frontier
 
     def _midway(self) -> Determinate:
         show = self._reader.schema.show
@@ -120,20 +148,15 @@ class CollectionListen:
             upper = self._reader.upper_of(span).meet(self._until)
             if span.end is not None:
                 upper = upper.meet(at(span.end))
+            if upper.is_top() and not timeline.is_closed():
+                # Closed for writing, but never promised to the end: a handover may follow. Deliver what was written.
+                upper = at(self._last_time(span) + 1)
+            if self._reader.client.read_only:  # others promise
+                upper = upper.meet(timeline.upper)
             if upper <= self.frontier:
                 return None
             if upper <= timeline.upper:
                 return upper
-            if timeline.is_closed():
-                return upper
-            if upper.is_top():
-                # Closed for writing, but never promised to the end: a handover may follow. Deliver what was written.
-                last = self._last_time(span)
-                if at(last + 1) <= self.frontier:
-                    return None
-                upper = at(last + 1)
-                if upper <= timeline.upper:
-                    return upper
             self._reader.promise(upper, self._reader.client.runtime.deadline(self._reader.client.config.timeout_s))
 
     def _last_time(self, span: Span) -> int:
@@ -154,32 +177,34 @@ class CollectionListen:
             self._reader.pause(self._span(), self.frontier.time or 0, deadline)
         return upper
 
-    def _round(self, upper: Antichain) -> Generator[Event, None, None]:
-        """The updates from the frontier to `upper`, which are all of one rendition, and the progress there."""
+    def _updates_to(self, upper: Antichain) -> Generator[None, None, None]:
+        """Make due the updates from the frontier to `upper`, which are all of one rendition, and the progress there."""
         reader, first = self._reader, self.frontier.time or 0
         deadline = reader.client.runtime.deadline(reader.client.config.timeout_s)
         timeline = reader.timeline()
-        span = timeline.at(first)
-        before = timeline.at(first - 1) if first > 0 and span.start == first and first - 1 >= timeline.since else None
-        if before is not None and before.command != span.command:
+        before, span = timeline.at(first - 1), timeline.at(first)
+        is_handover = before.command != span.command
+        if is_handover:
             try:
                 for table in handed_over(reader, before, span, first, deadline):
-                    yield Updates(shown_times(reader.schema, table))
+                    self._due = Updates(shown_times(reader.schema, table))
+                    yield
             except SchemaChanged:
                 if not self._replace:
                     raise
-                yield from self._replaced(before, span, first)
-        last = self._last(upper)
-        start = first if before is not None else first - 1
+                for updates in self._replaced(before, span, first):
+                    self._due = updates
+                    yield
+        start, last = first if is_handover else first - 1, self._last(upper)
         if last > start:
             for table in updates_between(reader, start, last, deadline):
-                yield Updates(shown_times(reader.schema, table))
-        self.frontier = upper
-        if not upper.is_top():
-            reader.let_go(max(0, (upper.time or 1) - 1))
-        if before is not None:
+                self._due = Updates(shown_times(reader.schema, table))
+                yield
+        progress = Progress(upper)
+        self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
+        yield
+        if is_handover:
             reader.leave(before.rendition)
-        yield Progress(upper)
 
     def _last(self, upper: Antichain) -> int:
         """The last time before `upper`; of one that is closed, the last at which anything was written."""

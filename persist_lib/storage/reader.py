@@ -8,6 +8,7 @@ whenever it asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -54,10 +55,14 @@ class CollectionReader:
         self._shards: dict[int, list[ReadHandle]] = {}
         self._promiser: WriteHandle | None = None
         self._closed = False
-        last = self._renditions.fetch().last
-        newest = self.shards_of(last.rendition)[0].schema
-        if schema is not None:
-            check_additive(collection.name, schema, newest, last.start)
+        try:
+            last = self._renditions.fetch().last
+            newest = self.shards_of(last.rendition)[0].schema
+            if schema is not None:
+                check_additive(collection.name, schema, newest, last.start)
+        except BaseException:
+            self.close()
+            raise
         self.schema = newest if schema is None else schema
 
     def __repr__(self) -> str:
@@ -158,9 +163,16 @@ class CollectionReader:
         timeout = None if timeout is None else parse_seconds(timeout)
         replace = parse_flag(replace, "replace")
         self.check_since(start)
-        reader = CollectionReader(self.client, self.collection, self.schema.times, self.schema, self._owner or "listen")
-        if not self.client.read_only:
-            reader.downgrade_since(start)
+        self.timeline()  # raises LeaseExpired
+        reader = CollectionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
+        reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
+        try:
+            reader.check_since(start)  # this handle's lease may have ended before the other one began
+            if not self.client.read_only:
+                reader.downgrade_since(start)
+        except BaseException:
+            reader.close()
+            raise
         return CollectionListen(reader, start, end, timeout, replace=replace)
 
     def downgrade_since(self, since: object) -> None:
@@ -230,7 +242,14 @@ class CollectionReader:
             return
         if self._promiser is None:
             self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
-        self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+        while True:
+            try:
+                self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+            except LeaseExpired:  # of the writer, which registers anew
+                if deadline.has_passed():
+                    raise
+            else:
+                return
 
     def everything(self, span: Span, as_of: int, time: int, *, is_out: bool) -> Iterator[pa.Table]:
         """All rows of a span's rendition as of a time, in its own columns, as updates at `time`: added or taken out."""
@@ -305,6 +324,10 @@ class CollectionReader:
                     )
                 except TimedOut:
                     return
+        if self.client.read_only and not self._holder.upper.has_passed(time):
+            self._check_time(deadline, at(time))
+            with suppress(TimedOut):
+                self._holder.wait_for_upper(at(time + 1), min(deadline.remaining_s(), LONGEST_WAIT_S))
 
     def _check_time(self, deadline: Deadline, target: Antichain) -> None:
         if deadline.has_passed():

@@ -6,7 +6,7 @@ They are read without a lease, as only their newest contents (or what a hold kee
 from __future__ import annotations
 
 from persist_lib.client import Client
-from persist_lib.errors import Indeterminate, TimedOut
+from persist_lib.errors import Indeterminate, LeaseExpired, TimedOut
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
@@ -30,7 +30,7 @@ def append_once(write: WriteHandle, rows: list[dict[str, object]], lower: int, u
     while True:
         try:
             write.compare_and_append(rows, lower, upper, timeout=max(0.001, deadline.remaining_s()), token=token)
-        except Indeterminate:
+        except (Indeterminate, LeaseExpired):  # after the latter, the handle registers anew
             if deadline.has_passed():
                 raise
             deadline.pause(0.05)

@@ -17,11 +17,12 @@ from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViola
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting, without
+from persist_lib.storage.copying import HOLDS, handed_over_at, hold_name
 from persist_lib.storage.describe import Step, Tended
 from persist_lib.storage.effects import HOLD, settle
-from persist_lib.storage.records import CollectionRecord, Record, RenditionRecord
+from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.timeline import Renditions, Timeline, schema_for
-from persist_lib.storage.upper import upper_of
+from persist_lib.storage.upper import meet, upper_of
 
 Do = Callable[[], object]
 
@@ -38,10 +39,15 @@ def tend(
         if only is not None and id_ != only:
             continue
         collection = msgspec.structs.replace(found, state="dropping") if as_if_dropped else found
-        for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run).steps():
-            done.append(step)
-            if not dry_run:
-                do()
+        try:
+            for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run).steps():
+                done.append(step)
+                if not dry_run:
+                    do()
+        except (NotFound, ShardFinished):
+            now = catalog.fetch().collections.get(id_)
+            if now is not None and now.state == found.state:
+                raise  # it is not because another process dropped it, or took away what was left, meanwhile
     return Tended(tuple(done))
 
 
@@ -82,7 +88,9 @@ class _Tending:
     def _move_holds(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         timeline = self._timeline(renditions)
         collection = self._collection
-        newest = (timeline.upper.time or 1) - 1
+        # SUBTLE: after a handover at a later time the promise is ahead of the data, of which history is kept.
+        newest = (timeline.upper.meet(upper_of(self._client, timeline)).time or 1) - 1
+        yield from self._keep(collection.shard, 0, timeline)
         if collection.retention is not None:
             reason = f"history of {collection.retention} times is kept"
             yield from self._move(collection.shard, max(0, newest - collection.retention), reason, timeline)
@@ -92,19 +100,66 @@ class _Tending:
                 continue
             target, reason = _hold_of(record, timeline)
             for name in record.names:
+                yield from self._keep(name, target, timeline)
                 yield from self._move(name, target, reason, timeline)
+        yield from self._release_copies(renditions, timeline)
+
+    def _keep(self, shard: str, target: int, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
+        """Set the hold of a shard that has none: its maker died, or somebody took it away."""
+        state = self._client.inspect(shard).state
+        if HOLD in state.holds or state.is_finished():
+            return
+        least = max(target, state.since.time or 0)
+
+        def keep() -> None:
+            with suppress(SinceViolation, ShardFinished, HoldConflict):
+                self._client.set_hold(shard, HOLD, least, expected=None)
+
+        show = timeline.last.rendition.columns.show
+        yield self._step("move hold", f"{shard} to {show(least)}", "nothing keeps its history"), keep
+
+    def _release_copies(self, renditions: list[RenditionRecord], timeline: Timeline) -> Iterator[tuple[Step, Do]]:
+        """Release the holds of copies that are complete, or given up."""
+        at_work = set()
+        for record in renditions:
+            start = handed_over_at(timeline, record)
+            if record.state == "live" and (start is None or meet(self._client, record.names) < at(start)):
+                at_work.add(hold_name(record))
+        for hold in sorted(self._client.inspect(self._collection.shard).state.holds):
+            if hold.startswith(HOLDS) and hold not in at_work:
+                yield (
+                    self._step("release", f"hold {hold}", "nothing is left to copy"),
+                    partial(self._release, hold),
+                )
+
+    def _release(self, hold: str) -> None:
+        with suppress(HoldConflict, ShardFinished):
+            self._client.release_hold(self._collection.shard, hold)
 
     def _move(self, shard: str, target: int, reason: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        hold = self._client.inspect(shard).state.holds.get(HOLD)
-        if hold is None or not hold.since < at(target):
+        """Move a shard's hold to `target`, if it is not there; and since with it, where nobody else is behind.
+
+        SUBTLE: since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold
+        is set where it is, with another fencing value, and since follows.
+        """
+        state = self._client.inspect(shard).state
+        hold = state.holds.get(HOLD)
+        if hold is None:
+            return
+        to = max(hold.since, at(target))
+        readers = (reader.since for reader in state.readers.values())
+        others = (other.since for name, other in state.holds.items() if name != HOLD)
+        is_behind = state.since < min([to, *readers, *others])
+        if hold.since == to and not is_behind:
             return
         show = timeline.last.rendition.columns.show
+        opaque = hold.opaque if hold.since < to else b"" if hold.opaque else b"again"
 
         def move() -> None:
             with suppress(SinceViolation, ShardFinished, HoldConflict):  # another process has moved it further
-                self._client.set_hold(shard, HOLD, target)
+                self._client.set_hold(shard, HOLD, to, opaque=opaque)
 
-        yield self._step("move hold", f"{shard} to {show(target)}", reason), move
+        yield self._step("move hold", f"{shard} to {show(to)}", reason), move
 
     def _drop_renditions(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         timeline = self._timeline(renditions)
@@ -186,9 +241,6 @@ class _Tending:
                 self._client.finish(name)
 
         yield self._step("finish", name, reason), end
-
-    def _forget(self, *records: Record) -> None:
-        self._catalog.change(lambda _: (without(*records), None), self._deadline)
 
     def _close(self, name: str) -> None:
         schema = self._client.inspect(name).state.schemas[-1]

@@ -61,7 +61,17 @@ class Timeline(NamedTuple):
         return self.upper.is_top()
 
     def at(self, time: int) -> Span:
-        """The span that covers a time. At or beyond `upper` it is the newest one known, and may change."""
+        """The span that covers a time. At or beyond `upper` it is the newest one known, and may change.
+
+        Raises SinceViolation for a time before `since`, which only those can meet who hold nothing.
+        """
+        if time < self.since:
+            show = self.last.rendition.columns.show
+            raise SinceViolation(
+                f"which rendition was the collection at {show(time)} is given up: history begins at "
+                f"{show(self.since)}. Read at {show(self.since)} or later; a hold would have kept it",
+                as_of=time, since=at(self.since),
+            )  # fmt: skip
         for span in self.spans:
             if span.covers(time):
                 return span
@@ -101,23 +111,24 @@ class Renditions:
         reader = self._reader
         if reader is None:
             reader = self._reader = unheld(self._client, self.shard, self.schema)
-        try:
-            upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
-            if since is None:
-                raise self.dropped()
-            if (error := reader.expired(reader.machine.state)) is not None:
-                raise error
-            known = self._known
-            while known is None or (known.since, known.upper) != (since, upper):
-                try:
+        while True:
+            try:
+                upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
+                if since is None:
+                    raise self.dropped()
+                if (error := reader.expired(reader.machine.state)) is not None:
+                    raise error
+                known = self._known
+                if known is None or (known.since, known.upper) != (since, upper):
                     self._known = known = self._read(reader, since, upper)
-                except SinceViolation:
-                    if reader.since.time in {None, since}:
-                        raise
-                    since = reader.since.time or 0  # the handle let go of history in the background
-        except ShardFinished as error:
-            raise self.dropped() from error
-        return known
+            except ShardFinished as error:
+                raise self.dropped() from error
+            except SinceViolation:
+                if reader.since.time == since:
+                    raise
+                # History was given up just now, by somebody else or by the handle itself: what is left is read anew.
+            else:
+                return known
 
     def dropped(self) -> NotFound:
         """The error for a collection that is not there any more."""

@@ -73,7 +73,7 @@ class CollectionWriter:
         self._renditions = Renditions(client, collection.shard, unit, collection.name)
         self._writers: dict[str, WriteHandle] = {}
         self._closed = False
-        rendition = only or self._timeline().last.rendition
+        rendition = only or self._span_to_write(self._timeline())[0].rendition
         self.mode = rendition.mode
         self.schema: Schema = client.machine(rendition.names[0]).fetch().state.schemas[-1]
         self.has_transactions = _has_transactions(client)
@@ -88,6 +88,7 @@ class CollectionWriter:
 
     def fetch_upper(self) -> Antichain:
         """How far the collection (or the rendition that this handle writes) has come: read from the location."""
+        self._check_open()
         if self._only is not None:
             return meet(self.client, self._only.names)
         return upper_of(self.client, self._timeline())
@@ -112,6 +113,12 @@ class CollectionWriter:
         times = self._times()
         lower, upper = parse_bounds(expected_upper, new_upper, times)
         token, producer = None if token is None else parse_token(token), parse_producer(producer)
+        if producer is not None and (self._only is not None or not self.has_transactions):
+            raise InvalidUsage(
+                f"collection {self.name!r}: a producer is remembered with the collection, in one transaction with the "
+                "data: this takes a store with transactions, and a writer that was opened without rendition=",
+                collection=self.name,
+            )
         deadline = self._deadline(timeout)
         table = self._parsed(updates, lower, upper, times)
         with Spending() as spent:
@@ -126,7 +133,11 @@ class CollectionWriter:
         Raises UpperMismatch otherwise, as what was made of the contents of one rendition may not fit another.
         """
         self._check_mode("compare_and_append")
-        return self._commit(updates, at(lower), at(upper), self._deadline(timeout), token, None, basis)
+        try:
+            return self._commit(updates, at(lower), at(upper), self._deadline(timeout), token, None, basis)
+        except _HandedOver as error:
+            moved = UpperMismatch("it was handed over", expected=at(lower), actual=self._timeline().upper)
+            raise self._mismatch(at(lower), moved) from error
 
     def append(self, updates: object, lower: object, new_upper: object, *, timeout: float | None = None) -> Written:
         """Append those updates with times in `[lower, new_upper)` that the collection does not have yet.
@@ -141,7 +152,9 @@ class CollectionWriter:
         deadline = self._deadline(timeout)
         table = self._parsed(updates, low, upper, times)
         with Spending() as spent:
+            self._check_no_gap(low)
             for start, end, span in self._promised(low, upper, deadline):
+                self._copied(span, deadline)
                 for write, rows in self._shares(span.rendition, _piece(table, start, end)):
                     write.append(rows, start, _frontier(end), timeout=max(0.001, deadline.remaining_s()))
             return Written(upper, table.num_rows, b"", spent.cost)
@@ -184,8 +197,10 @@ class CollectionWriter:
             while (reached := self.fetch_upper()) < upper:
                 if self.mode == "append" or self._only is not None:
                     for _start, end, span in self._promised(reached, upper, deadline):
+                        self._copied(span, deadline)
                         for name in span.rendition.names:
                             self.shard(name).advance_upper(_frontier(end), timeout=max(0.001, deadline.remaining_s()))
+                    self._check_time(deadline, "others are at it")
                     continue
                 try:
                     self._commit(empty_table(self.schema.updates), reached, upper, deadline, None, None)
@@ -211,8 +226,7 @@ class CollectionWriter:
 
     def shard(self, name: str) -> WriteHandle:
         """This writer's handle of one shard."""
-        if self._closed:
-            raise InvalidUsage(f"this writer of collection {self.name!r} was closed; open a new one")
+        self._check_open()
         if name not in self._writers:
             is_data = name != self.collection.shard
             try:
@@ -227,48 +241,63 @@ class CollectionWriter:
 
     def _commit(
         self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None,
-        producer: tuple[str, int] | None, basis: str | None = None,
+        producer: tuple[str, int] | None, seen: str | None = None,
     ) -> bytes:  # fmt: skip
         """Append to all shards at once, together with the promise of these times; answers the token.
 
-        With a `basis`, only while the collection is the rendition of that handover.
+        `seen` is the handover to the rendition whose contents decided what is appended. Where another followed, it
+        raises _HandedOver and appends nothing.
         """
         token = token or self.client.runtime.token()
+        if self._only is not None:
+            self._append_all([(lower.time or 0, upper.time, self._only)], table, None, lower, deadline, token)
+            return token
+        promise = _promise_for(table, lower, upper)
         while True:
-            if self._only is not None:
-                pieces: Sequence[tuple[int, int | None, RenditionRecord]] = [(lower.time or 0, upper.time, self._only)]
-                timeline = None
-            else:
-                if not self.has_transactions:
-                    self._promise(_promise_for(table, lower, upper), deadline)
-                timeline = self._timeline()
-                if basis is not None and timeline.last.command != basis:
-                    error = UpperMismatch("it was handed over", expected=lower, actual=timeline.upper)
-                    raise self._mismatch(lower, error)
-                over = timeline.over(lower.time or 0, upper.time)
-                if len(over) > 1 and over[-1][2].rendition.copies is not None:
-                    lower = self._close(table, over, deadline)
-                    continue
-                pieces = [(start, end, span.rendition) for start, end, span in over]
-                self._copied(timeline, lower, deadline)
-            appends = [
-                Append(write, rows, start, _frontier(end))
-                for start, end, rendition in pieces
-                for write, rows in self._shares(rendition, _piece(table, start, end))
-            ]
-            promise = None if timeline is None else _promise_for(table, lower, upper)
-            if timeline is not None and promise is not None and (timeline.upper < promise or producer is not None):
-                if not timeline.upper < promise:
-                    raise InvalidUsage("a producer needs times that are not promised yet")
-                appends.append(Append(self.shard(self.collection.shard), [], timeline.upper, promise, producer))
+            timeline = self._timeline()
+            over = timeline.over(lower.time or 0, upper.time)
+            if seen is not None and [span.command for *_, span in over] != [seen]:
+                raise _HandedOver
+            if len(over) > 1 and (over[-1][2].rendition.copies is not None or not self.has_transactions):
+                lower = self._close(table, over, deadline, token)
+                continue
+            for *_, span in over:
+                self._copied(span, deadline)
+            promising = None
+            if self.has_transactions:
+                if timeline.upper < promise or producer is not None:
+                    # SUBTLE: a producer is remembered where the promise is, which then has to move.
+                    target = promise.join(at((timeline.upper.time or 0) + 1)) if producer is not None else promise
+                    promising = Append(self.shard(self.collection.shard), [], timeline.upper, target, producer)
+            elif timeline.upper < promise and meet(self.client, over[0][2].rendition.names) == lower:
+                self._promise(promise, deadline)  # only for an append that can be: it is never taken back
+                continue
+            pieces = [(start, end, span.rendition) for start, end, span in over]
             try:
-                self._send(appends, deadline, token)
+                self._append_all(pieces, table, promising, lower, deadline, token)
             except UpperMismatch as error:
                 if error.fields.get("shard") != self.collection.shard:
-                    raise self._mismatch(lower, error) from error
+                    raise
             else:
                 return token
             self._check_time(deadline, "others promised or handed over first")
+
+    def _append_all(
+        self, pieces: Sequence[tuple[int, int | None, RenditionRecord]], table: pa.Table, promising: Append | None,
+        lower: Antichain, deadline: Deadline, token: bytes,
+    ) -> None:  # fmt: skip
+        appends = [] if promising is None else [promising]
+        appends += [
+            Append(write, rows, start, _frontier(end))
+            for start, end, rendition in pieces
+            for write, rows in self._shares(rendition, _piece(table, start, end))
+        ]
+        try:
+            self._send(appends, deadline, token)
+        except UpperMismatch as error:
+            if error.fields.get("shard") == self.collection.shard:
+                raise
+            raise self._mismatch(lower, error) from error
 
     def _send(self, appends: Sequence[Append], deadline: Deadline, token: bytes) -> None:
         timeout = max(0.001, deadline.remaining_s())
@@ -287,7 +316,7 @@ class CollectionWriter:
         with Spending() as spent:
             while True:
                 timeline = self._timeline()
-                span = timeline.last if self._only is None else Span(0, None, self._only, "")
+                span, later = self._span_to_write(timeline)
                 if known is not None and self._was_committed(span, *known):
                     return Written(known[2], 0, known[0], spent.cost, (known[2].time or 1) - 1)
                 upper = self._upper_to_change(span, deadline)
@@ -295,18 +324,32 @@ class CollectionWriter:
                 if not table.num_rows:
                     return Written(upper, 0, b"", spent.cost, None, *counts)
                 time = next_time(self.schema, self.name, upper, self.client.runtime)  # type: ignore[arg-type]
-                if is_dry:
-                    return Written(upper, table.num_rows, b"", spent.cost, None, *counts)
                 sent = format_token(self.client.runtime, upper, at(time + 1))
                 if known is not None and known[1] == upper:
                     sent, time = known[0], (known[2].time or 1) - 1
+                if is_dry:
+                    return Written(upper, table.num_rows, b"", spent.cost, None, *counts)
                 try:
-                    basis = None if self._only is not None else span.command
-                    self._commit(at_time(table, time), upper, at(time + 1), deadline, sent, None, basis)
+                    if later is not None and later <= time:
+                        # What the keys have there is looked up in the rendition that is the collection by then.
+                        self._close(table.slice(0, 0), timeline.over(upper.time or 0, time + 1), deadline, sent)
+                        continue
+                    seen = None if self._only is not None else span.command
+                    self._commit(at_time(table, time), upper, at(time + 1), deadline, sent, None, seen)
                 except UpperMismatch:
                     self._check_time(deadline, "other writers were first")
+                except _HandedOver:
+                    self._check_time(deadline, "it was handed over meanwhile")
                 else:
                     return Written(at(time + 1), table.num_rows, sent, spent.cost, time, *counts)
+
+    def _span_to_write(self, timeline: Timeline) -> tuple[Span, int | None]:
+        """The span that is written next, and where another one follows."""
+        if self._only is not None:
+            return Span(0, None, self._only, ""), None
+        upper = upper_of(self.client, timeline)
+        span = timeline.last if upper.is_top() else timeline.at(max(upper.time or 0, timeline.since))
+        return span, span.end
 
     def _was_committed(self, span: Span, token: bytes, lower: Antichain, upper: Antichain) -> bool:
         """Whether an earlier call with this token was committed. Raises Indeterminate if that is not known any more."""
@@ -331,8 +374,11 @@ class CollectionWriter:
             self._check_time(deadline, f"the rendition is complete up to {min(uppers, default=MINIMUM)} only")
             deadline.pause(PAUSE_S)
 
-    def _close(self, table: pa.Table, over: Pieces, deadline: Deadline) -> Antichain:
-        """Say that nothing more comes before the newest rendition, which can then be copied to its end."""
+    def _close(self, table: pa.Table, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
+        """Say that nothing more comes before the newest rendition, which can then be copied to its end.
+
+        SUBTLE: with the token of the append that it is for, so that a repeated append finds this done as well.
+        """
         start = over[-1][0]
         if len(_piece(table, over[0][0], start)):
             show = self.schema.show
@@ -344,19 +390,26 @@ class CollectionWriter:
         for first, end, span in over[:-1]:
             appends = [Append(self.shard(name), [], first, _frontier(end)) for name in span.rendition.names]
             try:
-                self._send(appends, deadline, self.client.runtime.token())
+                self._send(appends, deadline, token)
             except UpperMismatch as error:
                 raise self._mismatch(at(first), error) from error
         return at(start)
 
-    def _copied(self, timeline: Timeline, lower: Antichain, deadline: Deadline) -> None:
-        """Wait until a rendition that was handed over to has all that the one before it had."""
-        for span in timeline.spans:
-            if span.rendition.copies is None or (span.end is not None and not lower < at(span.end)):
-                continue
-            while meet(self.client, span.rendition.names) < at(span.start):
-                self._check_time(deadline, f"rendition {span.rendition.number} is still being copied")
-                deadline.pause(PAUSE_S)
+    def _copied(self, span: Span, deadline: Deadline) -> None:
+        """Wait until a copy that was handed over to has all that the rendition before it had."""
+        while span.rendition.copies is not None and meet(self.client, span.rendition.names) < at(span.start):
+            self._check_time(deadline, f"rendition {span.rendition.number} is still being copied")
+            deadline.pause(PAUSE_S)
+
+    def _check_no_gap(self, lower: Antichain) -> None:
+        """Raise UpperMismatch before anything is promised for an append that cannot be: a promise is for ever."""
+        if (upper := self.fetch_upper()) < lower:
+            show = self.schema.show
+            raise UpperMismatch(
+                f"collection {self.name!r}: the append starts at {show(lower)}, but upper is {show(upper)}: there is a "
+                "gap. Nothing was written; append what is in between first",
+                collection=self.name, expected=lower, actual=upper,
+            )  # fmt: skip
 
     def _promised(self, lower: Antichain, upper: Antichain, deadline: Deadline) -> list[tuple[int, int | None, Span]]:
         """The pieces of `[lower, upper)` by rendition, promised."""
@@ -396,9 +449,12 @@ class CollectionWriter:
             collection=self.name, expected=expected, actual=actual,
         )  # fmt: skip
 
-    def _check_mode(self, verb: str) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise InvalidUsage(f"this writer of collection {self.name!r} was closed; open a new one")
+
+    def _check_mode(self, verb: str) -> None:
+        self._check_open()
         if (verb == "append") != (self.mode == "append"):
             one = "write.append of identical data" if self.mode == "append" else "compare_and_append, upsert and so on"
             raise InvalidUsage(
@@ -420,6 +476,10 @@ class CollectionWriter:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+
+class _HandedOver(Exception):
+    """Another rendition is the collection at the times of an append than the one that decided what is appended."""
 
 
 class _ByKey:
