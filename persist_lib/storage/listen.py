@@ -120,6 +120,8 @@ class CollectionListen:
             upper = self._reader.upper_of(span).meet(self._until)
             if span.end is not None:
                 upper = upper.meet(at(span.end))
+            if self._reader.client.read_only and not timeline.is_closed():  # it cannot promise: somebody else will
+                upper = upper.meet(timeline.upper)
             if upper <= self.frontier:
                 return None
             if upper <= timeline.upper:
