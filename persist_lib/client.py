@@ -47,7 +47,7 @@ from persist_lib.write.many import Append, append_together
 from persist_lib.write.restore import Restored, restore
 
 if TYPE_CHECKING:
-    from persist_lib.storage import Controller
+    from persist_lib.storage.controller import Controller
 
 PURPOSE_LETTERS = 200
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MINIMUM
-from persist_lib.kernel.columns import Flags, Rows, array_of, at_time, integers, joined
+from persist_lib.kernel.columns import Flags, Rows, array_of, at_time, integers, is_same, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import merge_contents
@@ -36,12 +36,13 @@ SAMPLES = 5
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What leads from the rendition `old` to the rendition `new`, as of one time. Counts are of rows, each as often as it is there.
+    """What leads from the rendition `old` to the rendition `new`, as of one time.
 
-    A key `appeared` if only the new side has rows of it, and `vanished` if only the old side has. A key whose rows
-    differ `changed`; `columns` says for how many of those that have one row on each side which value column differs.
-    `only_old` and `only_new` are value columns that the other side does not have; they are not compared. Samples have
-    the first few keys: `appeared` and `vanished` as rows, `changed` as `{key…, column: [old, new]}`.
+    Rows count as often as they are there. A key `appeared` if only the new side has rows of it, and `vanished` if only
+    the old side has. A key whose rows differ `changed`; `columns` says for how many of those that have one row on each
+    side which value column differs. `only_old` and `only_new` are value columns that the other side does not have (or
+    has with another type); they are not compared. Samples have the first few keys: `appeared` and `vanished` as rows,
+    `changed` as `{key…, column: [old, new]}`.
     """
 
     old: int = 0
@@ -68,7 +69,8 @@ class Comparison(msgspec.Struct, frozen=True):
         names = dict.fromkeys([*self.columns, *other.columns])
         kinds = dict.fromkeys([*self.samples, *other.samples])
         return Comparison(
-            self.old or other.old, self.new or other.new, self.as_of or other.as_of, self.old_rows + other.old_rows, self.new_rows + other.new_rows, self.equal_keys + other.equal_keys,
+            self.old or other.old, self.new or other.new, self.as_of or other.as_of,
+            self.old_rows + other.old_rows, self.new_rows + other.new_rows, self.equal_keys + other.equal_keys,
             self.appeared + other.appeared, self.vanished + other.vanished, self.changed + other.changed,
             {name: self.columns.get(name, 0) + other.columns.get(name, 0) for name in names},
             other.only_old or self.only_old, other.only_new or self.only_new,
@@ -197,7 +199,7 @@ def _rows(table: pa.Table) -> int:
 
 def _differing(schema: Schema, keys: Keys, old: pa.Table, new: pa.Table) -> Flags:
     """For each key that both sides have whether its rows differ."""
-    if old.num_rows == new.num_rows and old.equals(new):
+    if is_same(old, new):
         return np.zeros(len(keys), np.bool_)
     turned = old.set_column(
         old.num_columns - 1, schema.contents.field(DIFF), array_of(np.negative(integers(old.column(DIFF))))
@@ -239,5 +241,8 @@ def _unequal(left: pa.Array, right: pa.Array) -> Flags:
     """Where two columns differ, by their bits: nulls are equal to nulls, NaN to NaN, and 0.0 is not -0.0."""
     if not len(left):
         return np.zeros(0, np.bool_)
-    words = [digit(None) for digit in digits_of([pa.concat_arrays([left, right])])]
-    return np.any([word[: len(left)] != word[len(left) :] for word in words], axis=0)
+    differs = np.zeros(len(left), np.bool_)
+    for digit in digits_of([pa.concat_arrays([left, right])]):
+        words = digit(None)
+        differs |= words[: len(left)] != words[len(left) :]
+    return differs

@@ -6,7 +6,8 @@ is the same command however often it is sent with its id, and is finished by who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from persist_lib.storage.describing import capabilities, describe, timeline_of
 from persist_lib.storage.effects import handover_time, settle
 from persist_lib.storage.names import CATALOG, minted, parse_collection_name, parse_command_id
 from persist_lib.storage.reader import CollectionReader
+from persist_lib.storage.rebuilding import Rebuild, begin
 from persist_lib.storage.records import CollectionRecord, CommandRecord, Mode, RenditionRecord, What
 from persist_lib.storage.small import out_of_time
 from persist_lib.storage.tend import tend
@@ -203,18 +205,9 @@ class Controller:
         """
         self._writable("copy_rendition")
         to_end, deadline = parse_flag(to_end, "to_end"), self._deadline(timeout)
-        contents, collection = self._find(name)
-        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
-        if new.copies is None:
-            raise InvalidUsage(
-                f"collection {name!r}: rendition {new.number} is written independently. To copy, make a rendition with "
-                "copy=True",
-                collection=name, rendition=new.number,
-            )  # fmt: skip
-        old = self._of(contents, collection, new.copies)
-        with CollectionReader(
-            self.client, collection, new.columns.times, None, f"copy to rendition {new.number}"
-        ) as reader:
+        old, new, collection = self._copy_of(name, rendition)
+        owner = f"copy to rendition {new.number}"
+        with CollectionReader(self.client, collection, new.columns.times, None, owner) as reader:
             while True:
                 copied = copy_step(reader, old, new, transform, deadline)
                 if copied.is_complete or (not to_end and copied.goal <= copied.upper):
@@ -223,6 +216,23 @@ class Controller:
                     raise out_of_time(f"collection {name!r}", deadline, f"the copy is at {copied.upper}")
                 if copied.goal <= copied.upper:
                     deadline.pause(PAUSE_S)
+
+    @contextmanager
+    def begin_rebuild(self, name: str, rendition: int, *, transform: str | None = None) -> Iterator[Rebuild | None]:
+        """Begin or resume the first copy of a large rendition by many processes; None if it is there already.
+
+        `jobs/rebuild.py` is the program that does so on Spark. `transform` names a function, as `module:function`.
+        """
+        self._writable("begin_rebuild")
+        old, new, collection = self._copy_of(name, rendition)
+        owner = f"copy to rendition {new.number}"
+        with CollectionReader(self.client, collection, new.columns.times, None, owner) as reader:
+            begun = begin(reader, old, new, transform)
+            if begun is None:
+                yield None
+                return
+            with begun:
+                yield begun
 
     def compare(
         self,
@@ -456,6 +466,18 @@ class Controller:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+    def _copy_of(self, name: str, rendition: object) -> tuple[RenditionRecord, RenditionRecord, CollectionRecord]:
+        """The rendition that is copied, and its copy."""
+        contents, collection = self._find(name)
+        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
+        if new.copies is None:
+            raise InvalidUsage(
+                f"collection {name!r}: rendition {new.number} is written independently. To copy, make a rendition with "
+                "copy=True",
+                collection=name, rendition=new.number,
+            )  # fmt: skip
+        return self._of(contents, collection, new.copies), new, collection
 
     def _find(self, name: str) -> tuple[Contents, CollectionRecord]:
         name = parse_collection_name(name)

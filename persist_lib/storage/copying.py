@@ -1,18 +1,19 @@
 """Copying a rendition into the one that is to follow it, stretch by stretch, while the old one is still written.
 
 First the contents as of some time, and from there on the changes, until the new rendition has all that is before the
-handover. Each stretch is one append to all new shards, at the upper that they have. So a copier that dies, or two at
-once, do no harm: the next one goes on where the shards are.
+handover. Each new shard is brought on by itself, from the upper that it has: nobody reads the rendition before all have
+come as far. So a copier that dies, or two at once, do no harm: the next one goes on where the shards are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.columns import at_time
@@ -23,7 +24,6 @@ from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.routing import routed
 from persist_lib.storage.timeline import Timeline
-from persist_lib.write.many import Append
 
 Transform = Callable[[pa.Table], pa.Table]
 """Makes of rows in the old columns rows in the new ones. It must be a pure function of each row, and pass on `_time`
@@ -53,37 +53,29 @@ def copy_step(
     """Copy the next stretch, if there is one. Losing to another copier is no error."""
     client, timeline = reader.client, reader.timeline()
     start = _handed_over(timeline, new)
-    upper = min(client.machine(name).fetch().state.upper for name in new.names)
     goal = min(handle.fetch_upper() for handle in reader.shards_of(old))
     if start is not None:
         goal = goal.meet(at(start))
+    upper = _upper(client, new)
     if start is not None and at(start) <= upper:
         with suppress(HoldConflict):
             client.release_hold(reader.collection.shard, hold_name(new))
         return Copied(upper, at(start), is_complete=True)
-    if goal.is_top() or goal <= upper or goal == at(0):
+    if goal.time is None or goal <= upper or goal == at(0):
         return Copied(upper, goal, is_complete=False)
-    first, last = upper.time or 0, (goal.time or 1) - 1
     with suppress(SinceViolation):
-        client.set_hold(reader.collection.shard, hold_name(new), last)
-    appends = [
-        Append(client.open_writer(name, new.columns), _Share(reader, old, new, index, first, last, transform, deadline),
-               first, last + 1)
-        for index, name in enumerate(new.names)
-    ]  # fmt: skip
-    try:
-        if len(appends) == 1:
-            one = appends[0]
-            one.write.compare_and_append(one.updates, first, last + 1, timeout=max(0.001, deadline.remaining_s()))
-        else:
-            client.compare_and_append_many(appends, timeout=max(0.001, deadline.remaining_s()))
-    except UpperMismatch:
-        pass  # another copier was first
-    finally:
-        with ExitStack() as closing:
-            for append in appends:
-                closing.callback(append.write.close)
-    return Copied(min(client.machine(name).fetch().state.upper for name in new.names), goal, is_complete=False)
+        client.set_hold(reader.collection.shard, hold_name(new), max(0, (upper.time or goal.time) - 1))
+    for index, name in enumerate(new.names):
+        first = client.machine(name).fetch().state.upper
+        if first < goal:
+            share = _Share(reader, old, new, index, first.time or 0, goal.time - 1, transform, deadline)
+            with suppress(UpperMismatch), client.open_writer(name, new.columns) as write:  # or another was first
+                write.compare_and_append(share, first, goal, timeout=max(0.001, deadline.remaining_s()))
+    return Copied(_upper(client, new), goal, is_complete=False)
+
+
+def _upper(client: Client, rendition: RenditionRecord) -> Antichain:
+    return min(client.machine(name).fetch().state.upper for name in rendition.names)
 
 
 def _handed_over(timeline: Timeline, new: RenditionRecord) -> int | None:
