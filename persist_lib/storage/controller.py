@@ -305,8 +305,9 @@ class Controller:
 
         Raises HandoverRefused, and NotFound.
         """
-        self._writable("hand_over")
         force, dry_run = parse_flag(force, "force"), parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("hand_over")
         rendition = parse_integer(rendition, "rendition", 1)
         contents, collection = self._find(name)
         schema = contents.renditions_of(collection.id)[0].columns

@@ -120,22 +120,15 @@ class CollectionListen:
             upper = self._reader.upper_of(span).meet(self._until)
             if span.end is not None:
                 upper = upper.meet(at(span.end))
-            if self._reader.client.read_only and not timeline.is_closed():  # it cannot promise: somebody else will
+            if upper.is_top() and not timeline.is_closed():
+                # Closed for writing, but never promised to the end: a handover may follow. Deliver what was written.
+                upper = at(self._last_time(span) + 1)
+            if self._reader.client.read_only:  # others promise
                 upper = upper.meet(timeline.upper)
             if upper <= self.frontier:
                 return None
             if upper <= timeline.upper:
                 return upper
-            if timeline.is_closed():
-                return upper
-            if upper.is_top():
-                # Closed for writing, but never promised to the end: a handover may follow. Deliver what was written.
-                last = self._last_time(span)
-                if at(last + 1) <= self.frontier:
-                    return None
-                upper = at(last + 1)
-                if upper <= timeline.upper:
-                    return upper
             self._reader.promise(upper, self._reader.client.runtime.deadline(self._reader.client.config.timeout_s))
 
     def _last_time(self, span: Span) -> int:
