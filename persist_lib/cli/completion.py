@@ -11,25 +11,27 @@ import typer
 
 SECONDS = 2.0
 """How long the shell waits for names, at most. A location that is far away gives none then."""
+CATALOG_SECONDS = 6.0
+"""The same for collections: their catalog is data, for which Arrow is loaded."""
 
 
 def shard_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of the location's shards that begin so, without those on the command line. Empty after any failure."""
     typed = ctx.params.get("names") or ()
-    return [name for name in _asked(_ask, ctx) if name.startswith(incomplete) and name not in typed]
+    return [name for name in _asked(_ask, ctx, SECONDS) if name.startswith(incomplete) and name not in typed]
 
 
 def collection_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of the location's collections that begin so. Empty after any failure."""
-    return [name for name in _asked(_ask_catalog, ctx) if name.startswith(incomplete)]
+    return [name for name in _asked(_ask_catalog, ctx, CATALOG_SECONDS) if name.startswith(incomplete)]
 
 
-def _asked(ask: Callable[[dict[str, str | None], list[str]], None], ctx: typer.Context) -> list[str]:
+def _asked(ask: Callable[[dict[str, str | None], list[str]], None], ctx: typer.Context, seconds: float) -> list[str]:
     found: list[str] = []
     # SUBTLE: a thread of its own that is not waited for: connecting to a host that does not answer takes long.
     asking = threading.Thread(target=ask, args=(_options(ctx), found), daemon=True)
     asking.start()
-    asking.join(SECONDS)
+    asking.join(seconds)
     return list(found)
 
 
