@@ -92,14 +92,15 @@ def list_(
             return
         found, failed = each(session, names, controller.describe)
         url = controller.client.url
-    columns = ("collection", "rendition", "shards", "mode", "since", "upper", "promised", "to do")
+    columns = ["collection", "rendition", "shards", "mode", "since", "upper", "promised"]
+    todo = [", ".join([*_following(one), *one.pending]) for one in found]
+    columns += ["to do"] if any(todo) else []
     table = plain_table(*columns, right=columns[1:3])
-    for one in found:
+    for one, rest in zip(found, todo, strict=True):
         show = one.schema.show
-        todo = ", ".join([*_following(one), *one.pending]) or "-"
         table.add_row(
             one.name, str(one.active.number), str(len(one.active.shards)), one.mode, show(one.since), show(one.upper),
-            show(one.promised), todo,
+            show(one.promised), *([rest or "-"] if any(todo) else []),
         )  # fmt: skip
     shown: list[RenderableType] = [table] if found else []
     value = {"location": url, "collections": [description_value(one) for one in found]}
