@@ -331,7 +331,8 @@ class Controller:
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             _, timeline, _ = check(contents)
-            asked = {**record.asked, "expects": timeline.last.command}
+            last = timeline.last
+            asked = {**record.asked, "expects": last.command, "follows": last.rendition.number}
             return {}, msgspec.structs.replace(record, asked=asked, pending=True)
 
         asked = {"rendition": rendition, "at": start}

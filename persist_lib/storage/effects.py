@@ -48,6 +48,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
                 refused = found
             else:
                 answer = {"at": found}
+                close(catalog.client, contents, current, found)
         case _:  # the others are done by the append that decides them
             pass
     return catalog.change(lambda now: _done(now, current, answer, refused), deadline)
@@ -134,6 +135,19 @@ def hand_over(
                 return start
             if deadline.has_passed():
                 raise out_of_time(f"collection {collection.name!r}", deadline, f"others were first {races} times")
+
+
+def close(client: Client, contents: Contents, command: CommandRecord, start: int) -> None:
+    """Say that nothing more comes to the old rendition before the handover, so that a copy of it can be finished.
+
+    Only where writers exclude one another, and the handover is at once: nobody can be about to write before it then.
+    Of a handover in the future the writers say so, when they first write beyond it.
+    """
+    for old in contents.renditions_of(command.collection):
+        if old.number == command.asked["follows"] and old.mode == "compare_and_append" and command.asked["at"] is None:
+            for name in old.names:
+                with suppress(ShardFinished), client.open_writer(name, old.columns) as write:
+                    write.advance_upper(start)
 
 
 def handover_time(timeline: Timeline, asked: int | None) -> int:
