@@ -6,8 +6,7 @@ collections of the location, and most find nothing to do. `rebuild`, `compare` a
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import dagster as dg
@@ -16,6 +15,7 @@ from pydantic import Field
 from jobs.engine import SparkEngine
 from jobs.rebuild import rebuild
 from jobs.stop import Stop
+from orchestration.collection_reports import comparison, described, overview, steps_of
 from orchestration.jobs import RETRIES
 from orchestration.mount import Mount
 from orchestration.reports import DRY_RUN, Event, figure
@@ -23,15 +23,12 @@ from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, PersistError
-from persist_lib.frontier import Antichain
-from persist_lib.storage import Controller, Description
-from persist_lib.storage.comparing import Comparison
-from persist_lib.storage.describe import Tended
+from persist_lib.storage import Controller
+from persist_lib.storage.describe import Step, Tended
 
 COLLECTIONS = "collections"
 CRON = "*/5 * * * *"
 TENDS = "Settle commands, promise, move holds, and take away renditions and collections that nobody needs."
-Metadata = dict[str, dg.MetadataValue]
 
 
 class TendConfig(dg.Config):
@@ -109,8 +106,8 @@ def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultS
         if is_unfinished(context.instance, job.name):
             return dg.SkipReason(f"the last run of {job.name} is not finished")
         with persist.client.controller() as controller:
-            planned = controller.tend(dry_run=True)
-        if len(planned.steps) == len(planned.waiting):
+            planned, listed = controller.tend(dry_run=True), set(controller.list())
+        if not due(planned, listed):
             waits = f", {len(planned.waiting)} wait for readers or holds" if planned.waiting else ""
             return dg.SkipReason(f"there is nothing to do for collections{waits}")
         return dg.RunRequest()
@@ -118,12 +115,23 @@ def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultS
     return when_due
 
 
+def due(planned: Tended, listed: Collection[str]) -> list[Step]:
+    """The steps that a run would take now. What is left of a dropped collection waits for its first shard."""
+    found, waits = [], set()
+    for step in planned.steps:
+        if step.action == "wait" and step.collection not in listed:
+            waits.add(step.collection)
+        if step.action != "wait" and step.collection not in waits:
+            found.append(step)
+    return found
+
+
 def tend_op(mount: Mount) -> dg.OpDefinition:
     """Tend collections; record those for which something was done, and all of them in one table."""
 
     def tended(context: dg.OpExecutionContext, config: TendConfig) -> Iterator[Event]:
         with _controlling(context, mount) as controller:
-            names = config.collections or [None]
+            names: list[str] | list[None] = config.collections or [None]
             steps = [step for name in names for step in controller.tend(name, dry_run=config.dry_run).steps]
             done, found = Tended(tuple(steps)), [controller.describe(name) for name in controller.list()]
         for step in steps:
@@ -133,7 +141,7 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
         kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
         for one in found:
             if one.name in acted or config.everything:
-                metadata = {**described(one), **_steps(done, one.name)}
+                metadata = {**described(one), **steps_of(done, one.name)}
                 yield kind(mount.key(COLLECTIONS), partition=one.name, metadata=metadata, tags=_tags(config.dry_run))
         yield dg.AssetObservation(
             mount.key(COLLECTIONS), metadata=overview(found, done), tags=_tags(config.dry_run),
@@ -192,9 +200,9 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
 
     def rebuilt(context: dg.OpExecutionContext, config: RebuildConfig) -> Iterator[Event]:
         name = config.collection
-        if config.engine not in ("auto", "spark", "local"):
-            raise InvalidUsage(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
         with _controlling(context, mount) as controller, _stopping() as stop:
+            if config.engine not in ("auto", "spark", "local"):
+                raise InvalidUsage(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
             number = config.rendition
             if number is None:
                 made = controller.make_rendition(name, shards=config.shards, copy=True, command=_command(context))
@@ -212,48 +220,6 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
         yield dg.AssetMaterialization(mount.key(COLLECTIONS), partition=name, metadata=metadata, description=says)
 
     return _op(mount, "rebuild", "Copy a collection into another rendition, or bring that up to date.", rebuilt)
-
-
-def described(found: Description) -> Metadata:
-    """A collection as metadata: how far it has come, and a table of its renditions."""
-    shown = {"since": found.since, "upper": found.upper, "promised": found.promised}
-    table: Metadata = {name: figure(found.schema.show(frontier)) for name, frontier in shown.items()}
-    table |= {f"{name}_time": figure(time) for name, one in shown.items() if (time := _drawn(one)) is not None}
-    rows = [
-        {
-            "rendition": one.number, "state": "active" if one.active else one.state, "shards": len(one.shards),
-            "start": "" if one.start is None else found.schema.show(one.start),
-            "end": "" if one.end is None else found.schema.show(one.end),
-            "since": found.schema.show(one.since), "upper": found.schema.show(one.upper), "schema": str(one.schema),
-        } for one in found.renditions
-    ]  # fmt: skip
-    pending = figure(", ".join(found.pending) or "nothing")
-    return {**table, "shards": figure(len(found.active.shards)), "pending": pending, "renditions": _table(rows)}
-
-
-def overview(found: list[Description], done: Tended) -> Metadata:
-    """All collections in one table."""
-    waiting = Counter(step.collection for step in done.waiting)
-    rows = [
-        {
-            "collection": one.name, "kind": one.kind, "rendition": one.active.number, "shards": len(one.active.shards),
-            "since": one.schema.show(one.since), "upper": one.schema.show(one.upper),
-            "promised": one.schema.show(one.promised), "pending": len(one.pending), "waiting": waiting[one.name],
-        } for one in found
-    ]  # fmt: skip
-    figures = {"collections": len(found), "steps": len(done.steps) - len(done.waiting), "waiting": len(done.waiting)}
-    return {**{name: figure(value) for name, value in figures.items()}, "table": _table(rows)}
-
-
-def comparison(found: Comparison) -> Metadata:
-    """A comparison as metadata: figures, changes by column, and samples."""
-    names = ("old", "new", "old_rows", "new_rows", "equal_keys", "appeared", "vanished", "changed")
-    samples = "".join(f"- {kind}: `{row}`\n" for kind, rows in found.samples.items() for row in rows)
-    columns = [{"column": name, "changed": count} for name, count in found.columns.items()]
-    return {
-        **{name: figure(getattr(found, name)) for name in names}, "equal": dg.MetadataValue.bool(found.is_equal),
-        "as_of": figure(str(found.as_of)), "columns": _table(columns), "samples": dg.MetadataValue.md(samples or "none"),
-    }  # fmt: skip
 
 
 def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]]) -> dg.OpDefinition:
@@ -320,28 +286,8 @@ def _add_partitions(context: dg.OpExecutionContext, mount: Mount, names: list[st
         context.instance.add_dynamic_partitions(defined, new)
 
 
-def _steps(done: Tended, name: str) -> Metadata:
-    rows = [
-        {"step": step.action, "what": step.subject, "why": step.reason}
-        for step in done.steps
-        if step.collection == name
-    ]
-    return {"steps": _table(rows)} if rows else {}
-
-
-def _table(rows: list[dict[str, str | int]]) -> dg.MetadataValue:
-    columns: Mapping[str, str | int] = rows[0] if rows else {"nothing": ""}
-    kinds = [dg.TableColumn(name, "int" if isinstance(value, int) else "string") for name, value in columns.items()]
-    return dg.MetadataValue.table([dg.TableRecord(row) for row in rows], schema=dg.TableSchema(columns=kinds))
-
-
 def _time(text: str | None) -> str | int | None:
     return int(text) if text is not None and text.isdigit() else text
-
-
-def _drawn(frontier: Antichain) -> int | None:
-    """A frontier that a timeline can show."""
-    return frontier.time if frontier.time is not None and frontier.time < 2**63 else None
 
 
 def _tags(is_dry: bool) -> dict[str, str]:

@@ -341,3 +341,15 @@ def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):
         client.open_writer("shard", persist.Schema({"id": "int64"}))
     assert sh("collection", "list").endswith(f"0 collections in file:{sh.root}\n")
     assert sh("collection", "tend") == "collections: nothing to do\n"
+
+
+def test_sql_reads_collections_as_of_times(made: Shell, tmp_path: Path):
+    made("collection", "rename", "orders", "sales/orders")
+    made("collection", "upsert", "sales/orders", jsonl(tmp_path / "one.jsonl", {"id": 1, "name": "a", "cents": 999}))
+    assert made.json("sql", 'select sum(cents) as total from "sales/orders"')["rows"] == [{"total": 450 + 989}]
+    both = (
+        'select n.cents - o.cents as grew from "sales/orders" n join "sales/orders" as of 0 o using (id) where id = 1'
+    )
+    assert made.json("sql", both)["rows"] == [{"grew": 989}]
+    assert "describe" not in made.fails(1, "sql", "select * from nowhere")
+    assert [row["column_name"] for row in made.json("sql", 'describe "sales/orders"')["rows"]][:2] == ["id", "name"]
