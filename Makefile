@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills stream-kills sink-kills long-history tpch size skew demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills stream-kills sink-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,7 +74,10 @@ sink-kills: $(PROJECT) ## drivers and Python workers of streams into a shard kil
 	$(WITH_JAVA) PERSIST_KILLS=$(or $(N),50) PERSIST_SEED=fresh $(PYTEST) -s --timeout=0 tests/spark/test_sinks_killed.py
 
 spark-kills: $(PROJECT) ## executors and drivers of a Spark cluster killed at random moments, KILLS=10 times
-	$(WITH_JAVA) PERSIST_SPARK_KILLS=$(or $(KILLS),10) $(PYTEST) -s --timeout=0 tests/spark/test_standalone_cluster.py -k random
+	$(WITH_JAVA) PERSIST_SPARK_KILLS=$(or $(KILLS),10) $(PYTEST) -s --timeout=0 tests/spark/test_standalone_cluster.py tests/spark/test_rounds_killed.py -k random
+
+cluster-kills: $(PROJECT) ## executors, workers and drivers of a stream on a Spark cluster killed at random moments, N=50 times
+	$(WITH_JAVA) PERSIST_CLUSTER_KILLS=$(or $(N),50) $(PYTEST) -s --timeout=0 tests/spark/test_streams_killed_on_a_cluster.py
 
 AT_SIZE = $(WITH_JAVA) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_compaction_at_size.py -k on_spark
 
@@ -83,6 +86,9 @@ size: $(PROJECT) ## a compaction on Spark of UPDATES=100000000 in BATCHES=24, an
 
 skew: $(PROJECT) ## the same with one key that has a share of HOT=0.9 of the UPDATES=20000000
 	PERSIST_SIZE_UPDATES=$(or $(UPDATES),20000000) PERSIST_SIZE_HOT=$(or $(HOT),0.9) && export $${!PERSIST_SIZE_*} && $(AT_SIZE)
+
+left-alone: $(PROJECT) ## a shard that nobody maintained for APPENDS=20000, brought to rest by one run of each door, on files and on servers
+	$(WITH_JAVA) PERSIST_LEFT_ALONE=$(or $(APPENDS),20000) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_left_alone.py
 
 long-history: $(PROJECT) ## a git history of COMMITS=100000 commits ingested within a bound of memory
 	PERSIST_COMMITS=$(or $(COMMITS),100000) $(PYTEST) -s --timeout=0 tests/integration/test_git_history.py -k long_history

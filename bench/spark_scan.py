@@ -1,7 +1,8 @@
 """A scan of a shard on Spark beside `spark.read.parquet` of the same rows, in one session, as users configure it.
 
 Both are in the same JVM, which has its default JIT and collector, and take turns. `noop` takes every column of every
-row out of the scan. The sum needs all columns too: Spark does not tell a source in Python which ones a query needs.
+row out of the scan. The sum needs all columns too: Spark does not tell Python which ones a query needs. Ours is read by
+`persist_lib.spark.scan`, and by `format("persist")`, whose rows Spark projects once more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bench.spark_peer import SETTINGS, users_session
 FULL, QUICK = 16_000_000, 400_000
 APPENDS = 8
 ROUNDS = 3
+SOME = f"amount < {(1 << 40) // 10}"
 
 
 def spark_scan(quick: bool) -> list[Figure]:
@@ -38,14 +40,20 @@ def spark_scan(quick: bool) -> list[Figure]:
         with Peer("bench.spark_scan:session", folder) as both:
             if both.ask("ours counted") != rows or both.ask("parquet counted") != rows:
                 raise SystemExit("a scan lost rows")
-            both.run(2, "ours"), both.run(2, "parquet")  # warm
+            both.run(2, "ours"), both.run(2, "parquet"), both.run(1, "source")  # warm
             rounds = 1 if quick else ROUNDS
             ours, theirs = beside(lambda: both.run(1, "ours")[0], lambda: both.run(1, "parquet")[0], rounds)
+            source, beside_source = beside(lambda: both.run(1, "source")[0], lambda: both.run(1, "parquet")[0], rounds)
+            some = beside(lambda: both.run(1, "ours, some")[0], lambda: both.run(1, "parquet, some")[0], rounds)
             sums = beside(lambda: both.run(1, "ours summed")[0], lambda: both.run(1, "parquet summed")[0], rounds)
     mega = rows / 1e6
     return [
         Figure("spark scan", mega / ours, mega / theirs, "M rows/s", "spark.read.parquet", at_least=0.7,
                note=f"{rows:,} rows of 3 columns, to noop", settings=both.settings),
+        Figure("spark scan, the source", mega / source, mega / beside_source, "M rows/s", "spark.read.parquet",
+               note='the same by format("persist")'),
+        Figure("spark scan, some", mega / some[0], mega / some[1], "M rows/s", "spark.read.parquet", at_least=0.7,
+               note="2 of 3 columns of a tenth of the rows, to noop"),
         Figure("spark scan, summed", mega / sums[0], mega / sums[1], "M rows/s", "spark.read.parquet", at_least=0.7,
                note="count, sum and greatest of all 3 columns"),
     ]  # fmt: skip
@@ -57,7 +65,10 @@ def session(folder: str) -> Iterator[Ready]:
     spark = users_session("scan")
     persist_lib.spark.register(spark)
 
-    def ours() -> DataFrame:
+    def ours(**options: object) -> DataFrame:
+        return persist_lib.spark.scan(spark, "scan", location=f"file:{folder}/data", **options)
+
+    def source() -> DataFrame:
         return spark.read.format("persist").options(location=f"file:{folder}/data", shard="scan").load()
 
     def parquet() -> DataFrame:
@@ -75,6 +86,9 @@ def session(folder: str) -> Iterator[Ready]:
             f"Spark {spark.version}, local[*] ({os.cpu_count()} cores), default JIT and collector, {said}, warm",
             {
                 "ours": lambda: scanned(ours()), "parquet": lambda: scanned(parquet()),
+                "source": lambda: scanned(source()),
+                "ours, some": lambda: scanned(ours(columns="key, amount", where=SOME)),
+                "parquet, some": lambda: scanned(parquet().where(SOME).select("key", "amount")),
                 "ours summed": lambda: summed(ours()), "parquet summed": lambda: summed(parquet()),
                 "ours counted": lambda: ours().count(), "parquet counted": lambda: parquet().count(),
             },

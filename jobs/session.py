@@ -17,6 +17,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -141,11 +142,17 @@ def ship(spark: SparkSession) -> str:
     """Make our code importable in the executors of a session, by a zip named for its contents; returns its name."""
     data = _zipped(SHIPPED)
     name = f"persist-{hashlib.blake2b(data, digest_size=8).hexdigest()}.zip"
-    folder = Path(tempfile.mkdtemp(prefix="persist-ship-"))
-    path = folder / name
-    path.write_bytes(data)
+    path = _shipping_folder() / name
+    if not path.exists():  # executors may be fetching it
+        path.write_bytes(data)
     spark.addArtifacts(str(path), pyfile=True)
     return name
+
+
+@cache
+def _shipping_folder() -> Path:
+    """SUBTLE: one a process. Spark refuses a file of the same name from another folder, as a second call would have."""
+    return Path(tempfile.mkdtemp(prefix="persist-ship-"))
 
 
 def _runs_here(spark: SparkSession, settings: SparkSettings) -> bool:

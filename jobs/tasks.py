@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from persist_lib import errors
@@ -22,6 +23,7 @@ from persist_lib.config import Config
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
+from persist_lib.kernel.columns import array_of
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
@@ -94,8 +96,18 @@ def answer(index: int, outcome: object, cost: Cost) -> pa.RecordBatch:
     """
     error = msgspec.msgpack.encode(outcome) if isinstance(outcome, Told) else None
     result = None if error is not None else msgspec.msgpack.encode(outcome)
-    told = {"task": index, "result": result, "error": error, "cost": msgspec.msgpack.encode(cost)}
-    return pa.RecordBatch.from_pylist([told], schema=ANSWER)
+    told = [array_of(np.array([index])), *map(_cell, (result, error, msgspec.msgpack.encode(cost)))]
+    return pa.record_batch(told, schema=ANSWER)
+
+
+def _cell(value: bytes | None) -> pa.Array:
+    """One value as a column.
+
+    SUBTLE: Arrow imports pandas to look at a Python object, some 50 MiB that the worker keeps for its later tasks.
+    """
+    data = value or b""
+    parts = [b"\0" if value is None else b"\1", np.array([0, len(data)], np.int32), data]
+    return pa.Array.from_buffers(pa.binary(), 1, list(map(pa.py_buffer, parts)))
 
 
 def tell(error: PersistError) -> Told:

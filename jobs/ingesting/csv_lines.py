@@ -96,7 +96,7 @@ class CsvLines:
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(data), self._reading(data), self._parsing(), options,
             )  # fmt: skip
-            return self._fitted(table)
+            return fitting.fitted(table, self._settings, self._schema)
         except (pa.ArrowException, ValueError) as error:
             raise fitting.said(error, self._names) from error
 
@@ -109,15 +109,6 @@ class CsvLines:
         return pyarrow.csv.ParseOptions(
             delimiter=settings.delimiter, quote_char=settings.quote, newlines_in_values=settings.multiline, **more
         )
-
-    def _fitted(self, table: pa.Table) -> pa.Table:
-        columns = []
-        for field in self._schema.data:
-            column = table.column(self._settings.source(field.name))
-            if field.name in self._settings.epochs:
-                column = fitting.from_epoch(column, self._settings.epochs[field.name], field.type)
-            columns.append(column)
-        return pa.table(columns, names=self._schema.names)
 
     def _utf8(self, data: bytes) -> bytes:
         if self._settings.encoding == "utf-8":

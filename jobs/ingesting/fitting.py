@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.ingesting.settings import EpochUnit
+from jobs.ingesting.settings import EpochUnit, Settings
 from jobs.ingesting.sifting import Refused, Sifted
 from persist_lib.schema.schema import TIME_FIELD, Schema
 
@@ -23,6 +23,20 @@ _is = pa.types
 def no_rows(schema: Schema) -> pa.Table:
     """An empty table like those that are parsed: any column may be null there."""
     return pa.schema([(field.name, field.type) for field in schema.data]).empty_table()
+
+
+def fitted(
+    table: pa.Table,
+    settings: Settings,
+    schema: Schema,
+    read: Callable[[pa.ChunkedArray, pa.Field], pa.ChunkedArray] = lambda column, _: column,
+) -> pa.Table:
+    """The columns of a file that the schema names, in its order. `read` makes values of those that are no epochs."""
+    columns = []
+    for field in schema.data:
+        column, unit = table.column(settings.source(field.name)), settings.epochs.get(field.name)
+        columns.append(read(column, field) if unit is None else from_epoch(column, unit, field.type))
+    return pa.table(columns, names=schema.names)
 
 
 def from_epoch(column: pa.ChunkedArray, unit: EpochUnit, target: pa.DataType) -> pa.ChunkedArray:

@@ -49,24 +49,11 @@ class JsonLines:
         try:
             reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1024))
             table = pyarrow.json.read_json(pa.BufferReader(data), reading, self._parsing)
-            return self._fitted(table)
+            return fitting.fitted(table, self._settings, self._schema, _read)
         except (pa.ArrowException, msgspec.ValidationError, ValueError, OverflowError) as error:
             if "unexpected field" in str(error):
                 raise Refused(self._extra(data)) from error
             raise fitting.said(error) from error
-
-    def _fitted(self, table: pa.Table) -> pa.Table:
-        columns = []
-        for field in self._schema.data:
-            column = table.column(self._settings.source(field.name))
-            if field.name in self._settings.epochs:
-                column = fitting.from_epoch(column, self._settings.epochs[field.name], field.type)
-            elif _is.is_duration(field.type):
-                column = column.cast(field.type)
-            elif _as_text(field.type):
-                column = fitting.from_text(column, field.type)
-            columns.append(column)
-        return pa.table(columns, names=self._schema.names)
 
     def _extra(self, data: bytes) -> str:
         try:
@@ -136,6 +123,13 @@ def _braced(data: bytes) -> int:
     if any(line and not (line.startswith(b"{") and line.endswith(b"}")) for line in odd):
         return -1
     return int(is_braced.sum()) + sum(map(bool, odd))
+
+
+def _read(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """The values of a column that Arrow read as `_read_as` says."""
+    if _is.is_duration(field.type):
+        return column.cast(field.type)
+    return fitting.from_text(column, field.type) if _as_text(field.type) else column
 
 
 def _as_text(type_: pa.DataType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any, get_args
 
 from jobs import program
@@ -36,10 +37,10 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--engine", choices=get_args(EngineName), default="auto", help="auto: Spark for more than 64 MiB"
     )
-    parser.add_argument("--threads", type=int, help="of engine local; without it, one a core")
+    parser.add_argument("--threads", type=_at_least(1), help="of engine local; without it, one a core")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be read, and how")
     parser.add_argument(
-        "--max-bad", type=int, default=0, metavar="N", help="exit with status 1 if more lines were bad (0)"
+        "--max-bad", type=_at_least(0), default=0, metavar="N", help="exit with status 1 if more lines were bad (0)"
     )
     parser.add_argument("--bad-shard", help="where bad lines go (SHARD_bad)")
     parser.add_argument(
@@ -144,6 +145,15 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
         changes=parsed.changes, time_column=parsed.time_column, chunk_bytes=round(parsed.chunk_mib * MIB),
         group_bytes=round(group_mib * MIB),
     )  # fmt: skip
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:  # its name is in argparse's message
+        if (found := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, got {found}")
+        return found
+
+    return integer
 
 
 def _names(text: str) -> tuple[str, ...]:

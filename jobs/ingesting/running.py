@@ -99,8 +99,6 @@ def ingest(
     """
     job.check()
     stop, began = stop or Stop(), time.monotonic()
-    for name, schema in zip(job.shards, (job.schema, BAD, JOURNAL), strict=True):
-        create_if_missing(client.machine(name), schema, client.config.format)
     total = Outcome(Tally(), 0, 0, 0, 0, 0.0)
     worked: set[int] = set()
     while True:
@@ -125,6 +123,8 @@ def ingest(
         if not files:
             return total._replace(seconds=time.monotonic() - began)
         run = plan_run(files, job.settings, job.schema, known, bounds_of(client, job))
+        for name, schema in zip(job.shards, (job.schema, BAD, JOURNAL), strict=True):  # not before the files fit
+            create_if_missing(client.machine(name), schema, client.config.format)
         try_begin(client, job.shards.journal, job.name, known, run)
 
 
@@ -132,7 +132,8 @@ def bounds_of(client: Client, job: Ingest) -> tuple[int, int] | None:
     """The times of the run's rows, where they have their own."""
     if job.bounds is None:
         return None
-    lower = client.machine(job.shard).fetch().state.upper.time
+    version = client.machine(job.shard).try_fetch()
+    lower = 0 if version is None else version.state.upper.time
     if lower is None or lower >= job.bounds[1]:
         raise InvalidUsage(
             f"shard {job.shard} is complete up to {lower} already, and --until is {job.bounds[1]}: nothing can be "

@@ -13,6 +13,7 @@ none, as NaN and -0.0 are left out of them. Parts of earlier releases have none 
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +32,7 @@ from persist_lib.format.digest import digest
 from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.ranged import ChunkedReader
-from persist_lib.kernel.columns import POOL, array_of, plain_table
+from persist_lib.kernel.columns import array_of, plain_table
 from persist_lib.kernel.keys import Start, lower_bound, may_reach, slice_sorted
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -53,12 +54,40 @@ Describing = Callable[[Callable[[pa.Table], Description], Iterable[pa.Table]], I
 """Like `map`; an executor's map describes row groups while others are written."""
 
 
+class _Growing(io.RawIOBase):
+    """A file in memory that is written from its start to its end, and then taken.
+
+    Arrow's own keeps its bytes twice while it grows and when it is taken. A large bytearray is moved by the system.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._data = bytearray()
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return len(self._data)
+
+    def write(self, data: Any) -> int:
+        """Append all of it."""
+        self._data += data
+        return len(data)
+
+    def taken(self) -> memoryview:
+        """All that was written."""
+        return memoryview(self._data).toreadonly()
+
+
 class PartEncoder:
     """Encodes a part from tables that follow each other in canonical order. `size` grows as row groups are written."""
 
     def __init__(self, schema: Schema, schema_id: int) -> None:
         self._schema, self._schema_id = schema, schema_id
-        self._sink = pa.BufferOutputStream(POOL)
+        self._sink = _Growing()
         self._writer: pq.ParquetWriter | None = None
         self._stored = schema.updates
         self._groups: list[Description] = []
@@ -106,7 +135,7 @@ class PartEncoder:
             }
         )
         self._writer.close()
-        data = memoryview(self._sink.getvalue())
+        data = self._sink.taken()
         return EncodedPart(data, self._schema_id, digest(data), join(self._groups))
 
     def _open(self, table: pa.Table) -> pq.ParquetWriter:

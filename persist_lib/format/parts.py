@@ -29,7 +29,11 @@ __all__ = [
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 14
+"""Rows of a table that a run yields where many runs are read side by side."""
+ALONE_ROWS = 1 << 16
+"""The same of a run that is read alone: a table costs something, however few rows it has."""
 BATCH_BYTES = 1 << 20
+"""Bytes of a table of BATCH_ROWS at most; it has fewer rows then. Of more rows, as many times that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,8 @@ class PartRun:
             part.key, source, self._schema, self._columns,
             dictionaries=self._dictionaries, where=self._where, at=part.at,
         )  # fmt: skip
-        yield from file.batches(max(1, min(self._batch_rows, BATCH_BYTES // file.row_bytes)), self._lo, self._hi)
+        bytes_ = BATCH_BYTES * max(1, self._batch_rows // BATCH_ROWS)
+        yield from file.batches(max(1, min(self._batch_rows, bytes_ // file.row_bytes)), self._lo, self._hi)
 
 
 def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
@@ -174,7 +179,7 @@ def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
 
 
 def _ranged(part: StoredPart) -> ChunkedReader:
-    return ChunkedReader(part.key, part.size, part.digests, part.fetch)
+    return ChunkedReader(part.key, part.size, part.digests, part.fetch, forward=True)
 
 
 def _whole(part: StoredPart) -> bytes:

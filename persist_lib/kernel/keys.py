@@ -141,8 +141,12 @@ def upper_bound(schema: Schema, rows: Rows, limit: int = LIMIT) -> bytes:
 
 def slice_sorted(schema: Schema, rows: Rows, lo: bytes | None, hi: bytes | None) -> Rows:
     """The rows with `lo <= key < hi`, of rows sorted by key; None is no bound. Copies nothing."""
-    start = 0 if lo is None else search(schema, rows, lo)
-    end = rows.num_rows if hi is None else search(schema, rows, hi)
+    start, end = 0, rows.num_rows
+    # Most rows that are cut lie within the range: their ends tell.
+    if lo is not None and end and _is_below(schema, rows, 0, lo):
+        start = search(schema, rows, lo)
+    if hi is not None and end and not _is_below(schema, rows, end - 1, hi):
+        end = search(schema, rows, hi)
     return rows if start == 0 and end == rows.num_rows else rows.slice(start, max(0, end - start))
 
 

@@ -29,7 +29,7 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema
 
 MERGE_BYTES = 256 << 20
-WINDOW_BYTES = 12 << 20  # what is merged at a time: windows that fit in the cache are merged fastest
+WINDOW_BYTES = 8 << 20  # what is merged at a time: windows that fit in the cache are merged fastest
 COPIES = 8  # read ahead, laid end to end, ordered and taken: how often a window's bytes are in memory at its peak
 
 Row = list[bytes]

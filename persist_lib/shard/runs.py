@@ -19,7 +19,7 @@ from persist_lib.core.sums import Sums
 from persist_lib.errors import Missing
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
-from persist_lib.format.parts import StoredPart, decode_inline, decode_part, open_run, within
+from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, StoredPart, decode_inline, decode_part, open_run, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.predicate import Where
 from persist_lib.format.ranged import ChunkedReader, Map
@@ -78,12 +78,13 @@ def open_runs(
     *,
     columns: Sequence[str] | None = None,
     where: Where | None = None,
+    batch_rows: int = BATCH_ROWS,
 ) -> list[Iterator[pa.Table]]:
     """One stream of sorted updates for each run. Nothing is fetched before it is asked for."""
     return [
         open_run(
             [source_of(blob, shard, part, run, schemas) for part in run.parts],
-            schema, key_lower=key_lower, key_upper=key_upper, columns=columns, where=where,
+            schema, key_lower=key_lower, key_upper=key_upper, columns=columns, where=where, batch_rows=batch_rows,
         )
         for run in overlapping(inputs, key_lower, key_upper)
     ]  # fmt: skip
@@ -111,7 +112,7 @@ class Stored(NamedTuple):
         """One stream for each run, of these columns (None: all) with `_time` and `_diff`."""
         return open_runs(
             self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper,
-            columns=columns, where=self.where,
+            columns=columns, where=self.where, batch_rows=ALONE_ROWS if len(inputs) == 1 else BATCH_ROWS,
         )  # fmt: skip
 
     def sums(self, inputs: Sequence[TaskInput]) -> Sums:

@@ -24,9 +24,12 @@ SETTINGS = {
 def register(spark: SparkSession) -> None:
     """Make `format("persist")` and the table function `persist_as_of` known to a session, also of Spark Connect.
 
-    May be called again. Turns on the session's `SETTINGS`. The executors and the driver's Python workers must be able
-    to import `persist_lib`.
+    May be called again, and has to be in each thread that writes: Spark looks for sources of Python in the session that
+    is active in the caller's thread. After Ctrl-C in a write the main thread is such a thread. Turns on the session's
+    `SETTINGS`. The executors and the driver's Python workers must be able to import `persist_lib`.
     """
+    from pyspark.sql.types import LongType, StructType  # noqa: PLC0415
+
     from persist_lib.spark.functions import register_functions  # noqa: PLC0415 - Arrow takes a second
     from persist_lib.spark.source import PersistSource  # noqa: PLC0415
 
@@ -34,6 +37,8 @@ def register(spark: SparkSession) -> None:
         spark.conf.set(name, value)
     spark.dataSource.register(PersistSource)
     register_functions(spark)
+    # SUBTLE: of Spark's public calls only this one makes the session active in a thread that is not its first.
+    spark.createDataFrame([], StructType().add("none", LongType()))
 
 
 def create_view(spark: SparkSession, name: str, shard: str, **options: object) -> DataFrame:
@@ -41,3 +46,10 @@ def create_view(spark: SparkSession, name: str, shard: str, **options: object) -
     from persist_lib.spark import functions  # noqa: PLC0415
 
     return functions.create_view(spark, name, shard, **options)
+
+
+def scan(spark: SparkSession, shard: str, **options: object) -> DataFrame:
+    """The DataFrame of a shard that `format("persist")` with these options gives, read faster. See `scanning.scan`."""
+    from persist_lib.spark import scanning  # noqa: PLC0415
+
+    return scanning.scan(spark, shard, **options)

@@ -18,6 +18,7 @@ from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
+from persist_lib.spark.options import as_texts
 from persist_lib.spark.reading import Reader, Table, look
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ def create_view(spark: SparkSession, name: str, shard: str, **options: object) -
 
     The view is of one time, decided now. Call it again for a later one.
     """
-    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in options.items()}
-    frame = spark.read.format("persist").options(shard=shard, **texts).load()
+    frame = spark.read.format("persist").options(**as_texts({"shard": shard, **options})).load()
     frame.createOrReplaceTempView(name)
     return frame

@@ -1,6 +1,6 @@
 """The named hold of a stream: it keeps the history that the stream has still to read, however long it is stopped.
 
-It is made before the first offset that names it, moved forward when Spark says that a batch is done, and released at
+It is made before the first batch is read, moved forward when Spark says that a batch is done, and released at
 the end of a closed shard. `persist hold list` shows it with what it is for; `persist hold release` lets go of it.
 """
 
@@ -13,7 +13,7 @@ from persist_lib.errors import HoldConflict, SinceViolation
 from persist_lib.frontier import at
 from persist_lib.ids import parse_hold_name
 from persist_lib.shard.commit import Machine
-from persist_lib.spark.leasing import let_go
+from persist_lib.spark.leasing import let_go, take
 from persist_lib.spark.offsets import Offset, Position
 
 STARTING = b"Spark stream, starting"
@@ -24,18 +24,29 @@ class Holding:
     """The hold of one stream, as one process sees it."""
 
     def __init__(self, client: Client, shard: str, name: str | None) -> None:
+        self._client = client
         self._machine: Machine = client.machine(shard)
         self._name = None if name is None else parse_hold_name(name)
         self._seen: str | None = None
+        self._drawn: str | None = None
 
     def begin(self, position: Position) -> str:
-        """Make the hold of a stream that starts at a position, and return its name.
+        """Keep what a stream needs that starts at a position, and return the name of its hold.
 
-        Raises HoldConflict where another stream has the name, and SinceViolation where the history is gone. A hold that
-        was made and never used is taken over: its query died before its first batch.
+        SUBTLE: nobody knows a name that is drawn here before Spark has noted the first offset. If the query died first,
+        its hold would stay for ever. So a lease keeps the history until the first batch is planned: then `check` makes
+        the hold. A hold with a given name is made at once, and the next start of a query that died takes it over.
+
+        Raises HoldConflict where another stream has the name, and SinceViolation where the history is gone.
         """
         machine, needed = self._machine, position.since or 0
-        name = self._name or self._seen or f"spark-{machine.runtime.entropy():016x}"
+        if self._name is None:
+            self._drawn = self._drawn or f"spark-{machine.runtime.entropy():016x}"
+            take(self._client, machine.shard, needed)
+            if at(needed) < machine.state.since:
+                raise self._gone(self._drawn, needed, machine.state)
+            return self._drawn
+        name = self._name
         state = machine.fetch().state
         if (found := state.holds.get(name)) is not None and (found.opaque != STARTING or at(needed) < found.since):
             raise HoldConflict(

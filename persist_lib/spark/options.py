@@ -6,6 +6,7 @@ from the environment of the driver and of the executors, as in AWS_… or ~/.pgp
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -113,17 +114,23 @@ class Options:
         return found
 
     def names(self, name: str) -> tuple[str, ...] | None:
-        """An option that lists names, as in `a, b` or (for names with commas) `["a", "b"]`; None for none."""
+        """An option that lists names, as in `a, b` or (for names with commas) `["a", "b"]`; None for none.
+
+        Spark makes a text of a list of Python's, which is taken too.
+        """
         if name not in self.values:
             return None
         text = self.values[name].strip()
         if not text.startswith("["):
             return self._distinct(name, [part.strip() for part in text.split(",")])
         try:
-            found = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise self.wrong(name, f'a list of names, as in a, b or ["a", "b"] ({error})') from error
-        return self._distinct(name, found)
+            return self._distinct(name, json.loads(text))
+        except json.JSONDecodeError:
+            pass
+        try:
+            return self._distinct(name, ast.literal_eval(text))
+        except (ValueError, SyntaxError) as error:
+            raise self.wrong(name, 'a list of names, as in a, b or ["a", "b"]') from error
 
     def time(self, name: str) -> int | str | None:
         """An option that is a time: an integer where its text is one, else the text; None for none."""
@@ -174,3 +181,14 @@ def _place(values: Mapping[str, str], what: str) -> tuple[str, str | None]:
             option="location",
         )  # fmt: skip
     return location, consensus or None
+
+
+def as_texts(options: Mapping[str, object]) -> dict[str, str]:
+    """Options that a program passes, as the text that Spark hands over. None is left out; a list is one of names."""
+    return {name: _as_text(value) for name, value in options.items() if value is not None}
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps([str(one) for one in value]) if isinstance(value, (list, tuple)) else str(value)

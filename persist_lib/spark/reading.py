@@ -194,7 +194,11 @@ class Reader(DataSourceReader):
         self._pushed = table.pushed
 
     def partitions(self) -> list[InputPartition]:
-        """The partitions: slices of the shard in key order. The planner's lease keeps what they read."""
+        """The partitions, as Spark asks for them. It does not say how many tasks it runs at a time."""
+        return list(self.planned(1))
+
+    def planned(self, slots: int) -> list[Part]:
+        """Slices of the shard in key order, for so many tasks at a time. The planner's lease keeps what they read."""
         table, pushed = self._table, self._pushed
         if table.refusal is not None:
             raise table.refusal
@@ -208,8 +212,9 @@ class Reader(DataSourceReader):
         handle = handle_of(client, table.shard, table.schema)
         names = tuple(name for name in self._target.names if name in table.schema.names)
         found = plan_slices(
-            handle, section, names=names, where=pushed.where, keys=pushed.keys, slice_bytes=self._partition_bytes
-        )
+            handle, section, names=names, where=pushed.where, keys=pushed.keys, slice_bytes=self._partition_bytes,
+            slots=slots,
+        )  # fmt: skip
         return [Part(piece, lease) for piece in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

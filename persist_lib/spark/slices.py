@@ -35,6 +35,8 @@ from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
 
 DEFAULT_BYTES = 32 << 20
 """Of stored parts in one slice. Decoded they are some times that, and Python hands them to the JVM at some 100 MB/s."""
+LEAST_BYTES = 4 << 20
+"""Of a slice that is cut only because there are tasks to spare: it still outweighs the start of a task."""
 MOST_SLICES = 10_000
 """Slices of one plan: Spark's driver keeps some kilobytes of each. A larger section has larger slices."""
 MERGE_BYTES = 96 << 20
@@ -129,8 +131,11 @@ def plan_slices(
     where: Where | None = None,
     keys: KeyRange = KeyRange(),  # noqa: B008 - a tuple
     slice_bytes: int | None = None,
+    slots: int = 1,
 ) -> list[Slice]:
     """Cut a section into slices of about `slice_bytes` of stored bytes, in key order; none where there is nothing.
+
+    Without `slice_bytes` it depends on how many tasks run at a time (`slots`), so that none of them waits for another.
 
     SUBTLE: from a state that is read now. Another process may have decided what the section is, and this one may know
     an older state, in which that time was not complete. Raises SinceViolation where its history is gone.
@@ -144,7 +149,7 @@ def plan_slices(
     )  # fmt: skip
     if not whole.inputs:
         return []
-    edges = cuts(machine.reads, whole, slice_bytes)
+    edges = cuts(machine.reads, whole, slice_bytes, slots)
     runs = [_Run(run) for run in whole.inputs]
     found = []
     for lower, upper in pairwise([keys.lower, *edges, keys.upper]):
@@ -169,11 +174,20 @@ class _Run:
         return msgspec.structs.replace(self._run, parts=self._run.parts[first:end]) if first < end else None
 
 
-def cuts(blob: Blob, whole: Slice, slice_bytes: int | None) -> list[bytes]:
+def slices_of(size: int, slice_bytes: int | None, slots: int) -> int:
+    """Into how many slices to cut so many stored bytes: a multiple of `slots`, unless a size was asked for."""
+    if slice_bytes is None:
+        most = -(-size // LEAST_BYTES)
+        wanted = max(-(-size // DEFAULT_BYTES), min(slots, most))
+        return min(MOST_SLICES, most, -(-wanted // slots) * slots)
+    return min(MOST_SLICES, -(-size // slice_bytes))
+
+
+def cuts(blob: Blob, whole: Slice, slice_bytes: int | None, slots: int) -> list[bytes]:
     """The keys at which to cut a slice. Large parts are cut too, by the keys that they note."""
     parts = [part for run in whole.inputs for part in run.parts]
     size = sum(part.size for part in parts)
-    n = min(MOST_SLICES, -(-size // (slice_bytes or DEFAULT_BYTES)))
+    n = slices_of(size, slice_bytes, slots)
     if n < 2:
         return []
     lower, upper = whole.keys

@@ -37,12 +37,19 @@ def parse_where(text: str, schema: Schema, columns: pa.Schema) -> Pushed:
     filters = list(_Parser(text, columns).terms())
     for one in filters:
         if not is_exact(one, schema):
-            raise InvalidUsage(
-                f"the option where cannot apply {one} exactly to a column of its type. Leave it out, and filter the "
-                "DataFrame by it",
-                option="where",
-            )
+            raise _inexact(one, columns)
     return pushed_down(filters, schema)
+
+
+def _inexact(one: Any, columns: pa.Schema) -> InvalidUsage:
+    child: Any = one.child if isinstance(one, d.Not) else one
+    name, value = child.attribute[0], getattr(child, "value", None)
+    return InvalidUsage(
+        f"the option where cannot apply a comparison with {shown(list(value) if isinstance(value, tuple) else value)} "
+        f"exactly to column {shown(name)}, which is {columns.field(name).type}. Correct it, or leave it out and filter "
+        "the DataFrame by it",
+        option="where", column=name,
+    )  # fmt: skip
 
 
 class _Parser:

@@ -239,7 +239,7 @@ def _diffs(flags: pa.ChunkedArray, name: str) -> pa.Array:
     if flags.null_count:
         raise InvalidUsage(
             f"column {shown(name)}, which says whether a key is to be deleted, is null in {flags.null_count} rows. "
-            "Nothing was written; fill it with false",
+            "Fill it with false",
             column=name,
         )
     return array_of(np.where(np.asarray(flags.combine_chunks().to_numpy(zero_copy_only=False)), DELETE, 1))

@@ -15,7 +15,6 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.producers import last_of
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, UpperMismatch
 from persist_lib.format.paths import blob_key
@@ -29,7 +28,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built, Laid
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
-from persist_lib.write.appending import check_newest, inline_room, outrun, undoubted, whole
+from persist_lib.write.appending import check_newest, check_produced, inline_room, outrun, undoubted, whole
 from persist_lib.write.differences import Overwriting, Source, Upserting, check_all
 from persist_lib.write.layout import assembled, batch_of, counted_at
 from persist_lib.write.pending import Appended
@@ -141,7 +140,7 @@ class Commit:
             raise self._machine.refused(r.Finished())
         if version.state.upper.is_top():
             raise self._machine.refused(r.WrongUpper(version.state.upper, version.state.upper))
-        check_new(self._machine, version, self._producer)
+        check_produced(self._machine, self._producer)
         return version
 
     def _builder(self) -> Builder:
@@ -182,12 +181,6 @@ class Commit:
         if keys:
             with suppress(PersistError):  # the audit deletes what is left, once the stage is closed
                 within(self._machine.runtime.deadline(10.0), partial(self._machine.blob.delete_many, keys))
-
-
-def check_new(machine: Machine, version: Version, producer: tuple[str, int] | None) -> None:
-    """Raise AlreadyProduced for an append that was made before, without the work of it."""
-    if producer is not None and (last := last_of(version.state, *producer)):
-        raise machine.refused(r.AlreadyProduced(*producer, last))
 
 
 def _fixed(lower: Antichain, time: int, built: Built, _state: State) -> Batch:

@@ -26,8 +26,8 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering
 from persist_lib.times import TimeLike, Times
-from persist_lib.write.appending import parse_bounds
-from persist_lib.write.committing import Commit, check_new
+from persist_lib.write.appending import check_produced, parse_bounds
+from persist_lib.write.committing import Commit
 from persist_lib.write.differences import Overwriting, Upserting
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Lent, Registration
@@ -110,7 +110,7 @@ class Staging(ABC):
             deadline = self._begin(PASS_S if timeout is None and self.schema.constraints else timeout, held)
             with Spending() as spent:
                 version = within(deadline, self._fetch_writable)
-                check_new(machine, version, producer)
+                check_produced(machine, producer)
                 if not found or (bounds is None and not any(one.parts for one in found)):
                     return Appended(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
                 return self._commit_of(found, producer, deadline, spent).append(found, when)
@@ -155,7 +155,7 @@ class Staging(ABC):
             deadline = self._begin(PASS_S if timeout is None else timeout, held)
             with Spending() as spent:
                 version = within(deadline, self._fetch_writable)
-                check_new(machine, version, producer)
+                check_produced(machine, producer)
                 if not everything and not any(one.parts for one in found):
                     return Changed(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
                 commit = self._commit_of(found, producer, deadline, spent)

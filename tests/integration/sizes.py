@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,8 @@ SCHEMA = persist.Schema({"key": "int64"}, {"state": "string", "amount": "int64"}
 STATES = ["open", "shipped", "returned", "cancelled", "lost"]
 SLICE = 1_000_000
 SHARD = "s"
+SAMPLE_S = 0.05
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 def updates(rng: np.random.Generator, rows: int, time: int, keys: int, hot: float, width: int) -> pa.Table:
@@ -87,7 +90,8 @@ def compact(location: str, engine: str, heap: str) -> dict[str, Any]:
         before, started = peak_mib(), time.monotonic()
         compacted = client.compact(SHARD, engine=Noting())
         seconds = time.monotonic() - started
-        peaks = [int(path.read_text()) for path in (folder.parent / "peaks").glob("*")] or [peak_mib()]
+        noted = [json.loads(path.read_text()) for path in (folder.parent / "peaks").glob("*")]
+        peaks = [one["peak_mib"] for one in noted] or [peak_mib()]
         if engine == "spark":
             session.stop()
         after = client.inspect(SHARD).state
@@ -99,15 +103,36 @@ def compact(location: str, engine: str, heap: str) -> dict[str, Any]:
             "mean_rows": sum(rows) / max(1, len(rows)), "before_mib": before, "peak_mib": max(peaks),
             "batches_after": len([batch for batch in after.trace if batch.count]), "fingerprint": after.fingerprint,
             "fds": len(list(Path("/proc/self/fd").iterdir())),
+            "profile_mib": [max(tenth) for tenth in zip(*(one["tenths"] for one in noted), strict=True)],
+            "pandas": any(one["pandas"] for one in noted),
         }  # fmt: skip
 
 
 def noting(folder: str, task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskResult:
-    """Merge, and note the most memory that this process ever took."""
-    result = run_task(task, blob, entropy)
+    """Merge, and note what memory this process takes over the time of the task, and the most that it ever took."""
+    samples, done = [resident_mib()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(SAMPLE_S):
+            samples.append(resident_mib())
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        result = run_task(task, blob, entropy)
+    finally:
+        done.set()
+        sampler.join()
+    tenths = [max(samples[len(samples) * i // 10 : len(samples) * (i + 1) // 10] or samples[:1]) for i in range(10)]
+    said = {"peak_mib": peak_mib(), "tenths": tenths, "rows": result.sums.count, "pandas": "pandas" in sys.modules}
     Path(folder).mkdir(exist_ok=True)
-    (Path(folder) / str(os.getpid())).write_text(str(peak_mib()))
+    (Path(folder) / f"{entropy():x}").write_text(json.dumps(said))
     return result
+
+
+def resident_mib() -> int:
+    """The memory (resident, MiB) that this process takes now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES // MIB
 
 
 def peak_mib() -> int:

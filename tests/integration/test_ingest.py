@@ -74,6 +74,8 @@ def test_its_exit_status_says_whether_too_many_lines_were_bad(tmp_path: Path) ->
         (["--format", "csv", *SCHEMA, "--encoding", "utf-16", "IN/0.jsonl"], "iconv"),
         (["--format", "csv", *SCHEMA, "--names", "id,name", "IN/0.jsonl"], "the options are probably wrong"),
         (["--format", "jsonl", *SCHEMA, "--until", "5", "IN"], "belong together"),
+        (["--format", "jsonl", *SCHEMA, "--max-bad", "-1", "IN"], "--max-bad: must be 0 or more, got -1"),
+        (["--format", "jsonl", *SCHEMA, "--threads", "0", "IN"], "--threads: must be 1 or more, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, arguments: list[str], says: str) -> None:

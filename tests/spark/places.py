@@ -120,15 +120,21 @@ class Cluster:
 
     def executors(self) -> list[int]:
         """The pids of the executors that run now: children of our workers."""
+        return self._below(b"CoarseGrainedExecutorBackend")
+
+    def python_workers(self) -> list[int]:
+        """The pids of the Python processes of our executors."""
+        return self._below(b"pyspark.daemon")
+
+    def _below(self, word: bytes) -> list[int]:
+        """The pids of processes with a word in their command, which work in our folder or name it."""
         found = []
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 command = entry.read_bytes()
             except OSError:
                 continue
-            if b"CoarseGrainedExecutorBackend" in command and str(self._folder).encode() in command + _cwd(
-                entry.parent
-            ):
+            if word in command and str(self._folder).encode() in command + _cwd(entry.parent):
                 found.append(int(entry.parent.name))
         return found
 

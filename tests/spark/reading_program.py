@@ -19,6 +19,8 @@ def ask(spark: SparkSession, question: dict[str, Any]) -> DataFrame:
     """The frame that answers a question."""
     if "sql" in question:
         return spark.sql(question["sql"])
+    if "scan" in question:
+        return persist_lib.spark.scan(spark, question["scan"], **question["options"])
     frame = spark.read.format("persist").options(**question["options"]).load()
     return frame.where(question["where"]) if "where" in question else frame
 

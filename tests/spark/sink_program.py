@@ -6,10 +6,13 @@ It prints the number of each epoch that Spark has finished.
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import persist_lib.spark
@@ -25,12 +28,22 @@ def source(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
     return reader.load().drop("_time")
 
 
+def dawdling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows; one attempt in four takes a second longer, so that speculation starts another beside it."""
+    if random.random() < 0.25:
+        time.sleep(1)
+    yield from batches
+
+
 def main() -> None:
     """Stream as the JSON on standard input says."""
     asked = json.loads(sys.stdin.readline())
     spark = build_session()
     persist_lib.spark.register(spark)
-    write = source(spark, asked).writeStream.format("persist").options(**asked["write"])
+    rows = source(spark, asked)
+    if "tasks" in asked:
+        rows = rows.repartition(asked["tasks"]).mapInArrow(dawdling, rows.schema)
+    write = rows.writeStream.format("persist").options(**asked["write"])
     write = write.option("checkpointLocation", asked["checkpoint"])
     query = write.trigger(availableNow=True).start() if asked["drains"] else write.start()
     last = -1

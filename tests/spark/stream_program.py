@@ -22,7 +22,9 @@ def main(what: str, location: str, folder: str) -> None:
         print("ROWS " + json.dumps([list(row) for row in spark.read.parquet(f"{folder}/out").collect()]))
         return
     persist_lib.spark.register(spark)
-    options = {"location": location, "shard": "orders", "changes": "true", "max_updates": "200", "hold": "etl"}
+    # Small batches, so that many are under way when it is killed. What was left over by then is read in larger ones.
+    limit = {"max_updates": "200" if what == "run" else "5000"}
+    options = {"location": location, "shard": "orders", "changes": "true", "hold": "etl", **limit}
     written = (
         spark.readStream.format("persist").options(**options).load()
         .writeStream.format("parquet").option("path", f"{folder}/out")

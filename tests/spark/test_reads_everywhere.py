@@ -40,17 +40,22 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, 
             cluster = Cluster(tmp_path)
             closing.callback(cluster.stop)
             cluster.wait()
-            conf = tmp_path / "conf"
-            conf.mkdir()
-            (conf / "spark-defaults.conf").write_text(
-                "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
-            )
-            yield {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)}
+            yield on_cluster(cluster, tmp_path)
         else:
             server = ConnectServer(tmp_path, PERSIST_CONFIG=json.dumps(TINY))
             closing.callback(server.stop)
             server.wait()
             yield {"PERSIST_SPARK_REMOTE": server.url}
+
+
+def on_cluster(cluster: Cluster, folder: Path) -> dict[str, str]:
+    """The environment of a program that uses this cluster, with an executor of one core on each of its workers."""
+    conf = folder / "conf"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text(
+        "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
+    )
+    return {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)}
 
 
 @pytest.fixture
@@ -96,6 +101,7 @@ def test_reads_are_the_librarys_wherever_spark_runs(
     where = {"location": client.url, "consensus": client.consensus_url}
     shard = {**where, "shard": "orders", "partition_bytes": "65536"}
     place_of = ", ".join(f"{name} '{value}'" for name, value in where.items())
+    scan: dict[str, Any] = {"scan": "orders", "options": {**where, "partition_bytes": 65536, "diff": True}}
     stream = {"options": {**shard, "changes": "true", "max_times": "3"}, "to": str(tmp_path / "out")}
     questions: list[dict[str, Any]] = [
         {"options": {**shard, "diff": "true"}},
@@ -113,6 +119,8 @@ def test_reads_are_the_librarys_wherever_spark_runs(
         {"options": {**where, "shard": "rows"}, "twice": ["a < 3", "a > 7"]},
         {"options": {**shard, "diff": "true", "where": "a > 10 AND b = 'x'"}},
         {**stream, "checkpoint": str(tmp_path / "checkpoint")},
+        scan,
+        {**scan, "options": {**scan["options"], "as_of": 7, "columns": ["v", "a"], "where": "a > 10"}},
     ]
     found = answers(place, questions)
     whole = world.contents(13)
@@ -135,6 +143,8 @@ def test_reads_are_the_librarys_wherever_spark_runs(
     few = {data: n for data, n in whole.items() if data[0] > 10 and data[1] == "x"}
     assert multiset(found[10]) == Counter({texts(*data, n): 1 for data, n in few.items()})
     assert found[11] is None, found[11]
+    assert multiset(found[12]) == multiset(found[0])
+    assert multiset(found[13]) == Counter(texts(v, a, n) for (a, _, v), n in world.contents(7).items() if a > 10)
     out = pq.read_table(tmp_path / "out").to_pylist()
     contents: Counter[Any] = Counter()
     for row in out:

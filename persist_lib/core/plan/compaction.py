@@ -176,13 +176,17 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
 
 def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # noqa: B008 - a frozen value
     """The newest slice with inline batches, to be merged into a part so that the state has room for more."""
-    inline = [i for i, batch in enumerate(state.trace) if batch.inline_size]
-    if not inline:
-        return None
-    start = end = inline[-1]
-    while start > 0 and (state.trace[start - 1].inline_size or not state.trace[start - 1].count):
+    trace = state.trace
+    # From the end, and no further than needed: writers plan this whenever the state is full, however long the trace is.
+    end = next((at for at in range(len(trace), 0, -1) if _has_inline(trace[at - 1])), 0) if state.inline_size else 0
+    start = end
+    while start > 0 and (_has_inline(trace[start - 1]) or not trace[start - 1].count):
         start -= 1
-    return _request(state, state.trace[start : end + 1], "flush", policy)
+    return _request(state, trace[start:end], "flush", policy) if end else None
+
+
+def _has_inline(batch: Batch) -> bool:
+    return any(part.inline is not None for part in batch.parts)
 
 
 def batch_bound(count: int) -> float:

@@ -136,6 +136,7 @@ def test_rows_are_repeated_as_often_as_they_are_there(client: persist.Client) ->
         writer.compare_and_append([{"a": 1, "b": "x", "v": 1, "_diff": 3}, {"a": 2, "b": "x", "v": 1}], 0, 1)
         assert rows(load(client), "a") == [(1,)] * 3 + [(2,)]
         assert rows(load(client, columns="v, a"), "v", "a") == [(1, 1)] * 3 + [(1, 2)]
+        assert rows(load(client, columns=str(["v", "a"])), "v", "a") == [(1, 1)] * 3 + [(1, 2)], "Python's own list"
         writer.compare_and_append([{"a": 9, "b": "x", "v": 1, "_diff": 200_000}], 1, 2)
         table = load(client, [d.EqualTo(("a",), 9)])
         assert table is not None
@@ -259,6 +260,9 @@ def test_an_empty_shard_is_an_empty_frame(client: persist.Client) -> None:
         ({"columns": "a,x"}, "no column 'x'"),
         ({"columns": "a,a"}, "occurs twice"),
         ({"columns": "a,"}, "list of names"),
+        ({"columns": "['a'"}, "list of names"),
+        ({"columns": "[a]"}, "list of names"),
+        ({"columns": "['a', 1]"}, "list of names"),
         ({"diff": "yes"}, "true or false"),
         ({"diff": "true", "changes": "true"}, "exclude"),
         ({"changes": "true", "as_of": "0"}, "not as_of"),
@@ -359,9 +363,11 @@ def test_the_option_where_is_exact(client: persist.Client) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a = ", "ends too early"), ("a", "ends too early"), ("w = 1", "'w' is no column"), ("a = 'x'", "cannot apply"),
+        ("a = ", "ends too early"), ("a", "ends too early"), ("w = 1", "'w' is no column"),
+        ("a = 'x'", "a comparison with 'x' exactly to column 'a', which is int64"),
         ("a = 1 OR b = 'x'", "AND is expected"), ("a LIKE 'x'", "'LIKE' after a"), ("a = 1;", "not understood"),
-        ("b = 1", "cannot apply"), ("_time = 1", "'_time' is no column"), ("a IN ()", "no value"),
+        ("b NOT IN (1)", r"with \[Decimal\('1'\)\] exactly to column 'b', which is string"),
+        ("_time = 1", "'_time' is no column"), ("a IN ()", "no value"),
     ],
 )  # fmt: skip
 def test_a_wrong_where_is_refused_in_words(client: persist.Client, text: str, said: str) -> None:

@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist_lib as persist
 from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation
+from tests.torture.roles import open_ahead
 from tests.unit.spark.worlds import SCHEMA, TINY, Stream, World, added, rows
+
+RETENTION = "retention"
+"""The hold of the shard's retention policy."""
+AFTER_LEASES_S = 100_000.0
 
 
 @pytest.fixture
@@ -105,6 +112,17 @@ def test_limits_cut_batches_at_times(client: persist.Client, limits: dict[str, s
         assert most <= int(limits["max_times"])
 
 
+def test_limits_are_kept_at_each_restart(client: persist.Client) -> None:
+    world, sink, rng = World(client), Sink(), random.Random(3)
+    for _ in range(5):
+        world.append(rng, 10)
+    query = stream(client, sink, max_times="1", **{"from": "0"})
+    for number in range(1, 5):
+        query.start()
+        assert query.step()
+        assert sink.updates() == world.changes(0, number)
+
+
 def test_big_contents_come_in_several_batches_by_key(client: persist.Client) -> None:
     sink = Sink()
     world = World(client)
@@ -115,6 +133,49 @@ def test_big_contents_come_in_several_batches_by_key(client: persist.Client) -> 
     batches = drain(query)
     assert batches >= 2
     assert sink.contents() == world.contents(3)
+
+
+def test_a_batch_without_limit_has_the_rest_of_the_contents_and_all_that_follows(client: persist.Client) -> None:
+    world, sink, rng = World(client), Sink(), random.Random(12)
+    for _ in range(4):
+        world.append(rng, 40)
+    query = stream(client, sink, max_bytes="1")
+    query.start()
+    assert query.step()
+    for _ in range(4):
+        world.append(rng, 40)
+    assert query.plan(ReadAllAvailable())
+    query.run()
+    query.finish()
+    assert not query.step()
+    assert sink.updates() == added([*(((d, 3), n) for d, n in world.contents(3).items()), *world.changes(3, 7).items()])
+
+
+def test_a_time_that_is_more_than_a_batch_is_cut_by_key_and_read_to_its_end(client: persist.Client) -> None:
+    """By batches as small, and by one without a limit, which goes on within the time and has what follows."""
+    rng = random.Random(13)
+    texts = [rng.randbytes(10).hex() for _ in range(20_000)]
+    wide = pa.table({"a": range(20_000), "b": texts, "v": range(20_000)})
+    with client.open_writer("orders", SCHEMA) as writer:
+        for time in range(3):
+            writer.compare_and_append(wide if time == 1 else wide.slice(0, 5), time, time + 1)
+    for limit in (None, ReadAllAvailable()):
+        sink = Sink()
+        query = stream(client, sink, max_updates="4000", **{"from": "0"})
+        query.start()
+        assert query.step()
+        first = len(sink.batches[0])
+        assert 0 < first < 20_000, "a part of the time"
+        query.start()  # it was killed there
+        assert query.plan(limit)
+        query.run()
+        query.finish()
+        drain(query)
+        assert len(sink.batches) == 2 if limit is not None else len(sink.batches) > 3
+        assert max(len(found) for found in sink.batches.values()) < (20_000 if limit is None else 30_000)
+        expected = {((a, texts[a], a), 1) for a in range(20_000)} | {((a, texts[a], a), 2) for a in range(5)}
+        assert sink.updates() == dict.fromkeys(expected, 1)
+        assert sum(map(len, sink.batches.values())) == len(expected), "each of them once"
 
 
 def test_available_now_reads_what_is_complete_and_no_more(client: persist.Client) -> None:
@@ -198,6 +259,89 @@ def test_a_stopped_stream_keeps_its_history_and_a_released_one_lets_go(client: p
         client.maintain("orders")
     with pytest.raises(SinceViolation, match="Start it anew with another checkpointLocation"):
         query.start()
+
+
+def test_a_query_that_dies_before_its_first_batch_leaves_a_lease_and_no_hold(client: persist.Client) -> None:
+    """A hold without a given name is made when the offset that names it is in the checkpoint; until then a lease is."""
+    world, sink, rng = World(client), Sink(), random.Random(10)
+    client.open_writer("orders", SCHEMA).close()
+    client.set_retention("orders", 0)
+    world.append(rng, 20)
+    query = stream(client, sink)
+    query.start()
+    assert query.plan()
+    query.planned.clear()  # Spark died before it had noted the offset
+    for _ in range(3):
+        world.append(rng, 20)
+        client.maintain("orders")
+    state = client.inspect("orders").state
+    assert set(state.holds) == {RETENTION}
+    assert state.since == persist.at(0), "the lease keeps what the first batch needs"
+    with open_ahead(client.url, rng, AFTER_LEASES_S) as later:
+        later.expire("orders")
+        world.append(rng, 20)
+        later.maintain("orders")
+        assert later.inspect("orders").state.since == persist.at(4), "it ends by itself"
+    query.start()
+    assert query.plan()
+    query.run()
+    (hold,) = set(client.inspect("orders").state.holds) - {RETENTION}
+    assert hold == json.loads(query.planned[0])["hold"]
+    with open_ahead(client.url, rng, AFTER_LEASES_S) as later:
+        later.expire("orders")
+        world.append(rng, 20)
+        later.maintain("orders")
+        assert later.inspect("orders").state.since == persist.at(4), "what was begun is kept without any lease"
+    query.start()
+    drain(query)
+    assert sink.contents() == world.contents(5)
+    assert set(client.inspect("orders").state.holds) == {hold, RETENTION}
+
+
+def test_a_first_batch_that_was_planned_is_read_at_a_restart_or_refused_in_words(client: persist.Client) -> None:
+    world, sink, rng = World(client), Sink(), random.Random(11)
+    client.open_writer("orders", SCHEMA).close()
+    client.set_retention("orders", 0)
+    world.append(rng, 20)
+    query, other = stream(client, sink), stream(client, Sink())
+    for one in (query, other):
+        one.start()
+        assert one.plan()
+        one.start()  # Spark died when it had noted the offset, and before it planned the batch
+    world.append(rng, 20)
+    client.maintain("orders")
+    drain(query)
+    assert sink.contents() == world.contents(1)
+    query.start()
+    with open_ahead(client.url, rng, AFTER_LEASES_S) as later:
+        later.expire("orders")
+        world.append(rng, 20)
+        later.maintain("orders")
+    with pytest.raises(SinceViolation, match="Start it anew with another checkpointLocation"):
+        other.run()
+
+
+def test_a_stream_that_stopped_within_the_contents_keeps_them_as_they_were(client: persist.Client) -> None:
+    world, sink, rng = World(client), Sink(), random.Random(14)
+    client.open_writer("orders", SCHEMA).close()
+    client.set_retention("orders", 0)
+    for _ in range(4):
+        world.append(rng, 40)
+    client.maintain("orders")
+    query = stream(client, sink, max_bytes="1", hold="etl")
+    query.start()
+    assert query.step()
+    query.start()  # which also says that the first batch is done
+    for _ in range(4):
+        world.append(rng, 40)
+        with open_ahead(client.url, rng, AFTER_LEASES_S) as later:
+            later.expire("orders")
+            later.maintain("orders")
+            later.compact("orders")
+    assert client.inspect("orders").state.since == persist.at(3)
+    query.start()
+    drain(query)
+    assert sink.updates() == added([*(((d, 3), n) for d, n in world.contents(3).items()), *world.changes(3, 7).items()])
 
 
 def test_a_hold_that_is_released_is_taken_again_if_nothing_is_lost(client: persist.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import pickle
+import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ import persist_lib as persist
 from persist_lib.spark import sinking, writing
 from persist_lib.spark.sinking import Answer, BatchWriter, StreamWriter
 from persist_lib.spark.types import arrow_schema, spark_schema
-from persist_lib.write.staged import Staged
+from persist_lib.write.staged import LEASE_S, Staged
+from tests.torture.roles import open_ahead
 
 FRAME = t.StructType([t.StructField("id", t.LongType(), False), t.StructField("word", t.StringType())])
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -285,6 +287,38 @@ def test_abort_deletes_nothing_that_was_committed(driver: Driver, client: persis
     lost.abort([unused, None])
     assert client.audit_orphans("s").size == sum(part.size for part in _staged(unused).parts) > 0
     assert len(contents(client)) == 5000
+    client.scrub("s")
+
+
+def test_abort_of_an_epoch_deletes_nothing_that_was_committed(driver: Driver, client: persist.Client) -> None:
+    """Spark calls it too after a commit whose answer was lost."""
+    big = [{"id": number, "word": f"word {number}"} for number in range(5000)]
+    options = {"checkpointLocation": "/checkpoints/s", **driver.options}
+    writer = pickle.loads(pickle.dumps(StreamWriter(options, FRAME, False)))
+    answers = [driver.run(writer, big, FRAME)]
+    for step in (StreamWriter.commit, StreamWriter.abort, StreamWriter.commit, StreamWriter.abort):
+        step(StreamWriter(options, FRAME, False), answers, 0)
+    assert len(contents(client)) == 5000
+    client.scrub("s")
+
+
+def test_a_stream_writes_under_a_live_id_and_changes_it_in_time(driver: Driver, client: persist.Client) -> None:
+    """An id that ended while no epoch was written is not used again, and one that is old is retired."""
+    seen: list[set[str]] = []
+    for number in range(4):
+        driver.epoch(number, [[{"id": number * 10_000 + row, "word": f"word {row}"} for row in range(5000)]])
+        seen.append(set(client.machine("s").fetch().state.writers))
+        if number == 1:
+            with open_ahead(client.url, random.Random(0), 2 * LEASE_S) as later:
+                later.expire("s")
+            assert not client.machine("s").fetch().state.writers
+        if number == 2:
+            ((place, staging),) = sinking._stages.items()
+            sinking._stages[place] = staging._replace(until_s=-1.0)
+    assert [len(ids) for ids in seen] == [1, 1, 1, 1]
+    assert seen[0] == seen[1]
+    assert seen[1] != seen[2] != seen[3]
+    assert len(contents(client)) == 20_000
     client.scrub("s")
 
 

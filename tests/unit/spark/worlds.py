@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadLimit
 
 import persist_lib as persist
 from persist_lib.spark.source import PersistSource
@@ -111,12 +112,12 @@ class Stream:
         if self.done:
             self._reader.commit(json.loads(self.planned[self.done - 1]))
 
-    def plan(self) -> bool:
-        """Whether there is a batch to do; its end is in the offset log then."""
+    def plan(self, limit: ReadLimit | None = None) -> bool:
+        """Whether there is a batch to do; its end is in the offset log then. Spark may have a limit of its own."""
         if len(self.planned) > self.done:
             return True
         before = self._before(self.done)
-        end = self._reader.latestOffset(before, self._reader.getDefaultReadLimit())
+        end = self._reader.latestOffset(before, limit or self._reader.getDefaultReadLimit())
         if json.dumps(end) == json.dumps(before):
             return False
         self.planned.append(json.dumps(end))
