@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -73,6 +74,14 @@ class CollectionChanges(Doors):
         """Nothing is held but by the reader. Idempotent."""
 
     __reduce__ = not_pickled("A table of changes", "Pass its rows, as in changes.to_arrow()")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
 def updates_between(reader: CollectionReader, from_: int, to: int, deadline: Deadline) -> Iterator[pa.Table]:

@@ -6,7 +6,7 @@ memory, and comparisons of disjoint ranges of keys add up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +90,9 @@ def common(old: Schema, new: Schema) -> Schema:
 
 
 def compare_renditions(
-    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None, deadline: Deadline
-) -> Comparison:
+    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None, deadline: Deadline,
+    progress: Callable[[int], None] | None = None,
+) -> Comparison:  # fmt: skip
     """Compare two renditions of the reader's collection as of a time (default: the newest that both have)."""
     sides = [reader.shards_of(record) for record in (old, new)]
     schemas = [side[0].schema for side in sides]
@@ -113,15 +114,18 @@ def compare_renditions(
             [held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s())).batches() for handle in side]
             for side in sides
         ]
-        found = compare(schemas[0], schemas[1], runs[0], runs[1], reader.client.config.merge_bytes)
+        found = compare(schemas[0], schemas[1], runs[0], runs[1], reader.client.config.merge_bytes, progress)
     return msgspec.structs.replace(found, as_of=time, old=old.number, new=new.number)
 
 
 def compare(
     old: Schema, new: Schema, old_runs: Sequence[Iterator[pa.Table]], new_runs: Sequence[Iterator[pa.Table]],
-    merge_bytes: int,
+    merge_bytes: int, progress: Callable[[int], None] | None = None,
 ) -> Comparison:  # fmt: skip
-    """Compare two contents. Runs are tables of these schemas' `contents`, each run in key order."""
+    """Compare two contents. Runs are tables of these schemas' `contents`, each run in key order.
+
+    `progress` is called with the number of rows of both sides that are compared so far.
+    """
     schema = common(old, new)
     sides = (_one(old, schema, old_runs, merge_bytes), _one(new, schema, new_runs, merge_bytes))
     total = Comparison(
@@ -133,6 +137,8 @@ def compare(
     empty = empty_table(schema.updates)
     for was, is_ in pairs(*sides, schema.key_names, empty):
         total += _compared(schema, was.drop_columns([TIME]), is_.drop_columns([TIME]))
+        if progress is not None:
+            progress(total.old_rows + total.new_rows)
     return total
 
 

@@ -274,12 +274,14 @@ class Controller:
         to: int | None = None,
         as_of: TimeLike | None = None,
         timeout: float | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Comparison:
         """What a rendition would change: which rows appear, vanish and change as of a time, by column, with samples.
 
         It is compared to the rendition `to` (default: the active one), as of `as_of` (default: the newest time that
-        both have). Changes nothing, and takes bounded memory. Raises NotFound, TimedOut, SinceViolation, and
-        InvalidUsage where the keys have other columns.
+        both have). `progress` is called with the number of rows, of both, that are compared so far. Changes nothing,
+        and takes bounded memory. Raises NotFound, TimedOut, SinceViolation, and InvalidUsage where the keys have other
+        columns.
         """
         deadline = self._deadline(timeout)
         contents, collection = self._find(name)
@@ -288,7 +290,7 @@ class Controller:
         old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
         unit = new.columns.times
         with CollectionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
-            return compare_renditions(reader, old, new, as_of, deadline)
+            return compare_renditions(reader, old, new, as_of, deadline, progress)
 
     def drop_rendition(
         self, name: str, rendition: int, *, command: str | None = None, timeout: float | None = None

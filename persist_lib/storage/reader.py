@@ -299,6 +299,8 @@ class CollectionReader:
         """The newest complete time. Raises SinceViolation when there is none."""
         timeline = self.timeline()
         upper = self._guarded(lambda: upper_of(self.client, timeline))
+        if self.client.read_only:  # it cannot promise what is not promised yet
+            upper = upper.meet(timeline.upper)
         if upper.time is not None and upper.time > 0:
             return upper.time - 1
         if upper.is_top():  # closed for writing: the last time that any shard has data of
