@@ -98,7 +98,7 @@ class _Tending:
         for record in renditions:
             if record.state != "live" or _is_over(record, timeline):
                 continue
-            target, reason = _hold_of(record, timeline)
+            target, reason = _hold_of(record, timeline, meet(self._client, record.names))
             for name in record.names:
                 yield from self._keep(name, target, timeline)
                 yield from self._move(name, target, reason, timeline)
@@ -277,13 +277,14 @@ def _is_over(record: RenditionRecord, timeline: Timeline) -> bool:
     return record.begun and all(span.rendition.number != record.number for span in timeline.spans)
 
 
-def _hold_of(record: RenditionRecord, timeline: Timeline) -> tuple[int, str]:
+def _hold_of(record: RenditionRecord, timeline: Timeline, upper: Antichain) -> tuple[int, str]:
     """From which time on a rendition's shards keep their history, and why.
 
     SUBTLE: it may be behind what would be right by now, never ahead. A rendition that is to follow is kept from the
-    promise on, as a handover is never before that.
+    promise on, as a handover is never before that, and at its newest time, as it is compared there.
     """
     starts = [span.start for span in timeline.spans if span.rendition.number == record.number]
     if not starts:
-        return timeline.upper.time or 0, "it can follow at the promise at the earliest"
+        newest = (timeline.upper.meet(upper).time or 1) - 1
+        return newest, "it can follow at the promise at the earliest, and is compared as of now"
     return max(timeline.since, starts[0]), "the collection can only be read from there on"
