@@ -164,9 +164,9 @@ def a_rendition_can_be_read_from_any_time_at_which_it_may_follow(world: World) -
 def no_hold_before(patch: pytest.MonkeyPatch) -> None:
     kept = tend._hold_of
 
-    def hold_of(record: Any, timeline: Any) -> tuple[int, str]:
+    def hold_of(record: Any, timeline: Any, upper: Any) -> tuple[int, str]:
         starts = [span for span in timeline.spans if span.rendition.number == record.number]
-        return kept(record, timeline) if starts else (19, "nobody reads it yet")
+        return kept(record, timeline, upper) if starts else (19, "nobody reads it yet")
 
     patch.setattr(tend, "_hold_of", hold_of)
 
