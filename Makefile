@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture powercut sim faults interrupts spark-kills stream-kills sink-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup check format test torture transfers handovers powercut sim faults interrupts spark-kills stream-kills sink-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ test: $(PROJECT) ## all tests; random histories by a fresh seed, printed at the 
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
+
+transfers: $(PROJECT) ## bank transfers between tables, KILLS=200 processes killed, handovers beside
+	PERSIST_TRANSFER_KILLS=$(or $(KILLS),200) $(PYTEST) --timeout=0 tests/torture/test_transfers.py
+
+handovers: $(PROJECT) ## hand a collection over under load while its processes are killed, HANDOVERS=20 times
+	PERSIST_HANDOVERS=$(or $(HANDOVERS),20) $(PYTEST) -s --timeout=0 tests/torture/test_handovers.py
 
 powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut

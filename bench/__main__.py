@@ -38,6 +38,7 @@ BENCHMARKS = {
     "scale": "bench.scale:scale",
     "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
+    "tables": "bench.tables:tables",
     "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}

@@ -3,6 +3,9 @@
 The demo ingests a git history commit by commit, and also an order book with a million updates. It kills a process in
 the middle of an append. Then Dagster runs the whole maintenance with Spark. Before and after, snapshots are compared
 with an independent source: the files with `git ls-tree`, the orders with the generator's own arithmetic.
+
+At the end a collection is kept by writers, rebuilt by a transformation that turns out to be wrong, corrected, and
+handed over while somebody listens.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from examples import console, git_history, orders, places
+from examples import accounts, console, git_history, orders, places
 from examples.crash import LEASE_MS
 from examples.failures import Failed
 from examples.git_log import FILES
@@ -99,6 +102,8 @@ def demo(repo: Path, updates: int, output: Path, place: Place) -> None:
     after = censuses(place)
     screen.print(shards_table(after))
     screen.print(compare_table(before, after))
+    with clock.phase("A collection: corrected, cut into more shards, and handed over under a running listener"):
+        accounts.show(place, screen.print)
     moments = [
         ("before maintenance", states),
         ("after maintenance", fetch_states(place.url, PICTURED, place.consensus)),

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import dagster as dg
 
 from orchestration.assets import duties_asset
+from orchestration.collections import COLLECTIONS, collection_jobs, collection_schedule, collections_asset
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
 from orchestration.mount import parse_mount
@@ -45,13 +46,16 @@ def build_definitions(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
         prices=settings.prices or "",
     )  # fmt: skip
-    jobs, is_running = sweeps(mount), settings.is_running
+    jobs, kept, is_running = sweeps(mount), collection_jobs(mount), settings.is_running
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
-        assets=[duties_asset(mount)],
-        jobs=list(jobs.values()),
-        schedules=schedules(mount, jobs, schedule_status),
+        assets=[duties_asset(mount), collections_asset(mount)],
+        jobs=[*jobs.values(), *kept.values()],
+        schedules=[
+            *schedules(mount, jobs, schedule_status),
+            collection_schedule(mount, kept[COLLECTIONS], schedule_status),
+        ],
         sensors=sensors(mount, sensor_status),
         resources={
             mount.persist: persist,

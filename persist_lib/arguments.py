@@ -72,9 +72,18 @@ def did_you_mean(typed: object, names: Iterable[str]) -> str:
 
 def native(value: object) -> object:
     """The number or bool that a numpy scalar is; anything else as it is. A caller that has one has imported numpy."""
-    numpy = sys.modules.get("numpy")
-    is_number = numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf"
+    is_number = is_of(value, "numpy", "generic") and value.dtype.kind in "biuf"  # type: ignore[attr-defined]
     return value.item() if is_number else value  # type: ignore[attr-defined]
+
+
+def is_of(value: object, module: str, *kinds: str) -> bool:
+    """Whether this is an instance of one of a module's classes; without importing it, as whoever made the value has.
+
+    SUBTLE: another thread may be importing the module at this moment, so that its classes are not there yet. Then
+    nobody can have such a value.
+    """
+    found = sys.modules.get(module)
+    return isinstance(value, tuple(getattr(found, kind) for kind in kinds if hasattr(found, kind)))
 
 
 def parse_integer(value: object, what: str, least: int = 0, most: int | None = None) -> int:

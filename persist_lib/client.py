@@ -6,8 +6,9 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from persist_lib.arguments import (
     check_type,
@@ -44,6 +45,9 @@ from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
 from persist_lib.write.many import Append, append_together
 from persist_lib.write.restore import Restored, restore
+
+if TYPE_CHECKING:
+    from persist_lib.storage.controller import Controller
 
 PURPOSE_LETTERS = 200
 
@@ -280,6 +284,19 @@ class Client(Upkeep, Terms):
         time = self._times(name, to).as_of(to, "to")
         reader = partial(self.open_reader, name, purpose="restore")
         return restore(reader, None if dry_run else partial(self.open_writer, name), time, deadline)
+
+    def controller(self, *, catalog: str | None = None) -> Controller:
+        """The controller of this location's collections: it creates, changes, describes, hands over and drops them.
+
+        `catalog` names the shard that lists them, if it is not the usual one.
+        """
+        # Collections stand on this client, not the other way round: this one way up is by name.
+        self._check_open()
+        if catalog is not None:
+            self.machine(catalog)  # raises InvalidName
+        storage = import_module("persist_lib.storage")
+        found: Controller = storage.Controller(self) if catalog is None else storage.Controller(self, catalog=catalog)
+        return found
 
     def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
         """Find out what became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.

@@ -13,6 +13,10 @@
     │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
+    │   ├── NameTaken              there is a collection of that name already (collection)
+    │   ├── HandoverRefused        a rendition cannot become the collection as asked (collection)
+    │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
+    │   ├── SchemaChanged          a collection's rows cannot be given in this reader's columns any more (time)
     │   ├── ShardFinished          a tombstone: nothing can change any more
     │   └── StillRead              a live reader or hold still needs the shard
     ├── NotFound                   no such location or shard
@@ -129,6 +133,25 @@ class ConstraintViolated(Refused):
 
 class HoldConflict(Refused):
     """The hold's fencing value is another one. Fields: name, expected, actual (None: there is no such hold)."""
+
+
+class NameTaken(Refused):
+    """There is a collection of that name already. Field: collection."""
+
+
+class HandoverRefused(Refused):
+    """The rendition cannot be handed over to, or given up, as asked; nothing was changed. Field: collection."""
+
+
+class WriteConflict(Refused):
+    """Another transaction changed what this one changes, and was first. Run it again. Fields: table, keys (a few)."""
+
+
+class SchemaChanged(Refused):
+    """A collection was handed over to a rendition whose rows cannot be given in the reader's columns.
+
+    Fields: collection, time (from which on), actual and expected (schemas).
+    """
 
 
 class CompactionRefused(Refused):

@@ -23,7 +23,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
-from persist_lib.arguments import native, parse_integer, shown
+from persist_lib.arguments import is_of, native, parse_integer, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_time
 
@@ -276,15 +276,14 @@ def _is_relative(text: str) -> bool:
 
 def _is_numpy(value: object, kind: str) -> bool:
     """Whether this is numpy's datetime64 ("M") or timedelta64 ("m"). A caller that has one has imported numpy."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind == kind
+    return is_of(value, "numpy", "generic") and value.dtype.kind == kind  # type: ignore[attr-defined]
 
 
-def _scalar(value: object) -> Any:
+def _scalar(value: Any) -> Any:
     """What an Arrow scalar holds, as numpy's where Python has no such value; anything else as it is."""
-    arrow = sys.modules.get("pyarrow")
-    if arrow is None or not isinstance(value, arrow.Scalar) or not value.is_valid:
+    if not is_of(value, "pyarrow", "Scalar") or not value.is_valid:
         return value
+    arrow: Any = sys.modules["pyarrow"]
     if not arrow.types.is_timestamp(value.type):
         return value.as_py()
     import numpy as np  # noqa: PLC0415 - Arrow has imported it

@@ -9,6 +9,8 @@ import typer
 from persist_lib.cli import (
     by_key,
     changing,
+    collection_rows,
+    collections,
     diff,
     duties,
     history,
@@ -17,6 +19,7 @@ from persist_lib.cli import (
     producers,
     reading,
     recovery,
+    renditions,
     schemas,
     settings,
     show,
@@ -82,6 +85,9 @@ DATA = "Data"
 UPKEEP = "Upkeep (any time, anywhere, several at once)"
 RECOVERY = "When something went wrong"
 HISTORY = "How much history is kept"
+COLLECTIONS = "Collections"
+CHANGING = "Changing"
+RENDITIONS = "Renditions and handovers"
 
 command(app, "shards", looking.shards, LOOKING)
 command(app, "show", show.show, LOOKING)
@@ -123,5 +129,33 @@ numbered = typer.Typer(no_args_is_help=True, help="Who numbers its appends, so t
 app.add_typer(numbered, name="producers", rich_help_panel=LOOKING)
 command(numbered, "list", producers.list_producers)
 command(numbered, "forget", producers.forget_producer)
+kept = typer.Typer(no_args_is_help=True, help="Collections, their renditions, and handovers between them.")
+app.add_typer(kept, name="collection", rich_help_panel=COLLECTIONS)
+command(kept, "list", collections.list_, LOOKING)
+command(kept, "show", collections.show, LOOKING)
+command(kept, "capabilities", collections.capabilities, LOOKING)
+command(kept, "create", collections.create, CHANGING)
+command(kept, "alter", collections.alter, CHANGING)
+command(kept, "rename", collections.rename, CHANGING)
+command(kept, "drop", collections.drop, CHANGING)
+command(kept, "tend", collections.tend, CHANGING)
+command(kept, "compare", renditions.compare, RENDITIONS)
+command(kept, "hand-over", renditions.hand_over, RENDITIONS)
+command(kept, "snapshot", collection_rows.snapshot, DATA)
+command(kept, "changes", collection_rows.changes, DATA)
+command(kept, "listen", collection_rows.listen, DATA)
+command(kept, "append", collection_rows.append, DATA)
+command(kept, "upsert", collection_rows.upsert, DATA)
+command(kept, "delete", collection_rows.delete, DATA)
+made = typer.Typer(no_args_is_help=True, help="Make, fill and drop the renditions of a collection.")
+kept.add_typer(made, name="rendition", rich_help_panel=RENDITIONS)
+command(made, "make", renditions.make)
+command(made, "copy", renditions.copy)
+command(made, "drop", renditions.drop)
+kept_by = typer.Typer(no_args_is_help=True, help="Keep a collection's history by name, across handovers.")
+kept.add_typer(kept_by, name="hold", rich_help_panel=CHANGING)
+command(kept_by, "set", collections.set_hold)
+command(kept_by, "release", collections.release_hold)
+command(kept_by, "list", collections.list_holds)
 command(app, "set-retention", history.retention, HISTORY)
 command(app, "finish", history.finish, HISTORY)

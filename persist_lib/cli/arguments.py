@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from persist_lib.cli.completion import shard_names
+from persist_lib.cli.completion import collection_names, shard_names
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import TOP, Antichain, at
@@ -43,6 +43,19 @@ CreateKey = Annotated[
     str | None,
     typer.Option(
         "--key", metavar="A,B", help="With --create: the key columns; the others are the value.", show_default=False
+    ),
+]
+Collection = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The collection's name.", show_default=False, autocompletion=collection_names),
+]
+Command = Annotated[
+    str | None,
+    typer.Option(
+        "--command",
+        metavar="ID",
+        help="The command's id: sent again with it, it is the same command. Default: a fresh one.",
+        show_default=False,
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done, and why.")]
@@ -86,13 +99,13 @@ def check_create(create: bool, key: str | None) -> None:
         raise InvalidUsage("--create needs --key with the key columns, and --key is only for --create")
 
 
-def confirm(session: Session, shard: str, what: str) -> None:
-    """Ask for the shard's name before an operation that cannot be undone. Raises InvalidUsage if it is not typed."""
+def confirm(session: Session, name: str, what: str, kind: str = "shard") -> None:
+    """Ask for a name before an operation that cannot be undone. Raises InvalidUsage if it is not typed."""
     if session.as_json:
         raise InvalidUsage(f"{what} needs a confirmation, and --json cannot ask for one: add --yes")
-    session.err.print("This cannot be undone. Type the shard's name: ", end="", markup=False, highlight=False)
-    if sys.stdin.readline().strip() != shard:
-        raise InvalidUsage(f"that is not {shard!r}; nothing was changed")
+    session.err.print(f"This cannot be undone. Type the {kind}'s name: ", end="", markup=False, highlight=False)
+    if sys.stdin.readline().strip() != name:
+        raise InvalidUsage(f"that is not {name!r}; nothing was changed")
 
 
 def chosen(client: Client, names: list[str] | None, is_all: bool) -> list[str]:

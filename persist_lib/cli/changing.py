@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from persist_lib.cli import formats, units
 from persist_lib.cli.arguments import DryRun, Shard, time_words
-from persist_lib.cli.reading import AT_ONCE_S, TABLE_ROWS, Format, Limit, Output, Wait
+from persist_lib.cli.reading import AT_ONCE_S, Format, Limit, Output, Wait, kind_of, print_rows
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
-from persist_lib.errors import InvalidUsage
-
-if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.read.changes import Changes
 
 From = Annotated[
     str | None,
@@ -51,34 +46,19 @@ def changes(
     persist changes orders --from 7
     persist changes orders --from 7 --to 9 --format jsonl
     """
-    kind = "json" if session.as_json and format_ == "table" else format_
-    if kind == "parquet" and output is None:
-        raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
+    kind = kind_of(session, format_, output)
     first, last = (None if text is None else time_words(text, what) for text, what in ((from_, "from"), (to, "to")))
     with (
         session.open() as client,
         client.open_reader(shard) as reader,
         reader.changes(first, last, timeout=max(wait, AT_ONCE_S)) as found,
     ):
-        count = _print(session, shard, found, kind, output, limit)
+        head = {"shard": shard, "from": found.from_, "to": found.to, **clock(reader.schema.times)}
+        count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         show = reader.schema.show
         after = "from the beginning" if found.from_ is None else f"after {show(found.from_)}"
         session.note(f"{shard} {after} to {show(found.to)}: {units.of(count, 'change')}")
-
-
-def _print(session: Session, shard: str, found: Changes, kind: str, output: Path | None, limit: int | None) -> int:
-    rows = (TABLE_ROWS if kind == "table" else 0) if limit is None else limit
-    counted = formats.Counted(found.batches(), rows)
-    with formats.target(output) as stream:
-        if kind == "table":
-            formats.write_table(session, stream if output else None, found.schema, counted)
-        else:
-            head = {"shard": shard, "from": found.from_, "to": found.to, **clock(found.shard_schema().times)}
-            formats.WRITERS[kind](stream, found.schema, counted, head)
-    if counted.is_cut:
-        session.note(f"only the first {units.number(rows)}; --limit 0 prints all")
-    return counted.rows
 
 
 def restore(

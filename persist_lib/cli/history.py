@@ -124,7 +124,7 @@ def retention(
     """
     with session.open(read_only=distance is None) as client:
         if distance is not None:
-            client.set_retention(shard, None if distance == "none" else _distance(distance))
+            client.set_retention(shard, distance_of(distance))
         state = client.inspect(shard).state
         found, times = state.retention, client.machine(shard).times()
     said = (
@@ -205,8 +205,10 @@ def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
         )  # fmt: skip
 
 
-def _distance(text: str) -> int | str:
-    """The number that was typed, or the text of a duration, which the library reads by the shard's clock."""
+def distance_of(text: str) -> int | str | None:
+    """The number that was typed, or the text of a duration, which the library reads by the clock; None for `none`."""
+    if text == "none":
+        return None
     if NUMBER.fullmatch(text):
         return int(text)
     if not DURATION.match(text):

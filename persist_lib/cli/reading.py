@@ -15,8 +15,8 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.read.doors import Doors as Rows
     from persist_lib.read.listen import Event
-    from persist_lib.read.snapshot import Snapshot
     from persist_lib.schema.schema import Schema
 
 Time = Annotated[
@@ -100,28 +100,35 @@ def snapshot(
     persist snapshot orders --as-of 9 --format csv | head
     persist snapshot orders --as-of 9 --format parquet -o orders.parquet
     """
-    kind = "json" if session.as_json and format_ == "table" else format_
-    if kind == "parquet" and output is None:
-        raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
+    kind = kind_of(session, format_, output)
     at = None if as_of is None else time_words(as_of, "--as-of")
     with session.open() as client, client.open_reader(shard) as reader:
-        keys = [_key_values(reader.schema, given) for given in (key, key_from, key_to)]
+        keys = [key_values(reader.schema, given) for given in (key, key_from, key_to)]
         names = None if columns is None else [name.strip() for name in columns.split(",")]
         found = reader.snapshot(
             at, columns=names, key=keys[0], key_from=keys[1], key_to=keys[2], timeout=max(wait, AT_ONCE_S)
         )
         with found:
-            count = _print(session, reader.schema, shard, found, kind, output, limit)
+            head = {"shard": shard, "as_of": found.as_of, **values.clock(reader.schema.times)}
+            count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         session.note(f"{shard} as of {reader.schema.show(found.as_of)}: {units.number(count)} distinct")
 
 
-def _print(
-    session: Session, schema: Schema, shard: str, found: Snapshot, kind: str, output: Path | None, limit: int | None
+def kind_of(session: Session, format_: str, output: Path | None) -> str:
+    """The format to print rows in. Raises InvalidUsage for one that only a file can have."""
+    kind = "json" if session.as_json and format_ == "table" else format_
+    if kind == "parquet" and output is None:
+        raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
+    return kind
+
+
+def print_rows(
+    session: Session, head: dict[str, Any], found: Rows, kind: str, output: Path | None, limit: int | None
 ) -> int:
+    """Print rows in one of the formats, and return their number. JSON begins with the fields of `head`."""
     rows = (TABLE_ROWS if kind == "table" else 0) if limit is None else limit
     counted = formats.Counted(found.batches(), rows)
-    head = {"shard": shard, "as_of": found.as_of, **values.clock(schema.times)}
     with formats.target(output) as stream:
         if kind == "table":
             formats.write_table(session, stream if output else None, found.schema, counted)
@@ -132,7 +139,7 @@ def _print(
     return counted.rows
 
 
-def _key_values(schema: Schema, given: Sequence[str] | None) -> list[object] | None:
+def key_values(schema: Schema, given: Sequence[str] | None) -> list[object] | None:
     """The texts as values of the leading key columns. Raises InvalidUsage for a text that is not such a value."""
     import pyarrow as pa
 
@@ -186,10 +193,11 @@ def listen(
         events = reader.listen(start, until=end, timeout=None if timeout is None else max(timeout, AT_ONCE_S))
         with events:
             for event in events if wait else events.poll():
-                _tell(session, reader.schema, event)
+                tell(session, reader.schema, event)
 
 
-def _tell(session: Session, schema: Schema, event: Event) -> None:
+def tell(session: Session, schema: Schema, event: Event) -> None:
+    """Print one event of a listener."""
     from persist_lib.read.listen import Progress
 
     if isinstance(event, Progress):

@@ -253,8 +253,13 @@ def _finished(shard: str) -> PersistError:
 
 
 def _value(shard: str, schema: Schema, dry_run: bool, **more: object) -> dict[str, object]:
+    return {"shard": shard, "dry_run": dry_run, **more, "schema": schema_value(schema)}
+
+
+def schema_value(schema: Schema) -> dict[str, object]:
+    """A schema for machines: its columns with their types, and what else it says."""
     sides = {side: {column.name: _type(column) for column in getattr(schema, side)} for side in ("key", "value")}
-    return {"shard": shard, "dry_run": dry_run, **more, "schema": {**sides, **_terms(schema)}}
+    return {**sides, **_terms(schema)}
 
 
 def _terms(schema: Schema) -> dict[str, object]:

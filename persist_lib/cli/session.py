@@ -122,16 +122,27 @@ class Session:
             self.err.print(Flow(Text(f"{about}{type(error).__name__}: {error}", "red")), crop=False)
 
     def at_a_shell(self, error: PersistError) -> PersistError:
-        """The error as a user at a shell needs it. If it says that a shard does not exist, similar names are added."""
-        if not isinstance(error, NotFound) or not isinstance(shard := error.fields.get("shard"), str):
+        """The error as a user at a shell needs it.
+
+        If it says that a shard or a collection does not exist, similar names are added, and the commands that help.
+        """
+        if not isinstance(error, NotFound):
             return error
+        shard, collection = error.fields.get("shard"), error.fields.get("collection")
         try:
-            with self.open() as client:
-                names = client.shards()
+            with self.open() as client, client.controller() as controller:
+                if isinstance(collection, str) and "rendition" not in error.fields:
+                    return _no_collection(error, collection, controller.list(), self.location)
+                if not isinstance(shard, str):
+                    return error
+                names, others = client.shards(), controller.list()
         except PersistError:
             return error
         if shard in names:  # created since
             return error
+        if shard in others:
+            said = f"{shard!r} is a collection in {self.location}, not a shard: `persist collection show {shard}`"
+            return NotFound(said, shard=shard).with_traceback(error.__traceback__)
         meant = did_you_mean(shard, names)
         lists = "`persist shards --names` lists all" if names else "There are no other shards either"
         makes = "`persist create` and `persist append --create` make one"
@@ -149,6 +160,15 @@ class Session:
         with Progress(console=self.err, transient=True) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _no_collection(error: NotFound, name: str, names: list[str], location: str) -> PersistError:
+    if name in names:  # created since, or it is not what is missing
+        return error
+    lists = "`persist collection list` lists all" if names else "There are no other collections either"
+    said = f"there is no collection {name!r} in {location}. {did_you_mean(name, names)}{lists}; "
+    said += "`persist collection create` makes one"
+    return NotFound(said, collection=name).with_traceback(error.__traceback__)
 
 
 def open_remembering(url: str, consensus: str | None) -> Location:

@@ -1,4 +1,4 @@
-"""`persist sql`: shards as tables of DuckDB, each as of a time."""
+"""`persist sql`: shards and collections as tables of DuckDB, each as of a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from persist_lib.cli.as_of import Query, Reference, parse_query
 from persist_lib.cli.reading import TABLE_ROWS, Format, Limit, Output
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock
-from persist_lib.errors import Determinate, InvalidUsage
+from persist_lib.errors import Determinate, InvalidName, InvalidUsage, NotFound
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     import duckdb
@@ -34,12 +34,12 @@ def sql(
     format_: Format = "table",
     output: Output = None,
 ) -> None:
-    """Query shards with SQL, by DuckDB.
+    """Query shards and collections with SQL, by DuckDB.
 
-    A table is a shard, or `shard as of T`: its contents at that time, by default the newest complete one. Its columns
-    are the shard's and `_diff`, the multiplicity. Names with dashes or dots are put in double quotes. Only the shards
-    that the query names are read, and of them only the columns and row groups that it needs. Needs the extra
-    persist-lib\\[sql].
+    A table is a shard or a collection, or `name as of T`: its contents at that time, by default the newest complete
+    one. Its columns are its own and `_diff`, the multiplicity. Names with dashes, dots or slashes are put in double
+    quotes. Only what the query names is read, and of that only the columns and row groups that it needs. Needs the
+    extra persist-lib\\[sql].
 
     \b
     persist sql "select state, count(*) from orders group by all"
@@ -104,7 +104,7 @@ def _tables(
     wanted: dict[str, tuple[str, int | str | None]] = {**named}
     names = _names_in(connection, query.sql)
     if names.perhaps - names.surely:
-        names.surely.update(names.perhaps.intersection(client.shards()))
+        names.surely.update(names.perhaps.intersection([*client.shards(), *_collections(client)]))
     wanted.update({table: (table, None) for table in names.surely if table not in named})
     readers: dict[str, Any] = {}
     registered: dict[str, str] = {}
@@ -118,13 +118,29 @@ def _tables(
                 query=query.sql,
             )
         if shard not in readers:
-            readers[shard] = open_.enter_context(client.open_reader(shard))
+            readers[shard] = open_.enter_context(_reader(client, shard))
         schema = readers[shard].schema
         time = None if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
         snapshot = open_.enter_context(readers[shard].snapshot(time, timeout=0.001))
         connection.register(table, dataset_of(snapshot, failures.append))
         found.append((shard, snapshot.as_of, schema))
     return list(dict.fromkeys(found))
+
+
+def _reader(client: Client, name: str) -> Any:
+    """A reader of the shard of this name, or of the collection, if there is no such shard."""
+    try:
+        return client.open_reader(name)
+    except (NotFound, InvalidName):
+        if name not in _collections(client):
+            raise
+    with client.controller() as controller:
+        return controller.open_reader(name, owner="persist sql")
+
+
+def _collections(client: Client) -> list[str]:
+    with client.controller() as controller:
+        return controller.list()
 
 
 class _Names(NamedTuple):

@@ -7,7 +7,6 @@ where it is several; or an iterable of these. Types are checked and converted as
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.arguments import native, shown
+from persist_lib.arguments import is_of, native, shown
 from persist_lib.convert.codecs import canonical_column, canonical_json, exact_json
 from persist_lib.convert.updates import iter_updates
 from persist_lib.errors import InvalidUsage
@@ -92,8 +91,7 @@ def _first_other(table: pa.Table, name: str, only: int) -> int | None:
 
 def _has_columns(keys: object) -> bool:
     """Whether these keys come with names of columns, and are no array of values. Snapshots are such keys."""
-    pandas = sys.modules.get("pandas")
-    if isinstance(keys, (pa.Table, pa.RecordBatch)) or (pandas is not None and isinstance(keys, pandas.DataFrame)):
+    if isinstance(keys, (pa.Table, pa.RecordBatch)) or is_of(keys, "pandas", "DataFrame"):
         return True
     return hasattr(keys, "__arrow_c_stream__") and (hasattr(keys, "columns") or not isinstance(keys, Iterable))
 
@@ -133,8 +131,7 @@ def _as_column(keys: Any) -> pa.Array | pa.ChunkedArray | None:
     """An array of values as Arrow has it; None for anything else, and for structs."""
     if isinstance(keys, (pa.Array, pa.ChunkedArray)):
         return None if pa.types.is_struct(keys.type) else keys
-    pandas = sys.modules.get("pandas")
-    is_series = pandas is not None and isinstance(keys, (pandas.Series, pandas.Index)) and keys.dtype != object
+    is_series = is_of(keys, "pandas", "Series", "Index") and keys.dtype != object
     try:
         if is_series or (isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "biufMmSU"):
             return pa.array(keys, from_pandas=is_series)

@@ -6,12 +6,12 @@ speaks Arrow's C stream) is read as a stream.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from persist_lib.arguments import is_of
 from persist_lib.convert.casting import wrong_type
 from persist_lib.convert.codecs import Update, is_row
 from persist_lib.convert.rows import build_column
@@ -111,8 +111,7 @@ def _no_structs(data: object, error: Exception) -> InvalidUsage:
 
 
 def _is_pandas(data: object) -> bool:
-    pandas = sys.modules.get("pandas")  # a caller with a frame has imported it
-    return pandas is not None and isinstance(data, pandas.DataFrame)
+    return is_of(data, "pandas", "DataFrame")
 
 
 def from_pandas(wanted: pa.Schema, frame: Any, first_row: int, times: Times | None = None) -> pa.Table:

@@ -19,7 +19,7 @@ from persist_lib.core.state import Part, State, Version
 from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.ids import WriterId, format_reader_id
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
-from persist_lib.kernel.columns import array_of, at_time, integers
+from persist_lib.kernel.columns import array_of, at_time, integers, is_same
 from persist_lib.kernel.constraints import find_violation, touched
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import merge_runs
@@ -173,7 +173,7 @@ class Overwriting:
             if self._schema.constraints:
                 check(self._machine, self._schema, old.slice(0, 0), at_time(new.drop_columns([TIME]), time))
             wanted = new.drop_columns([TIME])
-            if not wanted.equals(old):
+            if not is_same(wanted, old):
                 yield replacing(self._schema, old, wanted)
 
 

@@ -31,6 +31,7 @@ from bench.snapshot import snapshot
 from bench.spark import TASK_MIB, spark
 from bench.spark_sizes import NAME, SIZES_QUICK, TASKS, spark_sizes
 from bench.survey import survey
+from bench.tables import tables
 from bench.upsert import upsert
 from bench.workers import Usage, below, used
 from persist_lib.kernel.consolidate import consolidate
@@ -39,6 +40,7 @@ ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
     "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
+    "ten appends", "one append", "one a table",
 }  # fmt: skip
 """What is beside a bound, or beside another figure of ours."""
 
@@ -90,7 +92,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     "measure",
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
-        maintain_small, survey, upsert, imports,
+        maintain_small, survey, upsert, tables, imports,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:

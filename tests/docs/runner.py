@@ -198,7 +198,7 @@ def _continued(piece: str) -> tuple[str, str, str]:
 
 def _compare(printed: str, shown: str, before: str = "") -> None:
     pattern = "".join(_line_pattern(line) for line in shown.strip("\n").splitlines())
-    tidy = "".join(f"{line.rstrip()}\n" for line in printed.strip("\n").splitlines())
+    tidy = "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n") + "\n"
     if not re.fullmatch(pattern, tidy):
         raise Wrong(f"{before}the page shows\n{shown}\nand it prints\n{printed}")
 

@@ -50,6 +50,8 @@ def test_the_demo_shows_everything_and_ends_well(
     assert re.search(r"^ all  ", done.stdout, re.MULTILINE), "the last line of what it cost, without markup"
     assert done.stdout.count("✓ 20 states of the order book equal the generator's") == 2
     assert "orphans 1" in done.stdout
+    assert "accounts would change, as account" in done.stdout, "the wrong transformation is found"
+    assert "✓ the listener's sum was right at each of its" in done.stdout
     assert ("Spark" in done.stderr) == (
         orders == ENOUGH_FOR_SPARK
     )  # says which log settings it takes, once, as it starts

@@ -30,8 +30,9 @@ from tests.spark.collections import SMALL, write
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
 DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
-JOBS = sorted([*DUTIES, "maintenance"])
-SCHEDULES = [f"{name}_schedule" for name in ("census", "garbage", "leases", "orphans", "scrub")]
+ASSETS = [*DUTIES, "collections"]
+JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "rebuild"])
+SCHEDULES = [f"{name}_schedule" for name in ("census", "collections", "garbage", "leases", "orphans", "scrub")]
 SENSORS = ["compaction_debt", "shard_discovery"]
 
 TWO = """
@@ -96,8 +97,8 @@ def assert_both_pipelines_work_side_by_side(dev: DagsterDev) -> None:
     assert not dev.load_error()
     (repository,) = dev.locations()["two"]["locationOrLoadError"]["repositories"]
     assert assets_of(repository) == {
-        **{f"eu/{name}": "eu" for name in DUTIES},
-        **{f"lake/us/{name}": "storage" for name in DUTIES},
+        **{f"eu/{name}": "eu" for name in ASSETS},
+        **{f"lake/us/{name}": "storage" for name in ASSETS},
     }
     assert names_of(repository, "jobs") == sorted(f"{name}_{job}" for name in ("eu", "us") for job in JOBS)
     assert names_of(repository, "sensors") == sorted(f"{name}_{one}" for name in ("eu", "us") for one in SENSORS)
@@ -117,7 +118,7 @@ def test_make_dev_starts_without_a_warning_and_loads_what_is_listed(tmp_path: Pa
         (location,) = dev.wait_loaded().values()
         assert location["name"] == "persist"
         (repository,) = location["locationOrLoadError"]["repositories"]
-        assert assets_of(repository) == dict.fromkeys(DUTIES, "maintenance")
+        assert assets_of(repository) == dict.fromkeys(ASSETS, "maintenance")
         assert names_of(repository, "jobs") == JOBS
         assert names_of(repository, "schedules") == SCHEDULES
         assert names_of(repository, "sensors") == SENSORS

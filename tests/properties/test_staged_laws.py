@@ -225,3 +225,11 @@ def test_pairs_hold_each_key_once_and_lose_no_row(left: list[Row], right: list[R
     keys = [{row["k"] for table_ in pair for row in table_.to_pylist()} for pair in found]
     assert all(keys)
     assert sum(map(len, keys)) == len(set().union(*keys))
+
+
+def test_an_overwrite_tells_a_float_from_the_one_that_compares_equal() -> None:
+    floats = persist.Schema(key={"k": "int8"}, value={"v": "double"})
+    with World().client() as client, client.open_writer("floats", floats) as write:
+        write.append_now([{"k": 1, "v": 0.0}])
+        with write.stage() as stage:
+            assert write.overwrite_staged([stage.write([{"k": 1, "v": -0.0}])]).count == 2

@@ -29,7 +29,11 @@ from tests.torture.roles import open_ahead
 
 KINDS = ("executor", "python worker", "driver")
 KILLS = int(os.environ.get("PERSIST_CLUSTER_KILLS", len(KINDS)))
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300 + 60 * KILLS)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300 + 60 * KILLS),
+    pytest.mark.skipif("PERSIST_CLUSTER_KILLS" not in os.environ, reason="takes many minutes: make cluster-kills"),
+]
 CONF = "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
 SPECULATION = """
 spark.speculation true

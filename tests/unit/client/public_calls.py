@@ -447,6 +447,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"name": name, "schema": schema, "batching": or_none(never)},
     ),
     "Client.policy": (lambda _: {"policy": persist.Policy()}, {"policy": policy}),
+    "Client.controller": (lambda p: {"catalog": p.name}, {"catalog": or_none(name)}),
     "Client.release_hold": (
         lambda p: {"name": p.name, "hold": "kept", "expected": b"x"}, {"name": name, "hold": name, "expected": expected}
     ),

@@ -51,6 +51,7 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "finish": lambda client: client.finish("s"),
     "compare_and_append_many": lambda client: client.compare_and_append_many([]),
     "judge_append": lambda client: client.judge_append("s", b"t", 0, 1),
+    "controller": lambda client: client.controller(),
     "restore": lambda client: client.restore("s", 0),
     "upgrade": lambda client: client.upgrade("s"),
     "repair": lambda client: client.repair("s"),

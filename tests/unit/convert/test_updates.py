@@ -9,6 +9,7 @@ import enum
 import math
 import subprocess
 import sys
+import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
@@ -163,6 +164,13 @@ def test_a_column_that_occurs_twice_is_refused():
     for data in (arrow, frame):
         found = refusal(ORDERS, data)
         assert (found.problem, found.column) == ("duplicate column", "order_id")
+
+
+def test_rows_are_read_while_another_thread_imports_pandas(monkeypatch):
+    half = types.ModuleType("pandas")  # what `sys.modules` has until the import is done
+    monkeypatch.setitem(sys.modules, "pandas", half)
+    table = pa.concat_tables(iter_updates(ORDERS, [TABLE]))
+    assert table.num_rows == TABLE.num_rows
 
 
 def test_a_pandas_column_that_is_not_named_by_text_is_refused():

@@ -10,7 +10,7 @@ from orchestration.definitions import defs
 from orchestration.duties import DUTIES
 
 folder = Path(sys.argv[1])
-assert len(defs.resolve_all_asset_specs()) == len(DUTIES)
+assert len(defs.resolve_all_asset_specs()) == len(DUTIES) + 1  # and the collections
 (folder / "workspace.yaml").write_text(
     "load_from:\n  - python_module: {module_name: orchestration.definitions, location_name: persist}\n"
 )

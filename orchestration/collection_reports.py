@@ -1,0 +1,81 @@
+"""What Dagster is told of collections: figures that draw timelines, and tables of renditions, changes and steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from orchestration.reports import figure
+from persist_lib.frontier import Antichain
+from persist_lib.storage import Description
+from persist_lib.storage.comparing import Comparison
+from persist_lib.storage.describe import Tended
+
+Metadata = dict[str, dg.MetadataValue]
+
+
+def described(found: Description) -> Metadata:
+    """A collection as metadata: how far it has come, and a table of its renditions."""
+    shown = {"since": found.since, "upper": found.upper, "promised": found.promised}
+    table: Metadata = {name: figure(found.schema.show(frontier)) for name, frontier in shown.items()}
+    table |= {f"{name}_time": figure(time) for name, one in shown.items() if (time := _drawn(one)) is not None}
+    rows = [
+        {
+            "rendition": one.number, "state": "active" if one.active else one.state, "shards": len(one.shards),
+            "start": "" if one.start is None else found.schema.show(one.start),
+            "end": "" if one.end is None else found.schema.show(one.end),
+            "since": found.schema.show(one.since), "upper": found.schema.show(one.upper), "schema": str(one.schema),
+        } for one in found.renditions
+    ]  # fmt: skip
+    pending = figure(", ".join(found.pending) or "nothing")
+    return {**table, "shards": figure(len(found.active.shards)), "pending": pending, "renditions": _table(rows)}
+
+
+def overview(found: list[Description], done: Tended) -> Metadata:
+    """All collections in one table."""
+    waiting = Counter(step.collection for step in done.waiting)
+    rows = [
+        {
+            "collection": one.name, "kind": one.kind, "rendition": one.active.number, "shards": len(one.active.shards),
+            "since": one.schema.show(one.since), "upper": one.schema.show(one.upper),
+            "promised": one.schema.show(one.promised), "pending": len(one.pending), "waiting": waiting[one.name],
+        } for one in found
+    ]  # fmt: skip
+    figures = {"collections": len(found), "steps": len(done.steps) - len(done.waiting), "waiting": len(done.waiting)}
+    return {**{name: figure(value) for name, value in figures.items()}, "table": _table(rows)}
+
+
+def comparison(found: Comparison) -> Metadata:
+    """A comparison as metadata: figures, changes by column, and samples."""
+    names = ("old", "new", "old_rows", "new_rows", "equal_keys", "appeared", "vanished", "changed")
+    samples = "".join(f"- {kind}: `{row}`\n" for kind, rows in found.samples.items() for row in rows)
+    columns = [{"column": name, "changed": count} for name, count in found.columns.items()]
+    return {
+        **{name: figure(getattr(found, name)) for name in names}, "equal": dg.MetadataValue.bool(found.is_equal),
+        "as_of": figure(str(found.as_of)), "columns": _table(columns),
+        "samples": dg.MetadataValue.md(samples or "none"),
+    }  # fmt: skip
+
+
+def steps_of(done: Tended, name: str) -> Metadata:
+    """The steps for one collection, if there are any."""
+    rows = [
+        {"step": step.action, "what": step.subject, "why": step.reason}
+        for step in done.steps
+        if step.collection == name
+    ]
+    return {"steps": _table(rows)} if rows else {}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
+    columns: Mapping[str, Any] = rows[0] if rows else {"nothing": ""}
+    kinds = [dg.TableColumn(name, "int" if isinstance(value, int) else "string") for name, value in columns.items()]
+    return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows], schema=dg.TableSchema(columns=kinds))
+
+
+def _drawn(frontier: Antichain) -> int | None:
+    """A frontier that a timeline can show."""
+    return frontier.time if frontier.time is not None and frontier.time < 2**63 else None

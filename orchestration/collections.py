@@ -1,0 +1,294 @@
+"""Collections in Dagster: an asset with a partition for each, a job that tends them, and jobs for what people decide.
+
+Tending is a duty over collections, not over shards, so it is not in the table of duties: a pass looks at all
+collections of the location, and most find nothing to do. `rebuild`, `compare` and `handover` are about one collection.
+"""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+from pydantic import Field
+
+from jobs.engine import SparkEngine
+from jobs.rebuild import rebuild
+from jobs.stop import Stop
+from orchestration.collection_reports import comparison, described, overview, steps_of
+from orchestration.jobs import RETRIES
+from orchestration.mount import Mount
+from orchestration.reports import DRY_RUN, Event, figure
+from orchestration.resources import Persist
+from orchestration.runs import is_unfinished
+from persist_lib.client import Client
+from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.storage import Controller
+from persist_lib.storage.describe import Step, Tended
+
+COLLECTIONS = "collections"
+CRON = "*/5 * * * *"
+TENDS = "Settle commands, promise, move holds, and take away renditions and collections that nobody needs."
+
+
+class TendConfig(dg.Config):
+    """Which collections are tended."""
+
+    collections: list[str] = Field(default=[], description="empty: all, and what is left of dropped ones")
+    everything: bool = Field(default=False, description="record also collections on which nothing was due")
+    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
+
+
+class OneConfig(dg.Config):
+    """What a job about one rendition is told."""
+
+    collection: str = Field(description="the collection's name")
+    rendition: int = Field(ge=1, description="the rendition's number, as `persist collection show` prints it")
+
+
+class CompareConfig(OneConfig):
+    """What is compared."""
+
+    to: int | None = Field(default=None, ge=1, description="the other rendition; empty: the active one")
+    as_of: str | None = Field(default=None, description="9, or 2026-11-22T12:00Z; empty: the newest time of both")
+    timeout: float = Field(default=600.0, gt=0, description="seconds")
+
+
+class HandoverConfig(OneConfig):
+    """Which rendition becomes the collection, and when."""
+
+    at: str | None = Field(default=None, description="9, or 2026-11-22T12:00Z; empty: the earliest time possible")
+    force: bool = Field(default=False, description="also if its data does not reach the time: readers wait for it")
+    dry_run: bool = Field(default=True, description="only say when it would be; false: hand over")
+
+
+class RebuildConfig(dg.Config):
+    """What is copied into which rendition."""
+
+    collection: str = Field(description="the collection's name")
+    rendition: int | None = Field(default=None, ge=1, description="go on with this one; empty: a new one is made")
+    shards: int | None = Field(default=None, ge=1, description="of a new one; empty: as many as the active one has")
+    transform: str | None = Field(default=None, description="module:function, from old rows to new ones")
+    engine: str = Field(default="auto", description="auto: Spark for much data, else local; spark; local")
+    timeout: float = Field(default=3600.0, gt=0, description="seconds for each step")
+
+
+def partitions(mount: Mount) -> dg.DynamicPartitionsDefinition:
+    """The collections of the location as partitions."""
+    return dg.DynamicPartitionsDefinition(name=mount.named("persist_collections"))
+
+
+def collections_asset(mount: Mount) -> dg.AssetSpec:
+    """The asset that all jobs of this module report to."""
+    return dg.AssetSpec(
+        mount.key(COLLECTIONS), description=f"The collections of the location. {TENDS}", owners=["team:storage"],
+        partitions_def=partitions(mount), group_name=mount.group, kinds={"python"},
+    )  # fmt: skip
+
+
+def collection_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
+    """All jobs about collections, by name."""
+    ops = {COLLECTIONS: tend_op(mount), "compare": compare_op(mount), "handover": handover_op(mount),
+           "rebuild": rebuild_op(mount)}  # fmt: skip
+    return {name: _job(mount, name, op) for name, op in ops.items()}
+
+
+def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultScheduleStatus) -> dg.ScheduleDefinition:
+    """Tend collections where there is something to do. Looking costs one request without a catalog."""
+
+    @dg.schedule(
+        name=f"{job.name}_schedule", job=job, cron_schedule=CRON, execution_timezone="UTC", default_status=status,
+        tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
+        description=f"{TENDS} Runs only where that is due.",
+    )  # fmt: skip
+    def when_due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        persist: Persist = getattr(context.resources, mount.persist)
+        if is_unfinished(context.instance, job.name):
+            return dg.SkipReason(f"the last run of {job.name} is not finished")
+        with persist.client.controller() as controller:
+            planned, listed = controller.tend(dry_run=True), set(controller.list())
+        if not due(planned, listed):
+            waits = f", {len(planned.waiting)} wait for readers or holds" if planned.waiting else ""
+            return dg.SkipReason(f"there is nothing to do for collections{waits}")
+        return dg.RunRequest()
+
+    return when_due
+
+
+def due(planned: Tended, listed: Collection[str]) -> list[Step]:
+    """The steps that a run would take now. What is left of a dropped collection waits for its first shard."""
+    found, waits = [], set()
+    for step in planned.steps:
+        if step.action == "wait" and step.collection not in listed:
+            waits.add(step.collection)
+        if step.action != "wait" and step.collection not in waits:
+            found.append(step)
+    return found
+
+
+def tend_op(mount: Mount) -> dg.OpDefinition:
+    """Tend collections; record those for which something was done, and all of them in one table."""
+
+    def tended(context: dg.OpExecutionContext, config: TendConfig) -> Iterator[Event]:
+        with _controlling(context, mount) as controller:
+            names: list[str] | list[None] = config.collections or [None]
+            steps = [step for name in names for step in controller.tend(name, dry_run=config.dry_run).steps]
+            done, found = Tended(tuple(steps)), [controller.describe(name) for name in controller.list()]
+        for step in steps:
+            context.log.info("%s: %s %s, as %s", step.collection, step.action, step.subject, step.reason)
+        acted = {step.collection for step in steps if step.action != "wait"}
+        _add_partitions(context, mount, [one.name for one in found])
+        kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
+        for one in found:
+            if one.name in acted or config.everything:
+                metadata = {**described(one), **steps_of(done, one.name)}
+                yield kind(mount.key(COLLECTIONS), partition=one.name, metadata=metadata, tags=_tags(config.dry_run))
+        yield dg.AssetObservation(
+            mount.key(COLLECTIONS), metadata=overview(found, done), tags=_tags(config.dry_run),
+            description=f"{len(found)} collections, of which {len(acted)} had something to do",
+        )  # fmt: skip
+
+    return _op(mount, COLLECTIONS, TENDS, tended)
+
+
+def compare_op(mount: Mount) -> dg.OpDefinition:
+    """Say what a rendition would change."""
+
+    def compared(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Event]:
+        with _controlling(context, mount) as controller:
+            found = controller.compare(
+                config.collection, config.rendition, to=config.to, as_of=_time(config.as_of), timeout=config.timeout
+            )
+            _add_partitions(context, mount, [config.collection])
+            says = f"{found.appeared} keys appear, {found.vanished} vanish, {found.changed} change"
+            context.log.info("%s: rendition %d beside %d: %s", config.collection, found.new, found.old, says)
+            yield dg.AssetObservation(
+                mount.key(COLLECTIONS), partition=config.collection, metadata=comparison(found), description=says
+            )
+
+    return _op(mount, "compare", "Say what a rendition would change, by column, with samples.", compared)
+
+
+def handover_op(mount: Mount) -> dg.OpDefinition:
+    """Hand over; a run that is started again gives the same command again."""
+
+    def handed_over(context: dg.OpExecutionContext, config: HandoverConfig) -> Iterator[Event]:
+        name, number = config.collection, config.rendition
+        with _controlling(context, mount) as controller:
+            at = controller.hand_over(
+                name, number, at=_time(config.at), force=config.force, dry_run=config.dry_run, command=_command(context)
+            )
+            found = controller.describe(name)
+        says = "would be" if config.dry_run else "is"
+        says = f"rendition {number} {says} the collection from {found.schema.show(at)} on"
+        context.log.info("%s: %s", name, says)
+        new = next(one for one in found.renditions if one.number == number)
+        if new.copies is not None and not config.dry_run:
+            context.log.info("%s: writers wait until the copy is complete: run the job rebuild once more", name)
+        _add_partitions(context, mount, [name])
+        kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
+        metadata = {"at": figure(found.schema.show(at)), **described(found)}
+        yield kind(
+            mount.key(COLLECTIONS), partition=name, metadata=metadata, description=says, tags=_tags(config.dry_run)
+        )
+
+    return _op(mount, "handover", "Make a rendition the collection from a time on: by default a dry run.", handed_over)
+
+
+def rebuild_op(mount: Mount) -> dg.OpDefinition:
+    """Copy the active rendition into a new one, on Spark if there is much."""
+
+    def rebuilt(context: dg.OpExecutionContext, config: RebuildConfig) -> Iterator[Event]:
+        name = config.collection
+        with _controlling(context, mount) as controller, _stopping() as stop:
+            if config.engine not in ("auto", "spark", "local"):
+                raise InvalidUsage(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
+            number = config.rendition
+            if number is None:
+                made = controller.make_rendition(name, shards=config.shards, copy=True, command=_command(context))
+                number = made.number
+            done = rebuild(
+                controller, name, number, transform=config.transform, timeout=config.timeout, stop=stop,
+                engine=_engine(context, mount, controller, config, stop),
+            )  # fmt: skip
+            found = controller.describe(name)
+        says = f"rendition {number} has all that was before {found.schema.show(done.copied.upper)}"
+        context.log.info("%s: %s", name, says)
+        _add_partitions(context, mount, [name])
+        figures = {"rendition": number, "rows": done.rows, "tasks": done.tasks}
+        metadata = {**{key: figure(value) for key, value in figures.items()}, **described(found)}
+        yield dg.AssetMaterialization(mount.key(COLLECTIONS), partition=name, metadata=metadata, description=says)
+
+    return _op(mount, "rebuild", "Copy a collection into another rendition, or bring that up to date.", rebuilt)
+
+
+def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]]) -> dg.OpDefinition:
+    keys = {mount.persist, mount.spark} if name == "rebuild" else {mount.persist}
+    decorate = dg.op(name=mount.named(f"{name}_of_collections"), description=says, out={}, required_resource_keys=keys)
+    return decorate(run)
+
+
+def _job(mount: Mount, name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    @dg.job(
+        name=mount.named(name), description=op.description, executor_def=dg.in_process_executor,
+        tags={"persist/duty": mount.named(name), **RETRIES},
+    )  # fmt: skip
+    def job() -> None:
+        op()
+
+    return job
+
+
+@contextmanager
+def _controlling(context: dg.OpExecutionContext, mount: Mount) -> Iterator[Controller]:
+    """The location's controller. What it refuses is the run's failure, in one sentence."""
+    persist: Persist = getattr(context.resources, mount.persist)
+    try:
+        with persist.client.controller() as controller:
+            yield controller
+    except PersistError as error:
+        raise dg.Failure(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _stopping() -> Iterator[Stop]:
+    """A stop that is set when the run is cancelled."""
+    stop = Stop()
+    try:
+        yield stop
+    except BaseException:
+        stop.set()
+        raise
+
+
+def _engine(
+    context: dg.OpExecutionContext, mount: Mount, controller: Controller, config: RebuildConfig, stop: Stop
+) -> SparkEngine | None:
+    client: Client = controller.client
+    shards = controller.describe(config.collection).active.shards
+    is_here = client.url.startswith("memory:") or (
+        sum(client.inspect(shard).state.size for shard in shards) <= client.config.spark_above_bytes
+    )
+    if config.engine == "local" or (config.engine == "auto" and is_here):
+        return None
+    return SparkEngine(client, lambda: getattr(context.resources, mount.spark).spark_session, stop=stop)
+
+
+def _command(context: dg.OpExecutionContext) -> str:
+    """The command of a run, also of one that is started again after its process was killed."""
+    return f"dagster-{context.run.root_run_id or context.run_id}"
+
+
+def _add_partitions(context: dg.OpExecutionContext, mount: Mount, names: list[str]) -> None:
+    defined = partitions(mount).name or ""
+    known = set(context.instance.get_dynamic_partitions(defined))
+    if new := [name for name in names if name not in known]:
+        context.instance.add_dynamic_partitions(defined, new)
+
+
+def _time(text: str | None) -> str | int | None:
+    return int(text) if text is not None and text.isdigit() else text
+
+
+def _tags(is_dry: bool) -> dict[str, str]:
+    return {DRY_RUN: "true"} if is_dry else {}

@@ -1,0 +1,246 @@
+"""The catalog: a shard that says what collections there are, and what is being done to them.
+
+Its rows are (kind, id) -> body: collections by their minted id, renditions by `collection/number`, commands by the id
+that their callers gave them. A change is one compare-and-append at the catalog's upper, so that all changes by all
+processes come one after the other. Its times are a clock, so that it can be read as of a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+
+from persist_lib.arguments import did_you_mean
+from persist_lib.client import Client
+from persist_lib.errors import InvalidUsage, NewerFormat, NotFound, SchemaMismatch, UpperMismatch
+from persist_lib.frontier import MINIMUM, Antichain
+from persist_lib.read.handle import ReadHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.storage.names import CATALOG
+from persist_lib.storage.records import (
+    CollectionRecord,
+    CommandRecord,
+    Record,
+    RenditionRecord,
+    TimelineRecord,
+    decode,
+    encode,
+)
+from persist_lib.storage.small import append_once, out_of_time, unheld
+from persist_lib.write.handle import WriteHandle
+from persist_lib.write.times import next_time
+
+SCHEMA = Schema(
+    key={"kind": "string not null", "id": "string not null"}, value={"body": "string not null"}, times="ms", unique=True
+)
+RETENTION = "90 days"
+"""How long a new catalog keeps its own history."""
+MOST_COMMANDS = 10_000
+"""How many finished commands are remembered. One that is repeated after that is taken for a new one."""
+KINDS: Mapping[str, type[Record]] = {
+    "collection": CollectionRecord, "rendition": RenditionRecord, "command": CommandRecord,
+    "timeline": TimelineRecord,
+}  # fmt: skip
+
+Rows = Mapping[tuple[str, str], Record]
+Changes = Mapping[tuple[str, str], Record | None]
+"""The rows that a change sets; None for one that it takes away."""
+T = TypeVar("T")
+
+
+class Contents(NamedTuple):
+    """The catalog as of one upper. Dropped collections are in it as long as something is left of them."""
+
+    upper: Antichain
+    collections: Mapping[str, CollectionRecord]
+    renditions: Mapping[tuple[str, int], RenditionRecord]
+    commands: Mapping[str, CommandRecord]
+    timelines: Mapping[str, TimelineRecord] = MappingProxyType({})
+
+    def named(self, name: str) -> CollectionRecord | None:
+        """The collection that has this name."""
+        return next((c for c in self.collections.values() if c.name == name and c.state != "dropping"), None)
+
+    def find(self, name: str) -> CollectionRecord:
+        """The same. Raises NotFound."""
+        if (found := self.named(name)) is None:
+            raise no_collection(name, [c.name for c in self.collections.values() if c.state == "live"])
+        return found
+
+    def renditions_of(self, collection: str) -> list[RenditionRecord]:
+        """The collection's renditions that are not dropped, oldest first."""
+        return sorted((r for r in self.renditions.values() if r.collection == collection), key=lambda r: r.number)
+
+    def pending(self, collection: str | None = None) -> list[CommandRecord]:
+        """The commands that are decided and not carried out, oldest first."""
+        found = (c for c in self.commands.values() if c.pending and collection in {None, c.collection})
+        return sorted(found, key=lambda command: command.number)
+
+
+NOTHING = Contents(MINIMUM, {}, {}, {})
+Decide = Callable[[Contents], tuple[Changes, T]]
+"""Makes of the catalog the rows to change, and an answer; raises what refuses it. Called again after a lost race."""
+
+
+class Catalog:
+    """One process's view of a location's catalog."""
+
+    def __init__(self, client: Client, shard: str = CATALOG) -> None:
+        self.client, self.shard = client, shard
+        self._reader: ReadHandle | None = None
+        self._writer: WriteHandle | None = None
+        self._known: Contents | None = None
+
+    def fetch(self, seqno: int | None = None) -> Contents:
+        """The newest contents. A location without a catalog has none. One request, if nothing has changed.
+
+        `seqno` is that of the shard's newest row, if the caller has just asked: then no request, if nothing has.
+        """
+        try:
+            reader = self._reader or self._open()
+            is_known = seqno is not None and reader.machine.version.seqno >= seqno
+            upper = reader.upper if is_known else reader.fetch_upper()
+        except NotFound:
+            return NOTHING
+        if self._known is None or self._known.upper != upper:
+            self._known = _contents(upper, reader) if upper != MINIMUM else NOTHING._replace(upper=upper)
+        return self._known
+
+    def change(self, decide: Decide[T], deadline: Deadline) -> T:
+        """Change what `decide` makes of the newest contents, in one transition. No change is no transition."""
+        write = self._open_writer()
+        races = 0
+        while True:
+            contents = self.fetch()
+            changes, answer = decide(contents)
+            rows = _updates(contents, {**changes, **_trimmed(contents, changes)})
+            if not rows:
+                return answer
+            time = next_time(SCHEMA, write.machine.shard, contents.upper, self.client.runtime)
+            try:
+                append_once(
+                    write, [{**row, "_time": time} for row in rows], contents.upper.time or 0, time + 1, deadline
+                )
+            except UpperMismatch:
+                races += 1
+            else:
+                return answer
+            if deadline.has_passed():
+                raise out_of_time("the catalog", deadline, f"other commands were first {races} times")
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent."""
+        for handle in (self._writer, self._reader):
+            if handle is not None:
+                handle.close()
+        self._writer = self._reader = None
+
+    def _open(self) -> ReadHandle:
+        try:
+            self._reader = unheld(self.client, self.shard, SCHEMA)
+        except SchemaMismatch as error:
+            raise self._no_catalog() from error
+        return self._reader
+
+    def _open_writer(self) -> WriteHandle:
+        if self._writer is None:
+            try:
+                is_new = self.client.machine(self.shard).try_fetch() is None
+                self._writer = self.client.open_writer(self.shard, SCHEMA)
+            except SchemaMismatch as error:
+                raise self._no_catalog() from error
+            if is_new:
+                self.client.set_retention(self.shard, RETENTION)
+        return self._writer
+
+    def _no_catalog(self) -> InvalidUsage:
+        return InvalidUsage(
+            f"shard {self.shard!r} of this location is not a catalog: it has other columns. Collections need a shard "
+            "of that name: use another location, or pass catalog= with a name that is free",
+            shard=self.shard,
+        )  # fmt: skip
+
+
+def no_collection(name: str, names: list[str]) -> NotFound:
+    """The error for a collection that is not there."""
+    meant = did_you_mean(name, names)
+    return NotFound(
+        f"there is no collection {name!r} in this location. {meant}Create it with controller.create, or look at "
+        "controller.list()",
+        collection=name,
+    )
+
+
+def _key_of(record: Record) -> tuple[str, str]:
+    match record:
+        case RenditionRecord():
+            return "rendition", f"{record.collection}/{record.number}"
+        case CollectionRecord():
+            return "collection", record.id
+        case CommandRecord():
+            return "command", record.id
+        case TimelineRecord():
+            return "timeline", record.id
+        case _:
+            raise TypeError(record)
+
+
+def setting(*records: Record) -> dict[tuple[str, str], Record | None]:
+    """Changes that set these rows."""
+    return {_key_of(record): record for record in records}
+
+
+def without(*records: Record) -> dict[tuple[str, str], Record | None]:
+    """Changes that take these rows away."""
+    return {_key_of(record): None for record in records}
+
+
+def _contents(upper: Antichain, reader: ReadHandle) -> Contents:
+    with reader.snapshot((upper.time or 1) - 1) as snapshot:
+        table = snapshot.to_arrow()
+    found: dict[str, dict[str, Record]] = {kind: {} for kind in KINDS}
+    for row in table.to_pylist():
+        where = f"row {row['kind']} {row['id']} of the catalog"
+        if row["kind"] not in KINDS:
+            raise NewerFormat(
+                f"{where} is of a kind that this release does not know: use a newer release of persist-lib. Nothing "
+                "was changed",
+                kind=row["kind"],
+            )
+        found[row["kind"]][row["id"]] = decode(KINDS[row["kind"]], row["body"], where)
+    renditions = {(r.collection, r.number): r for r in found["rendition"].values()}  # type: ignore[attr-defined]
+    return Contents(upper, found["collection"], renditions, found["command"], found["timeline"])  # type: ignore[arg-type]
+
+
+def _old(contents: Contents, key: tuple[str, str]) -> Record | None:
+    kind, id_ = key
+    if kind == "rendition":
+        collection, _, number = id_.partition("/")
+        return contents.renditions.get((collection, int(number)))
+    if kind == "timeline":
+        return contents.timelines.get(id_)
+    return (contents.collections if kind == "collection" else contents.commands).get(id_)
+
+
+def _updates(contents: Contents, changes: Changes) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for key, record in changes.items():
+        old = _old(contents, key)
+        if old == record:
+            continue
+        row = {"kind": key[0], "id": key[1]}
+        if old is not None:
+            rows.append({**row, "body": encode(old), DIFF: -1})
+        if record is not None:
+            rows.append({**row, "body": encode(record), DIFF: 1})
+    return rows
+
+
+def _trimmed(contents: Contents, changes: Changes) -> Changes:
+    """The oldest finished commands go where there are too many, a tenth at once."""
+    if len(contents.commands) + sum(key[0] == "command" for key in changes) <= MOST_COMMANDS:
+        return {}
+    done = sorted((c for c in contents.commands.values() if not c.pending), key=lambda c: c.number)
+    return {key: None for command in done[: MOST_COMMANDS // 10] if (key := _key_of(command)) not in changes}

@@ -1,0 +1,90 @@
+"""What the controller tells about collections: values for people and programs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from persist_lib.frontier import Antichain
+from persist_lib.schema.schema import Schema
+from persist_lib.storage.records import Kind, Mode, State
+
+
+class RenditionDescription(msgspec.Struct, frozen=True):
+    """A rendition. It is the collection at times in `[start, end)`; both are None if it never was.
+
+    `active` says that it is the newest one. `since` is the greatest and `upper` the least frontier of its shards.
+    """
+
+    number: int
+    shards: tuple[str, ...]
+    schema: Schema
+    hash_columns: tuple[str, ...]
+    mode: Mode
+    copies: int | None
+    state: State
+    active: bool
+    start: int | None
+    end: int | None
+    since: Antichain
+    upper: Antichain
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A collection: what it is, and how far it has come. `promised` is below which no handover can ever be.
+
+    `retention` is in times of the collection, None for all history. `pending` are commands that are decided and not
+    carried out yet.
+    """
+
+    name: str
+    id: str
+    kind: Kind
+    schema: Schema
+    mode: Mode
+    retention: int | None
+    since: Antichain
+    upper: Antichain
+    promised: Antichain
+    renditions: tuple[RenditionDescription, ...]
+    pending: tuple[str, ...] = ()
+
+    @property
+    def active(self) -> RenditionDescription:
+        """The newest rendition that is the collection."""
+        return next(rendition for rendition in self.renditions if rendition.active)
+
+
+class Capability(msgspec.Struct, frozen=True):
+    """What somebody may do with a collection: read from `since` on, or write.
+
+    A `hold` is durable and has a name; a `read` or `write` is a lease, whose owner is the process that keeps it up.
+    """
+
+    kind: Literal["read", "hold", "write"]
+    id: str
+    owner: str
+    shard: str
+    since: Antichain | None = None
+    lease_until: int | None = None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing that a plan would do, or did, to a collection, and why."""
+
+    collection: str
+    action: Literal["settle", "promise", "move hold", "close", "release", "finish", "forget", "wait"]
+    subject: str
+    reason: str
+
+
+class Tended(msgspec.Struct, frozen=True):
+    """What looking after collections did, or would do."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def waiting(self) -> tuple[Step, ...]:
+        """What has to wait, and for whom."""
+        return tuple(step for step in self.steps if step.action == "wait")

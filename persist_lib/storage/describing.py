@@ -1,0 +1,83 @@
+"""What collections are and how far they have come, read from the catalog and from their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from persist_lib.client import Client
+from persist_lib.frontier import Antichain, at
+from persist_lib.storage.catalog import Contents
+from persist_lib.storage.describe import Capability, Description, RenditionDescription
+from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.timeline import Renditions, Timeline
+from persist_lib.storage.upper import upper_of
+
+
+def timeline_of(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> Timeline:
+    """Which rendition is the collection at which times. `rendition` is any of it."""
+    return Renditions(client, collection.shard, rendition.columns.times, collection.name).fetch()
+
+
+def describe(client: Client, contents: Contents, collection: CollectionRecord) -> Description:
+    """What a collection is, and how far it has come."""
+    renditions = contents.renditions_of(collection.id)
+    timeline = timeline_of(client, collection, renditions[0])
+    # SUBTLE: a rendition may have been made, and handed over to, after the catalog was read.
+    numbers = {record.number for record in renditions}
+    later = {span.rendition.number: span.rendition for span in timeline.spans if span.rendition.number not in numbers}
+    renditions += [msgspec.structs.replace(record, state="live", begun=True) for record in later.values()]
+    found = [_described(client, record, timeline) for record in renditions]
+    upper = upper_of(client, timeline)
+    active = next(rendition for rendition in found if rendition.active)
+    pending = tuple(f"{command.what} ({command.id})" for command in contents.pending(collection.id))
+    return Description(
+        collection.name, collection.id, collection.kind, active.schema, active.mode, collection.retention,
+        at(_since(timeline, found, upper)), upper, timeline.upper, tuple(found), pending,
+    )  # fmt: skip
+
+
+def capabilities(client: Client, contents: Contents, collection: CollectionRecord) -> list[Capability]:
+    """Who may read a collection, and from when on, and who writes it."""
+    state = client.inspect(collection.shard).state
+    found = [Capability("hold", hold, "", collection.shard, entry.since) for hold, entry in sorted(state.holds.items())]
+    found += [
+        Capability("read", reader, entry.purpose, collection.shard, entry.since, entry.lease_until)
+        for reader, entry in sorted(state.readers.items())
+    ]
+    for rendition in contents.renditions_of(collection.id):
+        for shard in rendition.names:
+            writers = client.inspect(shard).state.writers
+            found += [
+                Capability("write", id_, entry.purpose, shard, None, entry.lease_until)
+                for id_, entry in sorted(writers.items())
+                if entry.purpose == "ingest"
+            ]
+    return found
+
+
+def _described(client: Client, record: RenditionRecord, timeline: Timeline) -> RenditionDescription:
+    span = next((span for span in reversed(timeline.spans) if span.rendition.number == record.number), None)
+    states = [] if record.state == "making" else [client.inspect(name).state for name in record.names]
+    since = max((state.since for state in states), default=at(0))
+    upper = min((state.upper for state in states), default=at(0))
+    is_active = timeline.spans != () and timeline.last.rendition.number == record.number
+    return RenditionDescription(
+        record.number, tuple(record.names), states[0].schemas[-1] if states else record.columns,
+        record.hash_columns, record.mode, record.copies, record.state, is_active,
+        span.start if span else None, span.end if span else None, since, upper,
+    )  # fmt: skip
+
+
+def _since(timeline: Timeline, renditions: Sequence[RenditionDescription], upper: Antichain) -> int:
+    """The least time from which on every time can be read, from the rendition that is the collection then."""
+    sinces = {rendition.number: rendition.since.time or 0 for rendition in renditions}
+    since = timeline.since
+    for span in timeline.spans:
+        if upper <= at(span.start):
+            break  # it is handed over to later, and nothing of it can be read yet
+        least = sinces.get(span.rendition.number, 0)
+        if span.end is None or since < span.end:
+            since = max(since, min(least, span.end) if span.end is not None else least)
+    return since

@@ -1,0 +1,54 @@
+"""Names of collections, which people choose, and of the shards behind them, which are minted.
+
+SUBTLE: a shard is never named after its collection. A shard that is gone stays a tombstone, and a collection's name
+must be free again once the collection is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+
+from persist_lib.arguments import shown
+from persist_lib.errors import InvalidName
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+LONGEST = 200
+COMMAND = re.compile(r"[!-~]{1,200}")
+
+CATALOG = "_catalog"
+"""The shard of a location that says what collections there are."""
+
+
+def parse_collection_name(name: object) -> str:
+    """Check that `name` can be a collection's: words as those of shards, several of them with `/` in between."""
+    if not isinstance(name, str) or len(name) > LONGEST or not NAME.fullmatch(name):
+        raise InvalidName(
+            f"a collection's name must be 1 to {LONGEST} letters, digits, '_', '-', '.' or '/', and no part of it "
+            f"between '/' may be empty or start with '-' or '.': got {shown(name)}",
+            name=name,
+        )
+    return str(name)
+
+
+def parse_command_id(command: object) -> str:
+    """Check that `command` can name a command: 1 to 200 printable letters of ASCII, without spaces."""
+    if not isinstance(command, str) or not COMMAND.fullmatch(command):
+        raise InvalidName(
+            f"a command's id is 1 to 200 printable letters of ASCII without spaces: got {shown(command)}", name=command
+        )
+    return str(command)
+
+
+def minted(entropy: int) -> str:
+    """The id of a new collection."""
+    return f"c{entropy:016x}"
+
+
+def rendition_shard(collection: str) -> str:
+    """The shard that says which rendition is the collection, from when on."""
+    return f"{collection}.renditions"
+
+
+def data_shard(collection: str, rendition: int, index: int) -> str:
+    """One of a rendition's shards."""
+    return f"{collection}.r{rendition}.s{index}"

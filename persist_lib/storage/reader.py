@@ -1,0 +1,356 @@
+"""Reading a collection: the rendition that is it at each time, across handovers.
+
+A reader first registers on the rendition shard, and then on data shards when it needs them. Every data shard has a
+hold that trails the rendition shard's since, so whoever holds that at a time can read all data from that time on,
+whenever it asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
+from persist_lib.client import Client
+from persist_lib.convert.times import shown_times
+from persist_lib.errors import LeaseExpired, NotFound, ShardFinished, SinceViolation, TimedOut
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.kernel.columns import at_time
+from persist_lib.read.handle import ReadHandle
+from persist_lib.read.snapshot import Snapshot
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.storage.changes import CollectionChanges
+from persist_lib.storage.conform import check_additive
+from persist_lib.storage.difference import retracted
+from persist_lib.storage.listen import CollectionListen
+from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.snapshot import CollectionSnapshot
+from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
+from persist_lib.storage.upper import upper_of
+from persist_lib.times import TimeLike, Times, Unit
+from persist_lib.write.handle import WriteHandle
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+LONGEST_WAIT_S = 1.0
+"""The longest wait for data before looking whether another rendition follows."""
+T = TypeVar("T")
+
+
+class CollectionReader:
+    """Reads one collection. Its methods are those of a shard's reader."""
+
+    def __init__(
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str
+    ) -> None:
+        self.client, self.collection, self._owner = client, collection, owner
+        self._holder = client.open_reader(collection.shard, schema_for(unit), purpose=owner or "collection")
+        self._renditions = Renditions(client, collection.shard, unit, collection.name, self._holder)
+        self._shards: dict[int, list[ReadHandle]] = {}
+        self._promiser: WriteHandle | None = None
+        self._closed = False
+        try:
+            last = self._renditions.fetch().last
+            newest = self.shards_of(last.rendition)[0].schema
+            if schema is not None:
+                check_additive(collection.name, schema, newest, last.start)
+        except BaseException:
+            self.close()
+            raise
+        self.schema = newest if schema is None else schema
+
+    def __repr__(self) -> str:
+        return f"CollectionReader({self.collection.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The collection's name when it was opened."""
+        return self.collection.name
+
+    @property
+    def since(self) -> Antichain:
+        """The earliest frontier at which this handle can read."""
+        return self._holder.since
+
+    def fetch_upper(self) -> Antichain:
+        """How far the collection has come: read from the location."""
+        return self._guarded(lambda: upper_of(self.client, self._renditions.fetch()))
+
+    def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
+        """Wait until upper is at or beyond `frontier`, and return upper. Raises TimedOut after `timeout` seconds."""
+        target = self._times().frontier(frontier, "frontier")
+        deadline = self._deadline(timeout)
+        while not target <= (upper := self.fetch_upper()):
+            last = (target.time or MAX_TIME) - 1
+            self.pause(self.timeline().at(max(last, 0)), last, deadline)
+        return upper
+
+    def snapshot(
+        self,
+        as_of: TimeLike | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None,
+        keys: object = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        timeout: float | None = None,
+    ) -> CollectionSnapshot:
+        """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
+
+        The arguments are those of a shard's `snapshot`. The rows come shard by shard, each shard's in key order. Raises
+        SinceViolation for a time before since, TimedOut, LeaseExpired when this handle was retired, and SchemaChanged
+        for a time at which the collection has other columns than this reader's.
+        """
+        deadline = self._deadline(timeout)
+        time = self.newest() if as_of is None else self._times().as_of(as_of)
+        self.check_since(time)
+        rendition = self.known(time, deadline).rendition
+        found = self._guarded(lambda: self.shards_of(rendition))
+        check_additive(self.name, self.schema, found[0].schema, time)
+        chosen = columns
+        if columns is None and len(found[0].schema.value) > len(self.schema.value):
+            chosen = self.schema.names
+        parts: list[Snapshot] = []
+        for handle in found:
+            remaining_s = deadline.remaining_s()
+            parts.append(
+                self._guarded(
+                    lambda handle=handle, remaining_s=remaining_s: handle.snapshot(  # type: ignore[misc]
+                        time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
+                        timeout=remaining_s,
+                    )
+                )
+            )  # fmt: skip
+        return CollectionSnapshot(
+            self.name, time, rendition.number, self.schema, rendition.hash_columns, columns, parts,
+            self.client.runtime, self.client.config.merge_bytes,
+        )  # fmt: skip
+
+    def changes(
+        self, from_: TimeLike, to: TimeLike | None = None, *, timeout: float | None = None
+    ) -> CollectionChanges:
+        """Return all changes after the time `from_`, up to and with the time `to` (default: the newest complete one).
+
+        The contents as of `from_` and the changes add up to the contents as of `to`, also across handovers: where one
+        is in between, its difference is among the changes, at its time. Raises as a shard's `changes` does.
+        """
+        deadline, times = self._deadline(timeout), self._times()
+        first = times.as_of(from_, "from_")
+        last = max(first, self.newest()) if to is None else times.as_of(to, "to")
+        self.check_since(first)
+        return CollectionChanges(self, first, last, deadline)
+
+    def listen(
+        self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False
+    ) -> CollectionListen:
+        """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
+
+        At a handover it yields the difference between the old rendition and the new one, at the handover's time. So the
+        snapshot as of `as_of` and all updates always add up to the collection. Where the new rendition's columns cannot
+        be given in this reader's, it raises SchemaChanged; with `replace` it gives all old rows out, and all new rows
+        in the new columns. The other arguments and errors are those of a shard's `listen`.
+        """
+        times = self._times()
+        start, end = times.as_of(as_of), times.frontier(until, "until")
+        timeout = None if timeout is None else parse_seconds(timeout)
+        replace = parse_flag(replace, "replace")
+        self.check_since(start)
+        self.timeline()  # raises LeaseExpired
+        reader = CollectionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
+        reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
+        try:
+            reader.check_since(start)  # this handle's lease may have ended before the other one began
+            if not self.client.read_only:
+                reader.downgrade_since(start)
+        except BaseException:
+            reader.close()
+            raise
+        return CollectionListen(reader, start, end, timeout, replace=replace)
+
+    def downgrade_since(self, since: object) -> None:
+        """Give up history before `since`. Never moves back."""
+        self._holder.downgrade_since(since)
+        for handles in self._shards.values():
+            for handle in handles:
+                handle.downgrade_since(since)
+
+    def let_go(self, time: int) -> None:
+        """Give up history before `time` at the next tick. Listeners use this."""
+        if not self.client.read_only:
+            for handle in (self._holder, *(handle for handles in self._shards.values() for handle in handles)):
+                handle.let_go(at(time))
+
+    def leave(self, rendition: RenditionRecord) -> None:
+        """Close the readers of a rendition's shards."""
+        for handle in self._shards.pop(rendition.number, []):
+            handle.close()
+
+    def timeline(self, *, is_known: bool = False) -> Timeline:
+        """Which rendition is the collection at which times; with `is_known`, as far as this process has read it."""
+        return self._guarded(lambda: self._renditions.fetch(is_known=is_known))
+
+    def shards_of(self, rendition: RenditionRecord) -> list[ReadHandle]:
+        """Readers of a rendition's shards, opened when first needed, in this reader's schema if they have it."""
+        if rendition.number not in self._shards:
+            found = []
+            try:
+                for name in rendition.names:
+                    schemas = self.client.machine(name).fetch().state.schemas
+                    wanted = getattr(self, "schema", None)
+                    schema = wanted if wanted in schemas else None
+                    found.append(self.client.open_reader(name, schema, purpose=self._owner or "collection"))
+            except BaseException:
+                for handle in found:
+                    handle.close()
+                raise
+            self._shards[rendition.number] = found
+        return self._shards[rendition.number]
+
+    def known(self, time: int, deadline: Deadline) -> Span:
+        """The span that covers a time, once that is complete and promised. Raises TimedOut."""
+        while True:
+            timeline = self.timeline()
+            span = timeline.at(time)
+            upper = self._guarded(lambda span=span: self.upper_of(span))  # type: ignore[misc]
+            if not upper.has_passed(time):
+                self.pause(span, time, deadline)
+            elif timeline.upper.has_passed(time):
+                return span
+            else:
+                self.promise(at(time + 1) if upper.is_top() else upper, deadline)
+
+    def upper_of(self, span: Span) -> Antichain:
+        """The least upper of the shards of the span's rendition, read from the location."""
+        return min(handle.fetch_upper() for handle in self.shards_of(span.rendition))
+
+    def promise(self, upper: Antichain, deadline: Deadline) -> None:
+        """See to it that no handover can be before `upper`, up to which the data is there."""
+        if self.client.read_only:
+            # Somebody else promises: a writer, another reader, or the duty.
+            try:
+                self._holder.wait_for_upper(upper, min(deadline.remaining_s(), LONGEST_WAIT_S))
+            except TimedOut:
+                self._check_time(deadline, upper)
+            return
+        if self._promiser is None:
+            self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
+        while True:
+            try:
+                self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+            except LeaseExpired:  # of the writer, which registers anew
+                if deadline.has_passed():
+                    raise
+            else:
+                return
+
+    def everything(self, span: Span, as_of: int, time: int, *, is_out: bool) -> Iterator[pa.Table]:
+        """All rows of a span's rendition as of a time, in its own columns, as updates at `time`: added or taken out."""
+        for handle in self.shards_of(span.rendition):
+            with handle.snapshot(as_of) as snapshot:
+                rows = snapshot.batches()
+                for table in retracted(rows) if is_out else rows:
+                    yield shown_times(handle.schema, at_time(table, time))
+
+    def adopt(self, span: Span) -> None:
+        """Read in the columns of a span's rendition from now on."""
+        self.schema = self.shards_of(span.rendition)[0].schema
+
+    def check_since(self, time: int) -> None:
+        """Raise unless this handle may still read as of that time."""
+        if self._closed:
+            raise LeaseExpired(f"this reader of collection {self.name!r} was closed; open a new one")
+        if not self.since <= at(time):
+            show = self.schema.show
+            raise SinceViolation(
+                f"collection {self.name!r}: as_of {show(time)} is before since {show(self.since)}, from when on "
+                f"history is kept. Read at {show(self.since)} or later; a hold would have kept it",
+                as_of=time, since=self.since, collection=self.name,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Give up what this reader holds. Idempotent."""
+        self._closed = True
+        for handles in list(self._shards.values()):
+            for handle in handles:
+                handle.close()
+        if self._promiser is not None:
+            self._promiser.close()
+        self._holder.close()
+
+    __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def newest(self) -> int:
+        """The newest complete time. Raises SinceViolation when there is none."""
+        timeline = self.timeline()
+        upper = self._guarded(lambda: upper_of(self.client, timeline))
+        if self.client.read_only:  # it cannot promise what is not promised yet
+            upper = upper.meet(timeline.upper)
+        if upper.time is not None and upper.time > 0:
+            return upper.time - 1
+        if upper.is_top():  # closed for writing: the last time that any shard has data of
+            states = [handle.machine.state for handle in self.shards_of(timeline.last.rendition)]
+            times = [part.time_upper for state in states for batch in state.trace for part in batch.parts]
+            return max([*times, self.since.time or 0])
+        raise SinceViolation(
+            f"collection {self.name!r} has no complete time yet: upper is {self.schema.show(upper)}; pass as_of to "
+            "wait for it",
+            as_of=None, since=self.since, collection=self.name,
+        )  # fmt: skip
+
+    def pause(self, span: Span, time: int, deadline: Deadline) -> None:
+        """Wait a little for a time of a span to become complete. Raises TimedOut when the deadline has passed."""
+        for handle in self._guarded(lambda: self.shards_of(span.rendition)):
+            if not handle.upper.has_passed(time):
+                self._check_time(deadline, at(time))
+                try:
+                    self._guarded(
+                        lambda handle=handle: handle.wait_for_upper(  # type: ignore[misc]
+                            at(time + 1) if time < MAX_TIME else TOP, min(deadline.remaining_s(), LONGEST_WAIT_S)
+                        )
+                    )
+                except TimedOut:
+                    return
+        if self.client.read_only and not self._holder.upper.has_passed(time):
+            self._check_time(deadline, at(time))
+            with suppress(TimedOut):
+                self._holder.wait_for_upper(at(time + 1), min(deadline.remaining_s(), LONGEST_WAIT_S))
+
+    def _check_time(self, deadline: Deadline, target: Antichain) -> None:
+        if deadline.has_passed():
+            show = self.schema.show
+            raise TimedOut(
+                f"collection {self.name!r}: waited {deadline.timeout_s:g} s for {show(target)} to be complete. Nothing "
+                "is lost; wait longer, or ask for an earlier time",
+                timeout_s=deadline.timeout_s, collection=self.name,
+            )  # fmt: skip
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """Do something with shards. Where they are gone, it is because this reader's lease is."""
+        try:
+            return call()
+        except (NotFound, ShardFinished) as error:
+            if not self.client.read_only and (lost := self._holder.expired()) is not None:
+                raise lost from error
+            raise
+
+    def _times(self) -> Times:
+        return Times(self.schema.times, self.client.runtime.clock_ms)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

@@ -1,0 +1,138 @@
+"""The contents of a collection as of a time: those of the shards of the rendition that is the collection then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import add
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled, parse_integer
+from persist_lib.core.cost import Cost
+from persist_lib.format.predicate import Where
+from persist_lib.read.doors import Doors
+from persist_lib.read.projection import added_up, is_projection, projection_of
+from persist_lib.read.snapshot import MOST_SPLITS, Snapshot, Split
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+from persist_lib.storage.conform import conformed
+
+THREADS = 4
+
+
+class CollectionSnapshot(Doors):
+    """A collection's contents as of the time `as_of`: shard by shard, each in key order, each distinct data once.
+
+    `rendition` is the number of the one that it is read from. Use it in a `with` block, or drop it after use.
+    """
+
+    def __init__(
+        self, name: str, as_of: int, rendition: int, schema: Schema, hash_columns: Sequence[str],
+        columns: Sequence[str] | None, parts: Sequence[Snapshot], runtime: Runtime, merge_bytes: int,
+    ) -> None:  # fmt: skip
+        self.as_of, self.rendition = as_of, rendition
+        self._name, self._schema, self._parts = name, schema, parts
+        self._columns = None if columns is None else tuple(columns)
+        self._runtime, self._merge_bytes = runtime, merge_bytes
+        # Rows that look alike can only be in two shards where columns that decide the shard were left out.
+        self._adds_up = (
+            len(parts) > 1
+            and is_projection(schema, self._columns)
+            and not set(hash_columns) <= set(self._columns or ())
+        )
+
+    def __repr__(self) -> str:
+        return f"CollectionSnapshot({self._name!r}, as_of={self._schema.show(self.as_of)})"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of its tables."""
+        if self._columns is None:
+            return self._schema.contents
+        return pa.schema([f for f in self._schema.contents if f.name in self._columns or f.name == "_diff"])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that this snapshot reads from."""
+        return sum(part.size for part in self._parts)
+
+    @property
+    def cost(self) -> Cost:
+        """The cost so far of finding it and of reading it here."""
+        return reduce(add, (part.cost for part in self._parts), Cost())
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The contents as tables of bounded size, however large the collection is."""
+        tables = (table for part in self._parts for table in self._of(part))
+        if not self._adds_up:
+            return tables
+        return added_up(tables, projection_of(self._schema, self._columns or ()), self._merge_bytes)
+
+    def by_shard(self) -> list[Iterator[pa.Table]]:
+        """The contents of each shard, in key order. No key is in two shards."""
+        return [self._of(part) for part in self._parts]
+
+    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the rows that `where` keeps; rows that look alike stay apart."""
+        if self._adds_up or any(part.shard_schema() != self._schema for part in self._parts):
+            kept = (table if where is None else where.kept(table) for table in self.batches())
+            return (table.select(list(names)) for table in kept)
+        return (table for part in self._parts for table in part.selected(names, where))
+
+    def to_arrow(self) -> pa.Table:
+        """The contents as one table. Shards are read in parallel."""
+        if self._adds_up:
+            tables = list(self.batches())
+        else:
+            with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
+                tables = [table for found in pool.map(self._at_once, self._parts) for table in found]
+        return pa.concat_tables([empty_table(self.schema), *tables]).combine_chunks()
+
+    def splits(self, n: int) -> list[Split]:
+        """Cut the snapshot into about `n` disjoint splits, at least one a shard, whose union is the snapshot.
+
+        They are those of the shards' snapshots, in the schemas of the shards. Keep this snapshot until they are read.
+        """
+        n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
+        total = max(1, self.size)
+        return [split for part in self._parts for split in part.splits(max(1, round(n * part.size / total)))]
+
+    def shard_schema(self) -> Schema:
+        """The schema that it is read in."""
+        return self._schema
+
+    def check_readable(self) -> None:
+        """Raise the error that says why it cannot be read any more, if it cannot."""
+        for part in self._parts:
+            part.check_readable()
+
+    def release(self) -> None:
+        """Stop keeping what is read from. Idempotent."""
+        for part in self._parts:
+            part.release()
+
+    __reduce__ = not_pickled(
+        "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
+    )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _of(self, part: Snapshot) -> Iterator[pa.Table]:
+        if self._columns is not None:
+            return part.batches()
+        return conformed(part.batches(), part.shard_schema(), self._schema)
+
+    def _at_once(self, part: Snapshot) -> list[pa.Table]:
+        if self._columns is not None:
+            return [part.to_arrow()]
+        return list(conformed(iter([part.to_arrow()]), part.shard_schema(), self._schema))

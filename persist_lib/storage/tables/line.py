@@ -1,0 +1,271 @@
+"""A timeline as one process sees it: what its tables share, and what differs between its two modes.
+
+A statement or a transaction goes the same way in both: it takes a time to read at, looks at rows as of it, and is
+committed if nobody was first; otherwise it takes a newer time, and reads again only what changed in between.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from persist_lib.client import Client
+from persist_lib.errors import Indeterminate, InvalidUsage, LeaseExpired, NotFound, SchemaMismatch, TimedOut
+from persist_lib.ids import SeqNo
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.storage.catalog import Catalog
+from persist_lib.storage.effects import settle
+from persist_lib.storage.records import CollectionRecord, TimelineRecord
+from persist_lib.storage.snapshot import CollectionSnapshot
+from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.view import View, pause
+from persist_lib.storage.tables.wanted import Wanted
+from persist_lib.storage.timeline import Span
+
+T = TypeVar("T")
+Want = Callable[[Schema], Wanted]
+"""Makes of a table's columns what is wanted of it."""
+Sending = Callable[[bytes], None]
+"""Is told the token of an append before that is sent."""
+
+
+def no_matter(_token: bytes) -> None:
+    """Nobody wants to know."""
+
+
+class Committed(NamedTuple):
+    """The time of a commit, and the token by which its outcome can be found out."""
+
+    time: int
+    token: bytes
+
+
+class Elsewhere(InvalidUsage):
+    """A name is not on this timeline; perhaps it was, before a table was renamed."""
+
+
+class Line(ABC):
+    """A timeline. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
+        self.catalog, self.record, self.owner = catalog, record, owner
+        self.client: Client = catalog.client
+        self.heads: dict[str, SeqNo] = {}
+        self.lock = RLock()
+        self._views: dict[str, View] = {}
+        self._pins: Counter[int] = Counter()
+
+    @property
+    def name(self) -> str:
+        """The timeline's name."""
+        return self.record.name
+
+    @abstractmethod
+    def read_time(self, deadline: Deadline) -> int:
+        """The time at which a read that begins now sees all that was acknowledged, in whatever table. -1: nothing."""
+
+    @abstractmethod
+    def newest(self, view: View, deadline: Deadline) -> int:
+        """The newest time at which a statement on this table can look."""
+
+    @abstractmethod
+    def contents(self, view: View, as_of: int, wanted: Wanted, deadline: Deadline) -> pa.Table:
+        """The wanted rows as of a time that `newest` answered, with all their columns."""
+
+    @abstractmethod
+    def changed(self, view: View, from_: int, to: int, wanted: Wanted) -> pa.Table | None:
+        """What was added to the wanted rows in `(from_, to]`. None: they have to be read anew."""
+
+    @abstractmethod
+    def try_commit(
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
+    ) -> Committed | None:
+        """Commit changes that were made of the contents as of a time. None if something was committed since.
+
+        `sending` is told the token first. Raises Indeterminate, with the token, if it is not known at the deadline
+        whether this was committed.
+        """
+
+    @abstractmethod
+    def snapshot(self, name: str, as_of: int | None, want: Want, deadline: Deadline) -> TableSnapshot:
+        """The contents of a table, for a caller of `read`."""
+
+    def look(self) -> None:
+        """Ask for the newest seqnos of all shards: one request."""
+        self.heads = self.client.consensus.heads()
+
+    def view(self, name: str) -> View:
+        """The table of this name, as of the last look. Raises NotFound, and InvalidUsage if it is not on this line."""
+        record = self._find(name)
+        with self.lock:
+            view = self._views.get(record.id)
+            if view is not None:
+                view.record = record
+                self._freshen(view)
+                if view.is_current():
+                    return view
+                view.close()
+            self._views[record.id] = view = View(self.client, record, self.owner)
+            self._freshen(view)
+            return view
+
+    def current(self, view: View) -> View:
+        """The same table, after others committed. Raises SchemaMismatch if it has other columns now."""
+        found = self.view_of(view.record)
+        if found.schema != view.schema:
+            raise SchemaMismatch(
+                f"table {view.name!r} was handed over to a rendition with other columns meanwhile: {found.schema}. "
+                "Nothing was written; begin again",
+                table=view.name, expected=view.schema, actual=found.schema,
+            )  # fmt: skip
+        return found
+
+    def view_of(self, record: CollectionRecord) -> View:
+        """The same by its record: a table that was renamed meanwhile is still that table."""
+        current = self.catalog.fetch(self.heads.get(self.catalog.shard)).collections.get(record.id)
+        if current is None or current.state == "dropping":
+            raise self.dropped(record.name)
+        return self.view(current.name)
+
+    def dropped(self, name: str) -> NotFound:
+        """The error for a table that is not there any more."""
+        return NotFound(f"table {name!r} was dropped. Nothing was written", table=name)
+
+    def views(self) -> list[View]:
+        """The tables that this process has open."""
+        return list(self._views.values())
+
+    def tables(self) -> list[CollectionRecord]:
+        """The tables on this line, as of the last look."""
+        contents = self.catalog.fetch(self.heads.get(self.catalog.shard))
+        return [c for c in contents.collections.values() if c.timeline == self.record.id and c.state == "live"]
+
+    def look_at_catalog(self) -> None:
+        """Read the catalog as it is now."""
+        self.heads = {**self.heads, self.catalog.shard: self.client.machine(self.catalog.shard).fetch().seqno}
+
+    @contextmanager
+    def at_newest(self, view: View, deadline: Deadline) -> Iterator[int]:
+        """The newest time for a statement, kept."""
+        with self.lock:
+            as_of = self.newest(view, deadline)
+            self._pins[as_of] += 1
+        try:
+            yield as_of
+        finally:
+            self._unpin(as_of)
+
+    @contextmanager
+    def pinned(self, as_of: int) -> Iterator[None]:
+        """Keep what is needed to read at a time, and to see what was committed after it."""
+        with self.lock:
+            self._pins[as_of] += 1
+        try:
+            yield
+        finally:
+            self._unpin(as_of)
+
+    def _unpin(self, as_of: int) -> None:
+        with self.lock:
+            self._pins[as_of] -= 1
+            if not self._pins[as_of]:
+                del self._pins[as_of]
+
+    def oldest(self, time: int) -> int:
+        """The oldest time that is still needed, at most `time`."""
+        return min([time, *self._pins])
+
+    def again(self, call: Callable[[], T], deadline: Deadline) -> T:
+        """Do something; once more with fresh readers, if their leases had ended."""
+        try:
+            return call()
+        except LeaseExpired:
+            if deadline.has_passed():
+                raise
+            self.reset()
+            return call()
+
+    def reset(self) -> None:
+        """Give up what this process holds; it is registered again when it is needed."""
+        with self.lock:
+            for view in self._views.values():
+                view.close()
+            self._views.clear()
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent."""
+        self.reset()
+
+    def out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
+        """The error for a call that wrote nothing before its deadline."""
+        return TimedOut(
+            f"timeline {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. Nothing was written; try "
+            "again, or with a longer timeout",
+            timeout_s=deadline.timeout_s, timeline=self.name,
+        )  # fmt: skip
+
+    def base(self, view: View, span: Span, as_of: int, want: Want) -> TableSnapshot:
+        """The contents of a table as of a time at which the shards of its rendition are complete, read lazily."""
+        handles = view.handles(span)
+        schema = handles[0].schema
+        wanted = want(schema)
+        parts = [wanted.snapshot(handle, as_of) for handle in handles]
+        config, rendition = self.client.config, span.rendition
+        inner = CollectionSnapshot(
+            view.name, as_of, rendition.number, schema, rendition.hash_columns, wanted.columns, parts,
+            self.client.runtime, config.merge_bytes,
+        )  # fmt: skip
+        return TableSnapshot(view.name, as_of, schema, wanted.columns, inner)
+
+    @contextmanager
+    def older(self, name: str) -> Iterator[View]:
+        """The table, by a reader that holds what is kept of history. For reads of old times."""
+        view = View(self.client, self._find(name), self.owner)
+        try:
+            yield view
+        finally:
+            view.close()
+
+    def _find(self, name: str) -> CollectionRecord:
+        contents = self.catalog.fetch(self.heads.get(self.catalog.shard))
+        record = contents.find(name)
+        if record.timeline != self.record.id:
+            what = "a collection, and no table" if record.timeline is None else "a table of another timeline"
+            raise Elsewhere(f"{name!r} is {what}: this is timeline {self.name!r}", table=name, timeline=self.name)
+        if record.state == "making":  # its process may be at it, or gone
+            for command in contents.pending(record.id):
+                settle(self.catalog, command, self.client.runtime.deadline(self.client.config.timeout_s))
+            self.look_at_catalog()
+            record = self.catalog.fetch().find(name)
+        return record
+
+    def _freshen(self, view: View) -> None:
+        view.freshen(self.heads)
+
+
+def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[Indeterminate] | None = None) -> None:
+    """Do an append again, with its token and times, until it is known what became of it.
+
+    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets what was in doubt meanwhile.
+    """
+    while True:
+        try:
+            call()
+        except Indeterminate as error:
+            if doubts is not None:
+                doubts.append(error)
+            if deadline.has_passed():
+                raise
+            pause(deadline)
+        except LeaseExpired:  # the writer's own: nothing was written, and it registers again
+            if deadline.has_passed():
+                raise
+        else:
+            return

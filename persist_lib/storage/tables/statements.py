@@ -1,0 +1,210 @@
+"""Statements: which rows each one looks at, and what it makes of them. Pure, so that it can be done again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+
+from persist_lib.arguments import did_you_mean, shown
+from persist_lib.convert.by_key import parse_keys, parse_rows
+from persist_lib.core.cost import Cost
+from persist_lib.errors import ConstraintViolated, InvalidUsage
+from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
+from persist_lib.kernel.columns import array_of, at_time
+from persist_lib.kernel.constraints import find_violation
+from persist_lib.kernel.keyset import Keys
+from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
+from persist_lib.storage.tables.wanted import Wanted, added_up, by_keys
+
+Change = Callable[[pa.Table], pa.Table] | Mapping[str, Any]
+"""New rows of old ones: a function of an Arrow table, or for each column a value, an expression or a function."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a statement or a transaction did. `time` is when; None if nothing was to be changed, and so nothing written.
+
+    `count` is the number of updates, each the change in multiplicity of one row. The other counts are of keys.
+    """
+
+    time: int | None
+    count: int
+    token: bytes
+    cost: Cost
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+
+
+class Statement(ABC):
+    """One statement on one table. `wanted` are the rows that it looks at; None if it does not look."""
+
+    def __init__(self, table: str, schema: Schema, wanted: Wanted | None = None) -> None:
+        self.table, self.schema, self.wanted = table, schema, wanted
+
+    @abstractmethod
+    def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
+        """What to add to the contents, given the wanted rows of them: both in canonical order."""
+
+
+class Insert(Statement):
+    """Adds rows. If the schema has constraints, it looks at what has their keys."""
+
+    def __init__(self, table: str, schema: Schema, rows: object) -> None:
+        super().__init__(table, schema)
+        data = parse_rows(schema, rows)
+        ones = array_of(np.ones(data.num_rows, np.int64))
+        self._rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
+        self._keys = Keys.of(schema, self._rows)
+        self.wanted = by_keys(schema, self._keys) if schema.constraints else None
+
+    def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
+        """The rows. Raises ConstraintViolated if a constraint would not hold with them."""
+        if self.schema.constraints and (found := find_violation(self.schema, old, at_time(self._rows, 1))) is not None:
+            raise ConstraintViolated(
+                f"table {self.table!r}: its schema says {found.constraint}, and with these rows {found.breaks} keys "
+                f"would break that, first {found.rows[:3]}. Nothing was written. Use upsert to replace what is there",
+                table=self.table, constraint=found.constraint, count=found.breaks, rows=found.rows,
+            )  # fmt: skip
+        return self._rows, Counts(inserted=len(self._keys))
+
+
+class Upsert(Statement):
+    """Makes each row the one row of its key."""
+
+    def __init__(self, table: str, schema: Schema, rows: object) -> None:
+        super().__init__(table, schema)
+        self._rows = one_row_each(schema, parse_rows(schema, rows))
+        self._keys = Keys.of(schema, self._rows)
+        self.wanted = by_keys(schema, self._keys)
+
+    def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
+        """The old rows out, the new ones in."""
+        changes = replacing(self.schema, old, self._rows)
+        return changes, count_upserted(self._keys, old, changes)
+
+
+class Delete(Statement):
+    """Takes rows away, by their keys or by a filter."""
+
+    def __init__(self, table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> None:  # noqa: A002
+        self._chosen = _chosen(table, schema, keys, filter)
+        super().__init__(table, schema, self._chosen)
+
+    def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
+        """The old rows out."""
+        keys = self._chosen.keys or Keys.of(self.schema, old)
+        return replacing(self.schema, old, old.slice(0, 0)), count_deleted(keys, old)
+
+
+class Update(Statement):
+    """Changes values of the rows that a filter or keys choose. Keys stay as they are."""
+
+    def __init__(
+        self,
+        table: str,
+        schema: Schema,
+        change: Change,
+        keys: object,
+        filter: pc.Expression | None,  # noqa: A002
+    ) -> None:
+        super().__init__(table, schema)
+        if isinstance(change, Mapping):
+            self._check_names(change)
+        elif not callable(change):
+            raise InvalidUsage(
+                f"update takes a function of a pyarrow.Table, or a mapping of columns: got {shown(change)}"
+            )
+        self._change = change
+        self.wanted = Wanted.of(schema) if keys is None and filter is None else _chosen(table, schema, keys, filter)
+
+    def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
+        """The old rows out, what was made of them in."""
+        if not old.num_rows:
+            return old, Counts()
+        data = old.drop_columns([DIFF])
+        made = _computed(data, self._change) if isinstance(self._change, Mapping) else self._change(data)
+        if not isinstance(made, pa.Table) or made.num_rows != data.num_rows:
+            what = f"{made.num_rows} rows" if isinstance(made, pa.Table) else f"a {type(made).__name__}"
+            raise InvalidUsage(
+                f"table {self.table!r}: an update makes one row of each row, so {data.num_rows} in a pyarrow.Table: "
+                f"got {what}. Nothing was written",
+                table=self.table,
+            )  # fmt: skip
+        new = parse_rows(self.schema, made)
+        for name in self.schema.key_names:
+            if not new.column(name).equals(data.column(name)):
+                raise InvalidUsage(
+                    f"table {self.table!r}: an update cannot change the key column {name!r}. Delete the rows and "
+                    "insert others, in one transaction. Nothing was written",
+                    table=self.table, column=name,
+                )  # fmt: skip
+        # Rows may become equal: then they are one row, as often as they were together.
+        changes = replacing(self.schema, old, new.append_column(DIFF_FIELD, old.column(DIFF)))
+        keys = Keys.of(self.schema, old)
+        return changes, count_upserted(keys, old, changes)
+
+    def _check_names(self, change: Mapping[str, Any]) -> None:
+        values = [column.name for column in self.schema.value]
+        if not change or (unknown := [name for name in change if name not in values]):
+            named = shown(unknown[0]) if change else "no column at all"
+            meant = did_you_mean(unknown[0], values) if change else ""
+            raise InvalidUsage(
+                f"table {self.table!r}: an update changes value columns, which are {values}, and not {named}. {meant}",
+                table=self.table, columns=list(change),
+            )  # fmt: skip
+
+
+def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> Wanted:  # noqa: A002
+    if (keys is None) == (filter is None):
+        raise InvalidUsage(
+            f"table {table!r}: say which rows are meant, by either keys= or filter=; for all of them, "
+            "filter=pyarrow.compute.scalar(True)",
+            table=table,
+        )
+    if keys is not None:
+        return by_keys(schema, Keys.of(schema, parse_keys(schema, keys)))
+    return Wanted.of(schema, filter=filter)
+
+
+def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
+    given = {name: value for name, value in change.items() if isinstance(value, pc.Expression)}
+    if given:
+        project = acero.ProjectNodeOptions(list(given.values()), list(given))
+        plan = [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(data)),
+            acero.Declaration("project", project),
+        ]
+        try:
+            found = acero.Declaration.from_sequence(plan).to_table(use_threads=False)
+        except (pa.ArrowException, KeyError) as error:
+            raise InvalidUsage(f"an expression of this update cannot be computed: {error}") from error
+    for name, value in change.items():
+        index = data.schema.get_field_index(name)
+        if name in given:
+            column = found.column(name)
+        elif callable(value):
+            column = value(data)
+        else:
+            column = _repeated(value, data.schema.field(name), data.num_rows)
+        kind = column.type if isinstance(column, (pa.Array, pa.ChunkedArray)) else None
+        if kind is None:
+            raise InvalidUsage(f"a function for column {name!r} returns an Arrow array: got {shown(column)}")
+        data = data.set_column(index, name, column)
+    return data
+
+
+def _repeated(value: object, field: pa.Field, count: int) -> pa.Array:
+    try:
+        return pa.repeat(pa.scalar(value, field.type), count)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidUsage(
+            f"column {field.name!r} is {field.type}, and {shown(value)} is no value of it", column=field.name
+        ) from error

@@ -1,0 +1,382 @@
+"""The tables of a catalog, for callers: `client.controller().tables()`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, get_args
+
+import msgspec
+
+from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
+from persist_lib.client import PURPOSE_LETTERS
+from persist_lib.errors import HoldConflict, InvalidUsage, ShardFinished, SinceViolation
+from persist_lib.ids import parse_token
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.storage.asked import Retention
+from persist_lib.storage.catalog import Changes, Contents, setting
+from persist_lib.storage.describe import Description, Tended
+from persist_lib.storage.effects import HOLD
+from persist_lib.storage.names import parse_collection_name
+from persist_lib.storage.records import Mode, TableMode, TimelineRecord
+from persist_lib.storage.tables.applying import Applied, apply, tidy
+from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.line import Elsewhere, Line
+from persist_lib.storage.tables.listening import TableListen
+from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.storage.tables.transaction import Transaction, run
+from persist_lib.storage.tables.wal_line import WalLine
+from persist_lib.storage.tables.wanted import Wanted
+from persist_lib.storage.tables.yolo_line import YoloLine
+from persist_lib.storage.wal import SCHEMA as WAL
+from persist_lib.storage.wal import minted_timeline, wal_shard
+from persist_lib.times import TimeLike, Times
+from persist_lib.write.times import bounds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow.compute as pc
+
+    from persist_lib.storage.controller import Controller
+
+DEFAULT = "default"
+T = TypeVar("T")
+
+
+class Tables:
+    """Tables: rows that people change, with times minted for them. Safe to use from several threads.
+
+        tables = client.controller().tables()
+        tables.create("accounts", Schema({"id": "int64 not null"}, {"cents": "int64"}, unique=True), mode="wal")
+        tables.upsert("accounts", [{"id": 1, "cents": 100}])
+        with tables.transaction() as t:
+            rows = t.read("accounts", keys=[1]).to_pylist()
+            t.update("accounts", {"cents": rows[0]["cents"] - 10}, keys=[1])
+
+    A table is on a timeline, whose tables share their times: a read sees what was acknowledged before it began, in
+    whatever table of the timeline. The timeline's mode is that of its first table. In "yolo" mode each statement is one
+    append to its table. In "wal" mode there are transactions over several tables, and the rows are written twice: to
+    the timeline's WAL, and by `apply` to the tables.
+    """
+
+    def __init__(self, controller: Controller, *, owner: str = "") -> None:
+        self.controller = controller
+        self.client = controller.client
+        self._owner = parse_text(owner, "owner", PURPOSE_LETTERS)
+        self._lines: dict[str, Line] = {}
+
+    def create(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        shards: int = 1,
+        timeline: str = DEFAULT,
+        mode: TableMode | None = None,
+        retention: Retention = None,
+        command: str | None = None,
+        timeout: float | None = None,
+    ) -> Description:
+        """Create a table of `shards` shards on a timeline, which is created with its first table, in this `mode`.
+
+        `mode` is "yolo" (the default) or "wal"; for a timeline that is there, it is the timeline's if it is not given.
+        The schema's times are milliseconds ("ms"), also if it does not say so. `retention` and `command` are those of
+        `controller.create`. Raises NameTaken when there is a collection or table of that name, and InvalidUsage.
+        """
+        parse_collection_name(name)
+        if check_schema(schema).times not in {None, "ms"}:
+            raise InvalidUsage(f"a table's times are in milliseconds: pass times='ms', and not {schema.times!r}")
+        models = schema.models
+        schema = msgspec.structs.replace(schema, times="ms")
+        schema.__dict__["models"] = models
+        if mode is not None and mode not in get_args(TableMode):
+            raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
+        self._writable("create")
+        line = self._timeline(parse_collection_name(timeline), mode, self._deadline(timeout))
+        append_mode: Mode = "append" if line.mode == "wal" else "compare_and_append"
+        return self.controller._create(  # noqa: SLF001 - the one door for tables
+            name, schema, shards, append_mode, None, retention, line.id, command, timeout
+        )
+
+    def list(self) -> list[str]:
+        """The names of all tables, sorted."""
+        contents = self.controller.catalog.fetch()
+        return sorted(c.name for c in contents.collections.values() if c.kind == "table" and c.state == "live")
+
+    def drop(
+        self, name: str, *, dry_run: bool = False, command: str | None = None, timeout: float | None = None
+    ) -> Tended:
+        """Drop a table, as `controller.drop` does. After this no transaction that changes it is committed.
+
+        What is in the WAL for it and not applied yet is gone with it.
+        """
+        return self.controller.drop(name, dry_run=parse_flag(dry_run, "dry_run"), command=command, timeout=timeout)
+
+    def rename(self, name: str, to: str, *, command: str | None = None, timeout: float | None = None) -> Description:
+        """Give a table another name. Transactions that have begun go on."""
+        return self.controller.rename(name, to, command=command, timeout=timeout)
+
+    def insert(self, name: str, rows: object, *, timeout: float | None = None) -> Done:
+        """Add rows: Arrow tables, frames, dicts, or instances of the schema's models.
+
+        Raises ConstraintViolated, and then nothing was written; TimedOut (the same); NotFound; and Indeterminate if it
+        is not known whether it was written: ask `outcome` with the token of the error.
+        """
+        return self._run(name, lambda schema: Insert(name, schema, rows), timeout)
+
+    def upsert(self, name: str, rows: object, *, timeout: float | None = None) -> Done:
+        """Make each of `rows` the one row of its key. Two clients never lose an update. Raises as `insert` does."""
+        return self._run(name, lambda schema: Upsert(name, schema, rows), timeout)
+
+    def delete(
+        self,
+        name: str,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        timeout: float | None = None,
+    ) -> Done:
+        """Take rows away: those of these keys, or those that a filter keeps. Raises as `insert` does."""
+        return self._run(name, lambda schema: Delete(name, schema, keys, filter), timeout)
+
+    def update(
+        self,
+        name: str,
+        change: Change,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        timeout: float | None = None,
+    ) -> Done:
+        """Change value columns of the rows of these keys, of those that a filter keeps, or of all.
+
+            tables.update("accounts", {"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 0)
+
+        `change` is a mapping of columns to values, expressions or functions of an Arrow table; or one such function,
+        which returns a table of as many rows, in their order, with the same keys. It may be called several times.
+        Raises as `insert` does.
+        """
+        return self._run(name, lambda schema: Update(name, schema, change, keys, filter), timeout)
+
+    def transaction(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Transaction:
+        """Begin a transaction on a timeline in WAL mode. `timeout` is in seconds, for each of its calls.
+
+        Raises InvalidUsage for a timeline in YOLO mode, and NotFound.
+        """
+        self._writable("transaction")
+        line = self._line(timeline)
+        if not isinstance(line, WalLine):
+            raise InvalidUsage(
+                f"timeline {timeline!r} is in YOLO mode, in which each statement is committed by itself. Create the "
+                "tables on a timeline in WAL mode to change several at once",
+                timeline=timeline,
+            )
+        return Transaction(line, self._deadline(timeout).timeout_s)
+
+    def read_time(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> int:
+        """The time at which all that was acknowledged is seen. Reads of several tables as of it are consistent.
+
+        Raises InvalidUsage if nothing was written on the timeline yet, and NotFound.
+        """
+        deadline = self._deadline(timeout)
+        time = self._line(timeline).read_time(deadline)
+        if time < 0:
+            raise InvalidUsage(f"nothing was written on timeline {timeline!r} yet, so there is no time to read at")
+        return time
+
+    def read(
+        self,
+        name: str,
+        as_of: TimeLike | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None,
+        keys: object = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        timeout: float | None = None,
+    ) -> TableSnapshot:
+        """The rows of a table as of a time: by default, all that was acknowledged before this call. See `snapshot`.
+
+        Raises SinceViolation for a time before which history was given up, TimedOut for one that does not come, and
+        NotFound.
+        """
+        deadline = self._deadline(timeout)
+
+        def want(schema: Schema) -> Wanted:
+            return Wanted.of(
+                schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter
+            )
+
+        time = None if as_of is None else Times("ms", self.client.runtime.clock_ms).as_of(as_of)
+        return self._on_line(name, lambda line: line.snapshot(name, time, want, deadline))
+
+    def listen(self, name: str, as_of: TimeLike, *, timeout: float | None = None) -> TableListen:
+        """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
+
+        It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever).
+        """
+        time = Times("ms", self.client.runtime.clock_ms).as_of(as_of)
+        timeout = None if timeout is None else parse_seconds(timeout)
+
+        def act(line: Line) -> TableListen:
+            return TableListen(_line(self.controller, line.record, self._owner or "listen"), name, time, timeout)
+
+        return self._on_line(name, act)
+
+    def apply(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Applied:
+        """Copy what transactions wrote from the WAL to their tables. Any number of processes may do so, at any time.
+
+        Tables without anything new are not touched. Does nothing on a timeline in YOLO mode.
+        """
+        self._writable("apply")
+        line = self._line(timeline)
+        if not isinstance(line, WalLine):
+            return Applied((), 0, 0)
+        deadline = self._deadline(timeout)
+        return line.again(lambda: apply(line, deadline), deadline)
+
+    def tidy(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> int:
+        """Give up what the WAL has and the tables have too, so that it stays small. Answers how many rows."""
+        self._writable("tidy")
+        line = self._line(timeline)
+        deadline = self._deadline(timeout)
+        return line.again(lambda: tidy(line, deadline), deadline) if isinstance(line, WalLine) else 0
+
+    def outcome(self, token: bytes, *, timeline: str = DEFAULT, table: str | None = None) -> int | None:
+        """What became of a commit whose outcome was unknown: its time, or None if it is not there and never will be.
+
+        `token` is that of the Indeterminate, or of the transaction. On a timeline in YOLO mode, say which `table`.
+        """
+        self._writable("outcome")
+        token, lower, upper = bounds_of(parse_token(token))
+        line = self._line(timeline)
+        deadline = self._deadline(None)
+        if isinstance(line, YoloLine):
+            if table is None:
+                raise InvalidUsage(f"timeline {timeline!r} is in YOLO mode: say which table= the statement was on")
+            line.look()
+            view = line.view(table)
+            span = view.timeline().at(lower.time or 0)
+            return (upper.time or 1) - 1 if line.was_committed(span, token, view, deadline) else None
+        while isinstance(line, WalLine):
+            verdict = self.client.judge_append(line.shard, token, lower, upper)
+            if verdict.answer != "open":
+                return None if verdict.seqno is None else (upper.time or 1) - 1
+            line.writer().advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+        raise TypeError(line)
+
+    def close(self) -> None:
+        """Close what it has open; the client stays open. Idempotent."""
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+
+    __reduce__ = not_pickled("Tables", "Open them in the other process")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, name: str, make: Callable[[Schema], Statement], timeout: float | None) -> Done:
+        self._writable("a change")
+        deadline = self._deadline(timeout)
+
+        def act(line: Line) -> Done:
+            def call() -> Done:
+                line.look()
+                view = line.view(name)
+                return run(line, view, make(view.schema), deadline)
+
+            return line.again(call, deadline)
+
+        return self._on_line(name, act)
+
+    def _on_line(self, name: str, act: Callable[[Line], T]) -> T:
+        """Do something with the timeline of a table: the one that is known, or the one that it is on by now."""
+        name = parse_collection_name(name)
+        catalog = self.controller.catalog
+        known = catalog.fetch(0).named(name)
+        if known is not None and known.timeline is not None:
+            with suppress(Elsewhere):
+                return act(self._line_by(catalog.fetch(0).timelines[known.timeline]))
+        contents = catalog.fetch()
+        record = contents.find(name)
+        if record.timeline is None:
+            raise InvalidUsage(
+                f"{name!r} is a collection, and no table: read it with controller.open_reader", table=name
+            )
+        return act(self._line_by(contents.timelines[record.timeline]))
+
+    def _line(self, timeline: str) -> Line:
+        timeline = parse_collection_name(timeline)
+        if timeline in self._lines:
+            return self._lines[timeline]
+        contents = self.controller.catalog.fetch()
+        record = _named(contents, timeline)
+        if record is None:
+            names = sorted(record.name for record in contents.timelines.values())
+            raise InvalidUsage(
+                f"there is no timeline {timeline!r}: there are {names}. One is created with its first table",
+                timeline=timeline,
+            )
+        return self._line_by(record)
+
+    def _line_by(self, record: TimelineRecord) -> Line:
+        return self._lines.setdefault(record.name, _line(self.controller, record, self._owner))
+
+    def _timeline(self, name: str, mode: TableMode | None, deadline: Deadline) -> TimelineRecord:
+        """The timeline of this name, which is made if it is not there; with its WAL, before any table is on it."""
+
+        def decide(contents: Contents) -> tuple[Changes, TimelineRecord]:
+            if (known := _named(contents, name)) is not None:
+                return {}, known
+            made = mode or "yolo"
+            record = TimelineRecord(id=minted_timeline(self.client.runtime.entropy(), made), name=name, mode=made)
+            return setting(record), record
+
+        record = self.controller.catalog.change(decide, deadline)
+        if mode is not None and record.mode != mode:
+            raise InvalidUsage(
+                f"timeline {name!r} is in {record.mode} mode, for all of its tables: leave mode= out, or name another "
+                "timeline=",
+                timeline=name, mode=mode,
+            )  # fmt: skip
+        if record.mode == "wal":
+            _make_wal(self, wal_shard(record.id))
+        return record
+
+    def _writable(self, what: str) -> None:
+        if self.client.read_only:
+            raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+
+def _named(contents: Contents, name: str) -> TimelineRecord | None:
+    return next((record for record in contents.timelines.values() if record.name == name), None)
+
+
+def _line(controller: Controller, record: TimelineRecord, owner: str) -> Line:
+    return (WalLine if record.mode == "wal" else YoloLine)(controller.catalog, record, owner)
+
+
+def _make_wal(tables: Tables, shard: str) -> None:
+    """Make a WAL: it has a hold from the beginning, and its first time is complete. May be repeated."""
+    client = tables.client
+    known = client.machine(shard).try_fetch()
+    if known is not None and HOLD in known.state.holds and known.state.upper.time:
+        return
+    with client.open_writer(shard, WAL) as write:
+        with suppress(HoldConflict, ShardFinished, SinceViolation):
+            client.set_hold(shard, HOLD, 0, expected=None)
+        write.advance_upper(1)

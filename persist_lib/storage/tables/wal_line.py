@@ -1,0 +1,257 @@
+"""A timeline in WAL mode: a transaction over any of its tables is one append to its WAL.
+
+A table's logical upper is the WAL's. What a table has not got yet, its readers take from the WAL.
+SUBTLE: a reader first holds the WAL's since, and then reads a table's upper. The WAL keeps all that is not in its
+table, so nothing is missed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from persist_lib.errors import LeaseExpired, SinceViolation, TimedOut, UpperMismatch
+from persist_lib.frontier import at
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.changes import Changes
+from persist_lib.read.handle import ReadHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.storage.catalog import Catalog
+from persist_lib.storage.records import TimelineRecord
+from persist_lib.storage.tables import applying
+from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.line import Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.storage.tables.tail import Entry, Tail, encoded, entries_of
+from persist_lib.storage.tables.view import View, needs_settling, pause
+from persist_lib.storage.tables.wanted import Wanted, added_up
+from persist_lib.storage.timeline import Span
+from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
+from persist_lib.write.handle import WriteHandle
+from persist_lib.write.times import format_token
+
+
+class WalLine(Line):
+    """A timeline with a WAL. `upper` is the WAL's, as of the last look; `start` is where its tail begins."""
+
+    def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
+        super().__init__(catalog, record, owner)
+        self.shard = wal_shard(record.id)
+        self.tail = Tail()
+        self.upper = self.start = self._loaded = 0
+        self._reader: ReadHandle | None = None
+        self._writer: WriteHandle | None = None
+        self.gone: set[str] = set()
+
+    def look(self) -> None:
+        """Ask for the newest seqnos of all shards, and read what is new in the WAL."""
+        with self.lock:
+            machine = (self._reader or self._register()).machine
+            super().look()
+            if machine.version.seqno < self.heads.get(self.shard, 0):
+                machine.fetch()
+            self._load()
+
+    def read_time(self, deadline: Deadline) -> int:
+        """The newest time of the WAL."""
+        self.again(self.look, deadline)
+        return self.upper - 1
+
+    def newest(self, view: View, deadline: Deadline) -> int:  # noqa: ARG002 - the other mode asks the table
+        """The newest time of the WAL, whatever is in the table itself."""
+        return self.read_time(deadline)
+
+    def contents(self, view: View, as_of: int, wanted: Wanted, deadline: Deadline) -> pa.Table:
+        """What the table has, and what the WAL has beyond it."""
+        while True:
+            span, upper, entries = self.settled(view, as_of, deadline)
+            try:
+                base = view.contents(span, min(as_of, upper - 1), wanted)
+            except SinceViolation:
+                self._catch_up(view, as_of, upper, deadline)
+                continue
+            return added_up(wanted.schema, base, *_rows(entries, wanted))
+
+    def changed(self, view: View, from_: int, to: int, wanted: Wanted) -> pa.Table | None:
+        """What the WAL has of it; None where the table became another one, or the tail begins later."""
+        with self.lock:
+            entries = self.tail.of(view.id, from_, to)
+            if from_ < self.start or any(entry.is_mark for entry in entries):
+                return None
+            return added_up(wanted.schema, *_rows(entries, wanted))
+
+    def try_commit(
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
+    ) -> Committed | None:
+        """Append to the WAL, if its upper is right after `as_of`: one compare-and-set."""
+        lower = as_of + 1
+        time = max(lower, self.client.consensus.now())
+        token = format_token(self.client.runtime, at(lower), at(time + 1))
+        rows = [
+            (time, view.id, chunk, data, time, 1)
+            for view, table in changes
+            for chunk, data in enumerate(encoded(table))
+        ]
+        columns = list(zip(*rows, strict=True))
+        updates = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA.updates, strict=True)], SCHEMA.updates)
+        write = self.writer()
+        sending(token)
+        try:
+            until_decided(
+                lambda: write.compare_and_append(
+                    updates, lower, time + 1, timeout=max(0.001, deadline.remaining_s()), token=token
+                ),
+                deadline,
+            )
+        except UpperMismatch:
+            with self.lock:
+                self._load()
+            return None
+        return Committed(time, token)
+
+    def snapshot(self, name: str, as_of: int | None, want: Want, deadline: Deadline) -> TableSnapshot:
+        """Waits until the WAL has passed `as_of`."""
+        newest = self.read_time(deadline)
+        while as_of is not None and newest < as_of:
+            if deadline.has_passed():
+                raise TimedOut(
+                    f"table {name!r}: waited {deadline.timeout_s:g} s for timeline {self.name!r} to pass {as_of}, and "
+                    f"it is at {newest + 1}. Nothing is lost; wait longer, or ask for an earlier time",
+                    timeout_s=deadline.timeout_s, table=name,
+                )  # fmt: skip
+            pause(deadline)
+            newest = self.read_time(deadline)
+        time = newest if as_of is None else as_of
+        with self.pinned(time):
+            return self.again(lambda: self._snapshot(name, time, want, deadline), deadline)
+
+    def settled(self, view: View, as_of: int, deadline: Deadline) -> tuple[Span, int, list[Entry]]:
+        """The span that covers a time, the upper of its rendition, which can be read, and what the WAL has beyond it.
+
+        SUBTLE: all of it at once, as entries go from the tail when upper moves.
+        """
+        while True:
+            with self.lock:
+                span = view.timeline().at(as_of)
+                upper = view.upper(span)
+                if as_of < upper or not needs_settling(span, upper):
+                    return span, upper, [e for e in self.tail.of(view.id, upper - 1, as_of) if not e.is_mark]
+            self._catch_up(view, as_of, upper, deadline)
+
+    def writer(self) -> WriteHandle:
+        """The handle that commits."""
+        if self._writer is None:
+            self._writer = self.client.open_writer(self.shard, SCHEMA)
+        return self._writer
+
+    def reset(self) -> None:
+        """Give up what this process holds, and what it knows of the WAL."""
+        with self.lock:
+            super().reset()
+            self.tail.clear()
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent."""
+        super().close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _register(self) -> ReadHandle:
+        self._reader = self.client.open_reader(self.shard, SCHEMA, purpose=self.owner or "tables")
+        self.start = self._loaded = self._reader.since.time or 0
+        return self._reader
+
+    def _load(self) -> None:
+        """Read what is new in the state of the WAL that this process knows."""
+        reader = self._reader or self._register()
+        upper = reader.upper.time or 0
+        if self._loaded < upper - 1:
+            changes = Changes(reader, reader.acquire(self._loaded), self._loaded, upper - 1, Spending())
+            entries = entries_of(changes.to_arrow())
+            changes.release()
+            self.tail.add(entries)
+            self.gone |= {entry.table for entry in entries if entry.chunk == DROPPED}
+            for table in {entry.table for entry in entries if entry.is_mark} & self._views.keys():
+                self._views[table].reader.timeline()  # read anew: a handover that the look may not have seen
+            self._loaded = upper - 1
+            if not reader.read_only:
+                reader.let_go(at(self._loaded))
+        if (error := reader.expired(reader.machine.state)) is not None:
+            raise error
+        self.upper = upper
+
+    def _freshen(self, view: View) -> None:
+        if view.id in self.gone:
+            raise self.dropped(view.name)
+        view.freshen(self.heads)
+        upper = view.upper(view.timeline().last)
+        done = self.oldest(upper - 1)
+        self.tail.drop(view.id, done)
+        view.let_go(done)
+
+    def _snapshot(self, name: str, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
+        view = self.view(name)
+        if at(time) < view.reader.since:
+            with self.older(name) as old:
+                return self._whole(old, time, want, deadline)
+        while True:
+            span, upper, entries = self.settled(view, time, deadline)
+            if time < upper:
+                return self.base(view, span, time, want)
+            schema = view.handles(span)[0].schema
+            wanted = want(schema)
+            try:
+                if not entries and upper > 0:
+                    found = self.base(view, span, upper - 1, want)
+                    found.as_of = time
+                    return found
+                base = view.contents(span, upper - 1, wanted)
+            except SinceViolation:
+                self._catch_up(view, time, upper, deadline)
+                continue
+            table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
+            return TableSnapshot(name, time, schema, wanted.columns, table)
+
+    def _whole(self, view: View, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
+        """The contents read now, as the reader is closed after this."""
+        span, upper, entries = self.settled(view, time, deadline)
+        schema = view.handles(span)[0].schema
+        wanted = want(schema)
+        base = view.contents(span, min(time, upper - 1), wanted)
+        table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
+        return TableSnapshot(view.name, time, schema, wanted.columns, table)
+
+    def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
+        """Bring the table's own data up to what a read of it needs, or wait for those who do."""
+        if as_of < upper:
+            raise self._too_early(view, as_of)
+        if deadline.has_passed():
+            raise self.out_of_time(deadline, f"table {view.name!r} is still being copied to its new rendition")
+        if not self.client.read_only:
+            applying.apply_table(self, view, deadline)
+        pause(deadline)
+        try:
+            self.look()
+        except LeaseExpired:
+            self.reset()
+            raise
+        view.freshen(self.heads)
+
+    def _too_early(self, view: View, as_of: int) -> SinceViolation:
+        show = view.schema.show
+        return SinceViolation(
+            f"table {view.name!r}: as_of {show(as_of)} is before {show(view.reader.since)}, from when on history is "
+            "kept. Read at that time or later; a hold, or a longer retention, would have kept it",
+            as_of=as_of, since=view.reader.since, table=view.name,
+        )  # fmt: skip
+
+
+def _rows(entries: list[Entry], wanted: Wanted) -> list[pa.Table]:
+    """The wanted rows of what the WAL has: at most one table."""
+    if not entries:
+        return []
+    return [wanted.kept(added_up(wanted.schema, *(entry.rows(wanted.schema) for entry in entries)))]

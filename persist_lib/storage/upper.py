@@ -1,0 +1,23 @@
+"""How far the data of a collection has come: read from its shards, across handovers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from persist_lib.client import Client
+from persist_lib.frontier import MINIMUM, TOP, Antichain, at
+from persist_lib.storage.timeline import Timeline
+
+
+def meet(client: Client, names: Sequence[str]) -> Antichain:
+    """The least upper of shards, read from the location."""
+    return min((client.machine(name).fetch().state.upper for name in names), default=TOP)
+
+
+def upper_of(client: Client, timeline: Timeline) -> Antichain:
+    """All updates of the collection before this are known: of each rendition, up to where the next one follows."""
+    for span in timeline.spans:
+        upper = meet(client, span.rendition.names)
+        if span.end is None or upper < at(span.end):
+            return upper if span.start == 0 or at(span.start) < upper else at(span.start)
+    return MINIMUM

@@ -1,0 +1,355 @@
+"""`persist collection`: a life of a collection at a shell, its dry runs, its failures, and what machines get."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import persist_lib as persist
+from persist_lib.cli.app import app
+from tests.integration.test_cli import Shell
+from tests.unit.cli.shells import run
+
+COLUMNS = ("--key", "id:int64 not null", "--value", "name:string", "--value", "cents:int64")
+FIXES = """
+import pyarrow.compute as pc
+
+def doubled(rows):
+    return rows.set_column(rows.schema.get_field_index("cents"), "cents", pc.multiply(rows["cents"], 2))
+
+NOT_A_FUNCTION = 3
+"""
+
+
+def jsonl(path: Path, *rows: dict[str, object]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def sh(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "data")
+
+
+@pytest.fixture
+def made(sh: Shell, tmp_path: Path) -> Shell:
+    """A collection of three shards with ten rows."""
+    sh("collection", "create", "orders", *COLUMNS, "--shards", 3, "--mode", "compare_and_append")
+    rows = [{"id": n, "name": "a", "cents": 10 * n} for n in range(10)]
+    sh("collection", "append", "orders", jsonl(tmp_path / "rows.jsonl", *rows))
+    return sh
+
+
+def contents(sh: Shell, name: str = "orders", *words: object) -> dict[int, int]:
+    found = sh.json("collection", "snapshot", name, *words)
+    assert all(row["_diff"] == 1 for row in found["rows"])
+    return {row["id"]: row["cents"] for row in found["rows"]}
+
+
+def test_a_collection_is_made_once_and_listed(sh: Shell):
+    said = sh("collection", "create", "sales/orders", *COLUMNS, "--shards", 2, "--command", "c1")
+    assert said.startswith("created sales/orders in file:")
+    assert sh("collection", "create", "sales/orders", *COLUMNS, "--shards", 2, "--command", "c1") == said
+    assert "there is a collection 'sales/orders' already" in sh.fails(
+        1, "collection", "create", "sales/orders", *COLUMNS
+    )
+    assert sh("collection", "list", "--names") == "sales/orders\n"
+    assert sh.json("collection", "list", "--names") == {"collections": ["sales/orders"]}
+    found = sh.json("collection", "list")["collections"][0]
+    assert (found["name"], found["mode"], len(found["shards"]), found["upper"]) == ("sales/orders", "append", 2, [0])
+    assert re.search(r"sales/orders +1 +2 +append +\[0\]", sh("collection", "list"))
+
+
+def test_a_dry_run_of_create_makes_nothing(sh: Shell):
+    assert "would create orders" in sh("collection", "create", "orders", *COLUMNS, "--dry-run")
+    assert not sh.root.exists()
+    assert "a collection's name must be" in sh.fails(2, "collection", "create", "/x", *COLUMNS, "--dry-run")
+
+
+def test_show_tells_renditions_and_what_is_promised(made: Shell):
+    made("collection", "rendition", "make", "orders", "--shards", 5, "--copy")
+    text = made("collection", "show", "orders")
+    assert "promised    [1]: the earliest time of the next handover" in text
+    assert re.search(r" 1 +active +from 0 on +3 ", text)
+    assert re.search(r" 2 +new, copies 1 +- +5 +\[0\] +\[0\] +the same", text)
+    found = made.json("collection", "show", "orders")
+    assert found["schema"] == {"key": {"id": "int64 not null"}, "value": {"name": "string", "cents": "int64"}}
+    assert [(one["number"], one["active"], one["copies"]) for one in found["renditions"]] == [
+        (1, True, None), (2, False, 1),
+    ]  # fmt: skip
+
+
+def test_rows_come_from_files_and_from_standard_input(made: Shell, tmp_path: Path):
+    done = made.run("collection", "append", "orders", "-", typed='{"id": 70, "name": "x", "cents": 7}\n')
+    assert done.stdout == "orders: 1 update at time 1, upper is [2]\n"
+    row = jsonl(tmp_path / "more.jsonl", {"id": 71, "name": "x", "cents": 8, "_time": 4})
+    made("collection", "append", "orders", row, "--lower", 2, "--upper", 6)
+    assert contents(made)[71] == 8
+    assert contents(made, "orders", "--as-of", 3).keys() == {*range(10), 70}
+    assert contents(made, "orders", "--key", 71, "--columns", "id,cents") == {71: 8}
+    assert "starts at [2], but upper is [6]" in made.fails(
+        1, "collection", "append", "orders", row, "--lower", 2, "--upper", 6
+    )
+    assert made.run("collection", "append", "orders", "-", typed="").exit_code == 0
+
+
+def test_upsert_and_delete_count_keys(made: Shell, tmp_path: Path):
+    rows = jsonl(
+        tmp_path / "new.jsonl", {"id": 1, "name": "a", "cents": 10}, {"id": 2, "name": "b", "cents": 0},
+        {"id": 99, "name": "n", "cents": 1},
+    )  # fmt: skip
+    before = made.files()
+    found = made.json("collection", "upsert", "orders", rows, "--dry-run")
+    assert (found["inserted"], found["updated"], found["unchanged"], found["updates"]) == (1, 1, 1, 3)
+    assert contents(made).keys() == set(range(10))
+    assert {name for name in made.files() if "/part" in name} == {name for name in before if "/part" in name}
+    assert made("collection", "upsert", "orders", rows).startswith(
+        "orders: 1 inserted, 1 updated, 1 unchanged (3 updates) at time 1"
+    )
+    keys = jsonl(tmp_path / "keys.jsonl", {"id": 99}, {"id": 100})
+    assert "1 deleted" in made("collection", "delete", "orders", keys)
+    assert contents(made).keys() == set(range(10))
+
+
+def test_a_collection_of_identical_appends_asks_for_times(sh: Shell, tmp_path: Path):
+    sh("collection", "create", "events", *COLUMNS, "--shards", 2)
+    rows = jsonl(tmp_path / "rows.jsonl", {"id": 1, "name": "a", "cents": 1})
+    assert "add --lower and --upper" in sh.fails(2, "collection", "append", "events", rows)
+    assert "go together" in sh.fails(2, "collection", "append", "events", rows, "--lower", 0)
+    for _ in range(2):
+        sh("collection", "append", "events", rows, "--lower", 0, "--upper", 1)
+    assert contents(sh, "events") == {1: 1}
+    assert "is written by write.append" in sh.fails(1 + 1, "collection", "upsert", "events", rows)
+
+
+def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shell, tmp_path: Path):
+    fixes = tmp_path / "fixes_of_this_test.py"
+    fixes.write_text(FIXES)
+    made("collection", "rendition", "make", "orders", "--shards", 5, "--copy")
+    made("collection", "rendition", "copy", "orders", 2, "--transform", f"{fixes}:doubled")
+    text = made("collection", "compare", "orders", 2)
+    assert "rendition 2 (10 rows) beside rendition 1 (10 rows), as of 0" in text
+    assert re.search(r" changed +9", text)
+    assert re.search(r" cents +9", text)
+    assert "changed: id=1 cents: 10 → 20" in text
+    found = made.json("collection", "compare", "orders", 2)
+    assert (found["equal"], found["changed"], found["columns"]) == (False, 9, {"name": 0, "cents": 9})
+    assert found["samples"]["changed"][0] == {"id": 1, "cents": [10, 20]}
+    said = made("collection", "rendition", "drop", "orders", 2, "--dry-run")
+    assert said.count("would be finished") == 5
+    assert len(made.json("collection", "show", "orders")["renditions"]) == 2
+    made("collection", "rendition", "drop", "orders", 2)
+
+    made("collection", "rendition", "make", "orders", "--shards", 4, "--copy")
+    made("collection", "rendition", "copy", "orders", 3)
+    assert "no row differs" in made("collection", "compare", "orders", 3)
+    assert made("collection", "hand-over", "orders", 3, "--dry-run") == (
+        "rendition 3 of orders would be the collection from 1 on\n"
+    )
+    assert made.json("collection", "show", "orders")["renditions"][0]["active"]
+    assert made.json("collection", "hand-over", "orders", 3, "--command", "h")["at"] == 1
+    assert made.json("collection", "hand-over", "orders", 3, "--command", "h")["at"] == 1, "the same command"
+    assert "the copy is complete" in made("collection", "rendition", "copy", "orders", 3, "--to-end")
+    assert "is the collection already" in made.fails(1, "collection", "hand-over", "orders", 3)
+    made.run("collection", "append", "orders", "-", typed='{"id": 70, "name": "x", "cents": 7}\n')
+    assert contents(made)[70] == 7
+    lines = made("collection", "listen", "orders", "--as-of", 0, "--no-wait").splitlines()
+    assert [line for line in lines if "id=" in line] == ["[1] +1  id=70 name=x cents=7"], "nothing else changed"
+    assert made.json("collection", "changes", "orders", "--from", 0)["rows"] == [
+        {"id": 70, "name": "x", "cents": 7, "_time": 1, "_diff": 1}
+    ]
+    assert "it is the collection at times" in made.fails(2, "collection", "rendition", "drop", "orders", 3, "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("doubled", "FILE.py:FUNCTION"), ("nowhere_to_be_found:f", "No module named"), (":f", "FILE.py:FUNCTION"),
+        ("{fixes}:NOT_A_FUNCTION", "has no function"), ("{fixes}:missing", "has no function"),
+    ],
+)  # fmt: skip
+def test_a_transformation_that_is_none_is_refused(text: str, says: str, made: Shell, tmp_path: Path):
+    fixes = tmp_path / "fixes_refused.py"
+    fixes.write_text(FIXES)
+    made("collection", "rendition", "make", "orders", "--copy")
+    words = ("--transform", text.format(fixes=fixes))
+    assert says in made.fails(2, "collection", "rendition", "copy", "orders", 2, *words)
+
+
+def test_other_columns_come_with_a_rendition(made: Shell, tmp_path: Path):
+    (tmp_path / "in_dollars.py").write_text(
+        "import pyarrow.compute as pc\n"
+        "def convert(rows):\n"
+        "    at = rows.schema.get_field_index('cents')\n"
+        "    return rows.set_column(at, 'dollars', pc.divide(rows['cents'].cast('double'), 100.0))\n"
+    )
+    new = ("--key", "id:int64 not null", "--value", "name:string", "--value", "dollars:float64")
+    made("collection", "rendition", "make", "orders", *new, "--copy")
+    made("collection", "rendition", "copy", "orders", 2, "--transform", f"{tmp_path}/in_dollars.py:convert")
+    assert "only rendition 2 has dollars: not compared" in made("collection", "compare", "orders", 2)
+    assert "go with the columns" in made.fails(2, "collection", "rendition", "make", "orders", "--unique")
+
+
+def test_history_is_kept_by_retention_and_holds(made: Shell):
+    for n in range(5):
+        made.run("collection", "append", "orders", "-", typed=json.dumps({"id": 70 + n, "name": "x", "cents": 1}))
+    assert made("collection", "alter", "orders", "--retention", 0) == "orders keeps history for 0 behind upper\n"
+    assert "keeps history from [2] on" in made("collection", "hold", "set", "orders", "audit", "--since", 2)
+    assert re.search(r" audit +\[2\]", made("collection", "hold", "list", "orders"))
+    before = made.files()
+    assert "step" in made("collection", "tend", "--dry-run")
+    assert made.files().keys() == before.keys()
+    made("collection", "tend", "orders")
+    assert made.json("collection", "show", "orders")["since"] == [2]
+    assert made("collection", "hold", "release", "orders", "audit") == "orders: hold audit is released\n"
+    made.run("collection", "append", "orders", "-", typed='{"id": 80, "name": "x", "cents": 1}')
+    made("collection", "tend")
+    assert made.json("collection", "show", "orders")["since"] == [6]
+    assert made("collection", "tend") == "collections: nothing to do\n"
+    assert "say what to change" in made.fails(2, "collection", "alter", "orders")
+    assert "is before since [6]" in made.fails(1, "collection", "snapshot", "orders", "--as-of", 2)
+
+
+def test_capabilities_name_owners(made: Shell):
+    with made.client() as client, client.controller() as controller:
+        reader = controller.open_reader("orders", owner="nightly report")
+        found = made.json("collection", "capabilities", "orders")["capabilities"]
+        assert {(one["kind"], one["owner"]) for one in found} == {("hold", ""), ("read", "nightly report")}
+        assert "nightly report" in made("collection", "capabilities", "orders")
+        reader.close()
+
+
+def test_a_name_is_typed_before_a_collection_is_dropped(made: Shell):
+    before = made.json("collection", "show", "orders")
+    assert "orders would be dropped" in made("collection", "drop", "orders", "--dry-run")
+    refused = made.run("collection", "drop", "orders", typed="order\n")
+    assert (refused.exit_code, "Type the collection's name" in refused.stderr) == (2, True)
+    assert "add --yes" in made.fails(2, "collection", "drop", "orders", "--json")
+    assert made.json("collection", "show", "orders") == before
+    assert "orders is dropped" in made.run("collection", "drop", "orders", typed="orders\n").stdout
+    assert made("collection", "list", "--names") == ""
+    made("collection", "create", "orders", *COLUMNS)
+
+
+def test_a_drop_waits_for_readers_and_says_for_whom(made: Shell):
+    with made.client() as client, client.controller() as controller:
+        reader = controller.open_reader("orders", owner="report")
+        assert "1 shard has to wait" in made("collection", "drop", "orders", "--yes")
+        reader.close()
+    made("collection", "tend")
+    with made.client() as client:
+        assert all(client.inspect(name).state.is_finished() for name in client.shards() if name != "_catalog")
+
+
+def test_a_renamed_collection_is_found_under_its_new_name(made: Shell):
+    assert made("collection", "rename", "orders", "archive/orders") == "orders is now archive/orders\n"
+    assert "Did you mean archive/orders?" in made.fails(1, "collection", "show", "archive/order")
+    assert "`persist collection list` lists all" in made.fails(1, "collection", "show", "orders")
+
+
+def test_who_takes_a_collection_for_a_shard_is_told(made: Shell):
+    assert "is a collection in" in made.fails(1, "show", "orders")
+    assert "persist collection show orders" in made.fails(1, "snapshot", "orders")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show",), ("capabilities",), ("tend",), ("snapshot",), ("changes",), ("compare", 2), ("hand-over", 2),
+        ("alter", "--retention", 1), ("rename", "b"), ("drop", "--yes"), ("hold", "list"), ("listen", "--as-of", 0),
+        ("hold", "set", "h"), ("hold", "release", "h"), ("rendition", "make"), ("rendition", "copy", 2),
+        ("rendition", "drop", 2), ("append", "-"),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)  # fmt: skip
+def test_every_command_says_that_there_is_no_such_collection(words: tuple[object, ...], made: Shell):
+    at = 2 if words[0] in ("hold", "rendition") else 1
+    said = made.fails(1, "collection", *words[:at], "order", *words[at:])
+    assert "there is no collection 'order'" in said
+    assert "Did you mean orders?" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("compare", "orders", 7), "has no rendition 7: it has [1]"),
+        (("hand-over", "orders", 7), "has no rendition 7"),
+        (("hand-over", "orders", 1), "is the collection already"),
+        (("rendition", "copy", "orders", 1), "is written independently"),
+        (("rendition", "drop", "orders", 1), "is the collection at times"),
+        (("hold", "release", "orders", "x"), "x"),
+        (("hold", "set", "orders", "collection"), "keeps a collection's history by its retention"),
+        (("append", "orders", "nowhere.jsonl"), "there is no file nowhere.jsonl"),
+        (("snapshot", "orders", "-f", "parquet"), "name it with -o FILE"),
+        (("hand-over", "orders", 1, "--at", "soon"), "must be a time"),
+        (("alter", "orders", "--retention", "soon"), "retention is a number"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_in_a_sentence(words: tuple[object, ...], says: str, made: Shell):
+    done = made.run("collection", *words)
+    assert done.exit_code in (1, 2)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    as_json = made.run("collection", *words, "--json")
+    assert says in json.loads(as_json.stderr)["message"]
+
+
+def test_times_may_be_moments(sh: Shell):
+    sh("collection", "create", "visits", "--key", "id:int64", "--times", "ms", "--mode", "compare_and_append",
+       "--retention", "7 days")  # fmt: skip
+    sh.run("collection", "append", "visits", "-", typed='{"id": 1}')
+    assert "7 d" in sh("collection", "show", "visits")
+    found = sh.json("collection", "snapshot", "visits")
+    assert found["times"] == "ms"
+    assert found["as_of"] > 1_700_000_000_000
+
+
+def test_help_loads_no_arrow():
+    code = (
+        "import sys\nfrom persist_lib.cli.app import app\n"
+        "app(['collection', 'rendition', 'make', '--help'], standalone_mode=False)\n"
+        "print('pyarrow' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "False"
+
+
+def test_names_are_completed(made: Shell):
+    made("collection", "create", "others", *COLUMNS)
+    words = f"persist --location file:{made.root} collection show or"
+    place = str(len(words.split(" ")) - 1)
+    env = {"_PERSIST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
+    done = run(cwd=made.root.parent, env=env)
+    assert (done.stdout.split(), done.stderr) == (["orders"], "")
+
+
+def test_every_command_has_an_example():
+    commands = CliRunner().invoke(app, ["collection", "--help"]).stdout
+    for name in re.findall(r"^│ ([a-z][a-z-]+)  ", commands, re.MULTILINE):
+        if name not in ("hold", "rendition"):
+            assert f"persist collection {name}" in CliRunner().invoke(app, ["collection", name, "--help"]).stdout
+
+
+def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):
+    with persist.open(f"file:{sh.root}") as client:
+        client.open_writer("shard", persist.Schema({"id": "int64"}))
+    assert sh("collection", "list").endswith(f"0 collections in file:{sh.root}\n")
+    assert sh("collection", "tend") == "collections: nothing to do\n"
+
+
+def test_sql_reads_collections_as_of_times(made: Shell, tmp_path: Path):
+    made("collection", "rename", "orders", "sales/orders")
+    made("collection", "upsert", "sales/orders", jsonl(tmp_path / "one.jsonl", {"id": 1, "name": "a", "cents": 999}))
+    assert made.json("sql", 'select sum(cents) as total from "sales/orders"')["rows"] == [{"total": 450 + 989}]
+    both = (
+        'select n.cents - o.cents as grew from "sales/orders" n join "sales/orders" as of 0 o using (id) where id = 1'
+    )
+    assert made.json("sql", both)["rows"] == [{"grew": 989}]
+    assert "describe" not in made.fails(1, "sql", "select * from nowhere")
+    assert [row["column_name"] for row in made.json("sql", 'describe "sales/orders"')["rows"]][:2] == ["id", "name"]
