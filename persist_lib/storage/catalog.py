@@ -7,17 +7,19 @@ processes come one after the other. Its times are a clock, so that it can be rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from operator import itemgetter
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from persist_lib.arguments import did_you_mean
 from persist_lib.client import Client
-from persist_lib.errors import InvalidUsage, NewerFormat, NotFound, SchemaMismatch, UpperMismatch
+from persist_lib.errors import InvalidUsage, NewerFormat, NotFound, SchemaMismatch, SinceViolation, UpperMismatch
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.names import CATALOG
 from persist_lib.storage.records import (
     CollectionRecord,
@@ -44,7 +46,7 @@ KINDS: Mapping[str, type[Record]] = {
     "timeline": TimelineRecord,
 }  # fmt: skip
 
-Rows = Mapping[tuple[str, str], Record]
+Records = Mapping[tuple[str, str], Record]
 Changes = Mapping[tuple[str, str], Record | None]
 """The rows that a change sets; None for one that it takes away."""
 T = TypeVar("T")
@@ -58,6 +60,8 @@ class Contents(NamedTuple):
     renditions: Mapping[tuple[str, int], RenditionRecord]
     commands: Mapping[str, CommandRecord]
     timelines: Mapping[str, TimelineRecord] = MappingProxyType({})
+    records: Records = MappingProxyType({})
+    """All of them by kind and id, as they are stored."""
 
     def named(self, name: str) -> CollectionRecord | None:
         """The collection that has this name."""
@@ -105,8 +109,20 @@ class Catalog:
         except NotFound:
             return NOTHING
         if self._known is None or self._known.upper != upper:
-            self._known = _contents(upper, reader) if upper != MINIMUM else NOTHING._replace(upper=upper)
+            self._known = _contents(upper, self._read(reader, upper, self._known))
         return self._known
+
+    @staticmethod
+    def _read(reader: ReadHandle, upper: Antichain, known: Contents | None) -> Records:
+        """The rows as of just before `upper`: those known and what has changed since, or all of them."""
+        if known is not None and known.upper.time and upper.time is not None and known.upper < upper:
+            with suppress(SinceViolation), reader.changes(known.upper.time - 1, upper.time - 1) as changes:
+                rows = sorted(changes.to_pylist(), key=itemgetter(TIME, DIFF))  # what is retracted before what follows
+                return _applied(dict(known.records), rows)
+        if upper == MINIMUM:
+            return {}
+        with reader.snapshot((upper.time or 1) - 1) as snapshot:
+            return _applied({}, snapshot.to_pylist())
 
     def change(self, decide: Decide[T], deadline: Deadline) -> T:
         """Change what `decide` makes of the newest contents, in one transition. No change is no transition."""
@@ -197,21 +213,29 @@ def without(*records: Record) -> dict[tuple[str, str], Record | None]:
     return {_key_of(record): None for record in records}
 
 
-def _contents(upper: Antichain, reader: ReadHandle) -> Contents:
-    with reader.snapshot((upper.time or 1) - 1) as snapshot:
-        table = snapshot.to_arrow()
-    found: dict[str, dict[str, Record]] = {kind: {} for kind in KINDS}
-    for row in table.to_pylist():
-        where = f"row {row['kind']} {row['id']} of the catalog"
-        if row["kind"] not in KINDS:
+def _applied(records: dict[tuple[str, str], Record], rows: Iterable[Mapping[str, Any]]) -> Records:
+    for row in rows:
+        key = str(row["kind"]), str(row["id"])
+        where = f"row {key[0]} {key[1]} of the catalog"
+        if key[0] not in KINDS:
             raise NewerFormat(
                 f"{where} is of a kind that this release does not know: use a newer release of persist-lib. Nothing "
                 "was changed",
-                kind=row["kind"],
+                kind=key[0],
             )
-        found[row["kind"]][row["id"]] = decode(KINDS[row["kind"]], row["body"], where)
+        if row[DIFF] < 0:
+            records.pop(key, None)
+        else:
+            records[key] = decode(KINDS[key[0]], row["body"], where)
+    return records
+
+
+def _contents(upper: Antichain, records: Records) -> Contents:
+    found: dict[str, dict[str, Record]] = {kind: {} for kind in KINDS}
+    for (kind, id_), record in records.items():
+        found[kind][id_] = record
     renditions = {(r.collection, r.number): r for r in found["rendition"].values()}  # type: ignore[attr-defined]
-    return Contents(upper, found["collection"], renditions, found["command"], found["timeline"])  # type: ignore[arg-type]
+    return Contents(upper, found["collection"], renditions, found["command"], found["timeline"], records)  # type: ignore[arg-type]
 
 
 def _old(contents: Contents, key: tuple[str, str]) -> Record | None:
