@@ -105,7 +105,7 @@ def list_(
     shown: list[RenderableType] = [table] if found else []
     value = {"location": url, "collections": [description_value(one) for one in found]}
     failures = {name: str(error) for name, error in failed}
-    session.answer({**value, "failed": failures}, *shown, f"{units.of(len(names), 'collection')} in {url}")
+    session.answer({**value, "failed": failures}, *shown, units.of(len(names), "collection"))
     if failed:
         raise typer.Exit(worst([error for _, error in failed]))
 
@@ -178,8 +178,7 @@ def create(
         found = controller.create(
             name, schema, shards=count, mode=mode, hash_columns=columns_of(hash_), retention=kept, command=command
         )
-        url = controller.client.url
-    said = f"created {name} in {url}: {units.of(count, 'shard')}, {mode}, {schema}"
+    said = f"created {name}: {units.of(count, 'shard')}, {mode}, {schema}"
     session.answer(description_value(found), said)
 
 
