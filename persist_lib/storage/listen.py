@@ -150,7 +150,7 @@ class CollectionListen:
                 upper = upper.meet(at(span.end))
             if upper.is_top() and not timeline.is_closed():
                 # Closed for writing, but never promised to the end: a handover may follow. Deliver what was written.
-                upper = at(self._last_time(span) + 1)
+                upper = at(self._reader.last_time(span) + 1)
             if self._reader.client.read_only:  # others promise
                 upper = upper.meet(timeline.upper)
             if upper <= self.frontier:
@@ -158,11 +158,6 @@ class CollectionListen:
             if upper <= timeline.upper:
                 return upper
             self._reader.promise(upper, self._reader.client.runtime.deadline(self._reader.client.config.timeout_s))
-
-    def _last_time(self, span: Span) -> int:
-        states = [handle.machine.state for handle in self._reader.shards_of(span.rendition)]
-        times = [part.time_upper for state in states for batch in state.trace for part in batch.parts]
-        return max(times, default=0)
 
     def _wait(self) -> Antichain:
         seconds = float("inf") if self._timeout_s is None else self._timeout_s
@@ -210,7 +205,7 @@ class CollectionListen:
         """The last time before `upper`; of one that is closed, the last at which anything was written."""
         if upper.time is not None:
             return upper.time - 1
-        return max(self._last_time(self._span()), (self.frontier.time or 1) - 1)
+        return max(self._reader.last_time(self._span()), (self.frontier.time or 1) - 1)
 
     def _replaced(self, before: Span, span: Span, time: int) -> Iterator[Event]:
         """All rows of the old rendition out, in its columns, and all rows of the new one in, in its columns."""

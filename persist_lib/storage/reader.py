@@ -295,6 +295,11 @@ class CollectionReader:
     ) -> None:
         self.close()
 
+    def last_time(self, span: Span) -> int:
+        """The last time at which a span's rendition has data, as far as this process knows; 0 for none."""
+        states = [handle.machine.state for handle in self.shards_of(span.rendition)]
+        return max((part.time_upper for state in states for batch in state.trace for part in batch.parts), default=0)
+
     def newest(self) -> int:
         """The newest complete time. Raises SinceViolation when there is none."""
         timeline = self.timeline()
@@ -304,9 +309,7 @@ class CollectionReader:
         if upper.time is not None and upper.time > 0:
             return upper.time - 1
         if upper.is_top():  # closed for writing: the last time that any shard has data of
-            states = [handle.machine.state for handle in self.shards_of(timeline.last.rendition)]
-            times = [part.time_upper for state in states for batch in state.trace for part in batch.parts]
-            return max([*times, self.since.time or 0])
+            return max(self.last_time(timeline.last), self.since.time or 0)
         raise SinceViolation(
             f"collection {self.name!r} has no complete time yet: upper is {self.schema.show(upper)}; pass as_of to "
             "wait for it",
