@@ -33,7 +33,7 @@ from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
 from persist_lib.cli.schemas import build_schema
 from persist_lib.client import Client
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.storage import Controller
 from persist_lib.storage.comparing import Comparison
@@ -116,17 +116,8 @@ def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes) -> Iterator[pa.Re
     for batch in batches:
         for index in batch.column(0).to_pylist():
             with Spending() as spent:
-                outcome = _attempt(works[index])
+                outcome = t.attempt(partial(run_work, works[index]))
             yield t.answer(index, outcome, spent.cost)
-
-
-def _attempt(work: Work) -> Any:
-    try:
-        return run_work(work)
-    except (Determinate, Indeterminate):
-        raise  # Spark tries the task again
-    except PersistError as error:
-        return t.tell(error)
 
 
 def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:

@@ -110,6 +110,17 @@ def _cell(value: bytes | None) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), 1, list(map(pa.py_buffer, parts)))
 
 
+def attempt(task: Callable[[], object]) -> object:
+    """What a task answers: its result, or its permanent error, told. Others are raised, and Spark tries it again."""
+    try:
+        return task()
+    except (Determinate, Indeterminate):
+        raise
+    except PersistError as error:
+        kind = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+        return msgspec.structs.replace(tell(error), kind=kind)  # an error of a program alone has no name there
+
+
 def tell(error: PersistError) -> Told:
     """Encode an error so that the driver can raise it again."""
     return Told(type(error).__name__, error.message, {name: str(value) for name, value in error.fields.items()})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -15,10 +16,8 @@ from jobs.engine import SparkEngine
 from jobs.ingesting.work import Done, Work, run_task
 from jobs.parallel import in_parallel
 from jobs.stop import Stop
-from persist_lib import errors
-from persist_lib.errors import Determinate, Indeterminate, PersistError
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.write.staged import Stage, Ticket
+from persist_lib.write.staged import Stage
 
 Tells = Callable[[int, int], None]
 
@@ -86,15 +85,5 @@ def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes) -> Iterator[pa.Re
     for batch in batches:
         for index in batch.column(0).to_pylist():
             with Spending() as spent:
-                outcome = _attempt(works[index], ticket)
+                outcome = t.attempt(partial(run_task, works[index], None if ticket is None else ticket.write))
             yield t.answer(index, outcome, spent.cost)
-
-
-def _attempt(work: Work, ticket: Ticket | None) -> Any:
-    try:
-        return run_task(work, None if ticket is None else ticket.write)
-    except (Determinate, Indeterminate):
-        raise  # Spark tries the task again
-    except PersistError as error:
-        kind = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
-        return msgspec.structs.replace(t.tell(error), kind=kind)  # an error of ours alone has no name there
