@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
+from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.format.encoded import EncodedPart
 from persist_lib.format.parquet import Describing, PartEncoder, groups_of
 from persist_lib.kernel.merge import MERGE_BYTES, Run, merge_windows
@@ -39,11 +40,35 @@ def parts_of(
 ) -> Iterator[EncodedPart]:
     """One run of parts of about `part_bytes` from tables that follow one another in order and are consolidated."""
     encoder = PartEncoder(schema, schema_id)
-    for window in windows:
-        for group in groups_of(window):
+    for table in gathered(windows, part_bytes):
+        for group in groups_of(table):
             encoder.write(group, parallel)
             if encoder.size >= part_bytes:
                 yield encoder.finish()
                 encoder = PartEncoder(schema, schema_id)
     if encoder.rows:
         yield encoder.finish()
+
+
+def gathered(windows: Iterable[pa.Table], part_bytes: int = PART_BYTES) -> Iterator[pa.Table]:
+    """The same rows in tables of at least most of a row group, or of a part, however small the windows are.
+
+    A row group a window would put every column of wide rows into every chunk of a part, so that leaving columns out
+    saved nothing.
+    """
+    enough = min(GROUP_BYTES * 3 // 4, part_bytes)
+    held: list[pa.Table] = []
+    for window in windows:
+        held.append(window)
+        del window  # what is given away is not kept
+        rows, size = sum(table.num_rows for table in held), sum(table.nbytes for table in held)
+        if rows >= GROUP_ROWS or size >= enough:
+            yield _taken(held)
+    if held:
+        yield _taken(held)
+
+
+def _taken(held: list[pa.Table]) -> pa.Table:
+    table = pa.concat_tables(held).combine_chunks() if len(held) > 1 else held[0]
+    held.clear()
+    return table

@@ -47,10 +47,6 @@ class Committed(NamedTuple):
     token: bytes
 
 
-class Elsewhere(InvalidUsage):
-    """A name is not on this timeline; perhaps it was, before a table was renamed."""
-
-
 class Line(ABC):
     """A timeline. Safe to use from several threads."""
 
@@ -238,7 +234,7 @@ class Line(ABC):
         record = contents.find(name)
         if record.timeline != self.record.id:
             what = "a collection, and no table" if record.timeline is None else "a table of another timeline"
-            raise Elsewhere(f"{name!r} is {what}: this is timeline {self.name!r}", table=name, timeline=self.name)
+            raise InvalidUsage(f"{name!r} is {what}: this is timeline {self.name!r}", table=name, timeline=self.name)
         if record.state == "making":  # its process may be at it, or gone
             for command in contents.pending(record.id):
                 settle(self.catalog, command, self.client.runtime.deadline(self.client.config.timeout_s))

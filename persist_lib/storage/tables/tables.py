@@ -23,7 +23,7 @@ from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.records import Mode, TableMode, TimelineRecord
 from persist_lib.storage.tables.applying import Applied, apply, tidy
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Elsewhere, Line
+from persist_lib.storage.tables.line import Line
 from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.storage.tables.transaction import Transaction, run
@@ -306,8 +306,11 @@ class Tables:
         catalog = self.controller.catalog
         known = catalog.fetch(0).named(name)
         if known is not None and known.timeline is not None:
-            with suppress(Elsewhere):
+            try:
                 return act(self._line_by(catalog.fetch(0).timelines[known.timeline]))
+            except InvalidUsage:  # perhaps the table that now has this name is on another timeline
+                if catalog.fetch().find(name).timeline == known.timeline:
+                    raise
         contents = catalog.fetch()
         record = contents.find(name)
         if record.timeline is None:
