@@ -565,7 +565,7 @@ class Controller:
 
     def _described(self, record: CommandRecord) -> Description:
         """What a collection is after a command."""
-        contents = self.catalog.fetch()
+        contents = self.catalog.latest()
         found = contents.collections.get(record.collection)
         if found is not None and found.state == "dropping":
             found = None

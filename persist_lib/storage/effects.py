@@ -17,6 +17,7 @@ from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.storage.at_once import at_once
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.storage.small import append_once, out_of_time
@@ -32,7 +33,7 @@ HOLD = "collection"
 
 def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> CommandRecord:
     """Take the steps of a pending command, and say in the catalog what came of it."""
-    contents = catalog.fetch()
+    contents = catalog.latest()  # where others have finished it meanwhile, the steps do nothing
     current = contents.commands.get(command.id)
     if current is None or not current.pending:
         return current or command
@@ -54,7 +55,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
                 close(catalog.client, contents, current, found)
         case _:  # the others are done by the append that decides them
             pass
-    return catalog.change(lambda now: _done(now, current, answer, refused), deadline)
+    return catalog.change(lambda now: _done(now, current, answer, refused), deadline, from_latest=True)
 
 
 def _done(
@@ -83,10 +84,13 @@ def _live(record: R) -> R:
 
 def make_shards(client: Client, rendition: RenditionRecord) -> None:
     """Make the rendition's shards, each with the hold that keeps its history."""
-    for name in rendition.names:
+
+    def make(name: str) -> None:
         with suppress(ShardFinished):  # made, and dropped since, by processes that were faster
             client.open_writer(name, rendition.columns).close()
         _hold(client, name)
+
+    at_once(client.runtime, make, rendition.names)
 
 
 def begin(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> None:

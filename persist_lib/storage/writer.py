@@ -20,17 +20,19 @@ from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core.cost import Cost
 from persist_lib.errors import Indeterminate, InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
-from persist_lib.format.parts import within
+from persist_lib.format.parts import within as updates_within
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import parse_producer, parse_token
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keyset import Keys
+from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.at_once import at_once, states_of
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.routing import routed
 from persist_lib.storage.timeline import Renditions, Span, Timeline
@@ -72,6 +74,7 @@ class CollectionWriter:
         self.client, self.collection, self._only = client, collection, only
         self._renditions = Renditions(client, collection.shard, unit, collection.name)
         self._writers: dict[str, WriteHandle] = {}
+        self._registered: set[str] = set()
         self._closed = False
         rendition = only or self._span_to_write(self._timeline())[0].rendition
         self.mode = rendition.mode
@@ -155,8 +158,12 @@ class CollectionWriter:
             self._check_no_gap(low)
             for start, end, span in self._promised(low, upper, deadline):
                 self._copied(span, deadline)
-                for write, rows in self._shares(span.rendition, _piece(table, start, end)):
+
+                def send(share: tuple[WriteHandle, pa.Table], start: int = start, end: int | None = end) -> None:
+                    write, rows = share
                     write.append(rows, start, _frontier(end), timeout=max(0.001, deadline.remaining_s()))
+
+                at_once(self.client.runtime, send, self._shares(span.rendition, _piece(table, start, end)))
             return Written(upper, table.num_rows, b"", spent.cost)
 
     def append_now(self, updates: object, *, timeout: float | None = None, token: bytes | None = None) -> Written:
@@ -211,8 +218,7 @@ class CollectionWriter:
     def close(self) -> None:
         """Retire this writer. Idempotent. The data that it wrote stays."""
         self._closed = True
-        for write in self._writers.values():
-            write.close()
+        at_once(self.client.runtime, WriteHandle.close, list(self._writers.values()))
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
 
@@ -302,6 +308,9 @@ class CollectionWriter:
     def _send(self, appends: Sequence[Append], deadline: Deadline, token: bytes) -> None:
         timeout = max(0.001, deadline.remaining_s())
         if len(appends) > 1 and self.has_transactions:
+            new = [one.write for one in appends if one.write.shard not in self._registered]
+            within(deadline, lambda: at_once(self.client.runtime, lambda write: write.id, new))  # registers them
+            self._registered.update(write.shard for write in new)
             self.client.compare_and_append_many(appends, timeout=timeout, token=token)
             return
         for one in appends:
@@ -346,6 +355,7 @@ class CollectionWriter:
     def _span_to_write(self, timeline: Timeline) -> tuple[Span, int | None]:
         """The span that is written next, and where another one follows."""
         if self._only is not None:
+            states_of(self.client, self._only.names)
             return Span(0, None, self._only, ""), None
         upper = upper_of(self.client, timeline)
         span = timeline.last if upper.is_top() else timeline.at(max(upper.time or 0, timeline.since))
@@ -365,14 +375,19 @@ class CollectionWriter:
         return verdict.seqno is not None
 
     def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
-        """The upper of all shards of a rendition, which is one while nobody is in between."""
+        """The upper of all shards of a rendition, which is one while nobody is in between.
+
+        SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
+        """
+        names = span.rendition.names
+        uppers = {self.shard(name).upper for name in names}
         while True:
-            uppers = {self.shard(name).fetch_upper() for name in span.rendition.names}
             upper = max(uppers, default=MINIMUM)
             if len(uppers) == 1 and at(span.start) <= upper:
                 return upper
             self._check_time(deadline, f"the rendition is complete up to {min(uppers, default=MINIMUM)} only")
             deadline.pause(PAUSE_S)
+            uppers = {state.upper for state in states_of(self.client, names)}
 
     def _close(self, table: pa.Table, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
         """Say that nothing more comes before the newest rendition, which can then be copied to its end.
@@ -510,7 +525,7 @@ Finding = Callable[[Span, Deadline], tuple[pa.Table, Counts]]
 
 
 def _piece(table: pa.Table, start: int, end: int | None) -> pa.Table:
-    return within(table, start, end)
+    return updates_within(table, start, end)
 
 
 def _frontier(end: int | None) -> Antichain:
