@@ -89,7 +89,7 @@ def copy_step(
     for index, name in enumerate(new.names):
         share = _Share(reader, old, new, index, first, last, transform, deadline)
         with client.open_writer(name, new.columns) as write:
-            write.append(share, first, last + 1, timeout=max(0.001, deadline.remaining_s()))
+            write.append(share, first, last + 1, timeout=deadline.left_s())
     return Copied(meet(client, new.names), goal, is_complete=False)
 
 

@@ -244,7 +244,7 @@ class CollectionReader:
             self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
         while True:
             try:
-                self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+                self._promiser.advance_upper(upper, timeout=deadline.left_s())
             except LeaseExpired:  # of the writer, which registers anew
                 if deadline.has_passed():
                     raise

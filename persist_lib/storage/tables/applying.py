@@ -87,7 +87,7 @@ def apply_table(line: WalLine, view: View, deadline: Deadline) -> int | None:
     if not pieces:
         return None
     # SUBTLE: the promise first. Else a handover below could lose what is appended here.
-    known = view.promise(wal_upper, max(0.001, deadline.remaining_s()))
+    known = view.promise(wal_upper, deadline.left_s())
     count = 0
     for span, lower, end, entries in pieces:
         now = known.at(end - 1)
@@ -97,7 +97,7 @@ def apply_table(line: WalLine, view: View, deadline: Deadline) -> int | None:
         empty = empty_table(write.schema.updates)
         rows = pa.concat_tables([empty, *(at_time(e.rows(write.schema), e.time) for e in entries)])
         with suppress(UpperMismatch):  # a copier is not that far, or another applier is further
-            write.append(rows, lower, end, timeout=max(0.001, deadline.remaining_s()))
+            write.append(rows, lower, end, timeout=deadline.left_s())
             count += rows.num_rows
     return count
 
