@@ -25,6 +25,7 @@ from persist_lib.storage.asked import (
 from persist_lib.storage.catalog import Changes, Contents, setting
 from persist_lib.storage.describe import Capability, Description, Tended
 from persist_lib.storage.describing import capabilities, describe
+from persist_lib.storage.evolving import Evolving
 from persist_lib.storage.handover import Handovers
 from persist_lib.storage.making import Making
 from persist_lib.storage.names import minted, parse_collection_name
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from persist_lib.storage.tables import Tables
 
 
-class Controller(Making, Handovers):
+class Controller(Making, Evolving, Handovers):
     """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
 
     `catalog` names the shard that lists the collections; a location may have several catalogs, which know nothing of

@@ -56,6 +56,17 @@ class Description(msgspec.Struct, frozen=True):
         return next(rendition for rendition in self.renditions if rendition.active)
 
 
+class Evolved(msgspec.Struct, frozen=True):
+    """What adding columns did, or would do: `added` are their names, `renditions` those that got them.
+
+    Both are empty where the collection had `schema` already.
+    """
+
+    schema: Schema
+    added: tuple[str, ...]
+    renditions: tuple[int, ...]
+
+
 class HandoverPlan(msgspec.Struct, frozen=True):
     """What a handover would do now: from the time `at` on, `rendition` is the collection in place of `follows`.
 

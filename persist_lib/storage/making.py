@@ -54,7 +54,10 @@ class Making(Commanding):
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             current = contents.collections[collection.id]
-            active = timeline_of(self.client, current, contents.renditions_of(collection.id)[0]).last.rendition
+            renditions = contents.renditions_of(collection.id)
+            active = timeline_of(self.client, current, renditions[0]).last.rendition
+            # What the catalog says of it has the columns that were added since the handover.
+            active = contents.renditions.get((collection.id, active.number), active)
             columns = active.columns if schema is None else schema
             if columns.times != active.columns.times:
                 raise InvalidUsage(

@@ -17,13 +17,14 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import LeaseExpired, NotFound, ShardFinished, SinceViolation, TimedOut
+from persist_lib.errors import LeaseExpired, NotFound, SchemaMismatch, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.snapshot import Snapshot
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.at_once import at_once
 from persist_lib.storage.changes import CollectionChanges
 from persist_lib.storage.conform import check_additive
 from persist_lib.storage.difference import retracted
@@ -118,17 +119,14 @@ class CollectionReader:
         chosen = columns
         if columns is None and len(found[0].schema.value) > len(self.schema.value):
             chosen = self.schema.names
-        parts: list[Snapshot] = []
-        for handle in found:
-            remaining_s = deadline.remaining_s()
-            parts.append(
-                self._guarded(
-                    lambda handle=handle, remaining_s=remaining_s: handle.snapshot(  # type: ignore[misc]
-                        time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-                        timeout=remaining_s,
-                    )
-                )
+
+        def snapshot_of(handle: ReadHandle) -> Snapshot:
+            return handle.snapshot(
+                time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
+                timeout=deadline.remaining_s(),
             )  # fmt: skip
+
+        parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found))
         return CollectionSnapshot(
             self.name, time, rendition.number, self.schema, rendition.hash_columns, columns, parts,
             self.client.runtime, self.client.config.merge_bytes,
@@ -200,19 +198,27 @@ class CollectionReader:
     def shards_of(self, rendition: RenditionRecord) -> list[ReadHandle]:
         """Readers of a rendition's shards, opened when first needed, in this reader's schema if they have it."""
         if rendition.number not in self._shards:
-            found = []
-            try:
-                for name in rendition.names:
-                    schemas = self.client.machine(name).fetch().state.schemas
-                    wanted = getattr(self, "schema", None)
-                    schema = wanted if wanted in schemas else None
-                    found.append(self.client.open_reader(name, schema, purpose=self._owner or "collection"))
-            except BaseException:
-                for handle in found:
-                    handle.close()
-                raise
-            self._shards[rendition.number] = found
+            self._shards[rendition.number] = self._open(rendition.names)
         return self._shards[rendition.number]
+
+    def _open(self, names: Sequence[str]) -> list[ReadHandle]:
+        found: dict[str, ReadHandle] = {}
+
+        def open_(name: str, schema: Schema | None) -> None:
+            try:
+                found[name] = self.client.open_reader(name, schema, purpose=self._owner or "collection")
+            except SchemaMismatch:  # it does not have these columns
+                found[name] = self.client.open_reader(name, None, purpose=self._owner or "collection")
+
+        try:
+            open_(names[0], getattr(self, "schema", None))
+            # SUBTLE: while columns are being added, the first shard gets them last. All are read in its columns.
+            at_once(self.client.runtime, lambda name: open_(name, found[names[0]].schema), names[1:])
+        except BaseException:
+            for handle in found.values():
+                handle.close()
+            raise
+        return [found[name] for name in names]
 
     def known(self, time: int, deadline: Deadline) -> Span:
         """The span that covers a time, once that is complete and promised. Raises TimedOut."""
@@ -229,7 +235,7 @@ class CollectionReader:
 
     def upper_of(self, span: Span) -> Antichain:
         """The least upper of the shards of the span's rendition, read from the location."""
-        return min(handle.fetch_upper() for handle in self.shards_of(span.rendition))
+        return min(at_once(self.client.runtime, ReadHandle.fetch_upper, self.shards_of(span.rendition)))
 
     def promise(self, upper: Antichain, deadline: Deadline) -> None:
         """See to it that no handover can be before `upper`, up to which the data is there."""
@@ -278,9 +284,8 @@ class CollectionReader:
     def close(self) -> None:
         """Give up what this reader holds. Idempotent."""
         self._closed = True
-        for handles in list(self._shards.values()):
-            for handle in handles:
-                handle.close()
+        handles = [handle for handles in list(self._shards.values()) for handle in handles]
+        at_once(self.client.runtime, ReadHandle.close, handles)
         if self._promiser is not None:
             self._promiser.close()
         self._holder.close()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import parse_flag
 from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
-from persist_lib.errors import Indeterminate, UpperMismatch
+from persist_lib.errors import Indeterminate, SchemaMismatch, UpperMismatch
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time
@@ -129,9 +129,21 @@ class _ByKey:
         for name, share in zip(span.rendition.names, routed(span.rendition, self._keyed), strict=True):
             machine = self._writer.shard(name).machine
             looking = self._looking.setdefault(name, Looking(machine, Keys.of(schema, share)))
-            found.append(looking.contents(machine.version, deadline)[1])
+            found.append(self._narrow(looking.contents(machine.version, deadline)[1]))
         old = consolidate(schema, pa.concat_tables(found))
         new = old.slice(0, 0) if self._rows is None else self._rows
         changes = replacing(schema, old, new)
         counts = count_deleted(self._keys, old) if self._rows is None else count_upserted(self._keys, old, changes)
         return changes, counts
+
+    def _narrow(self, rows: pa.Table) -> pa.Table:
+        """Rows in the writer's columns. Raises SchemaMismatch where that would lose something of them."""
+        schema = self._writer.schema
+        added = [name for name in rows.schema.names if name not in schema.contents.names]
+        if any(rows.column(name).null_count < len(rows) for name in added):
+            raise SchemaMismatch(
+                f"collection {self._writer.name!r} has the columns {added} since this writer was opened, and rows of "
+                "these keys have something in them, which it cannot retract. Nothing was written; open a new writer",
+                collection=self._writer.name, expected=schema,
+            )  # fmt: skip
+        return rows.select(schema.contents.names) if added else rows
