@@ -9,7 +9,7 @@ from persist_lib.arguments import parse_flag, parse_integer, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.commanding import Commanding
 from persist_lib.storage.comparing import Comparison, compare_renditions
-from persist_lib.storage.copying import Copied, Transform, copy_step
+from persist_lib.storage.copying import Copied, Progress, Reading, Transform, copy_step
 from persist_lib.storage.describing import timeline_of
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.rebuilding import Rebuild, begin
@@ -31,25 +31,26 @@ class Filling(Commanding):
         *,
         transform: Transform | None = None,
         to_end: bool = False,
+        progress: Progress | None = None,
         timeout: float | None = None,
     ) -> Copied:
         """Bring a copy up to where the rendition is that it copies; again and again, while that is written.
 
         `transform` makes rows in the new columns of rows in the old ones; without one they are copied as they are. It
         must be a pure function of each row, and pass on `_time` and `_diff`. With `to_end`, the call goes on until the
-        copy was handed over to and has all that was before; `timeout` is in seconds.
+        copy was handed over to and has all that was before; `timeout` is in seconds. `progress` is called with how many
+        rows were read so far, and with how many there are to read in all, as far as is known.
 
         A copy that fell so far behind that history was given up cannot go on: SinceViolation. Make another one then.
         """
         self._writable("copy_rendition")
         to_end, deadline = parse_flag(to_end, "to_end"), self._deadline(timeout)
-        if transform is not None and not callable(transform):
-            raise InvalidUsage(f"transform must be a function of a pyarrow.Table: got {shown(transform)}")
+        check_transform(transform)
         old, new, collection = self._copy_of(name, rendition)
-        owner = f"copy to rendition {new.number}"
-        with CollectionReader(self.client, collection, new.columns.times, None, owner) as reader:
+        reading = Reading(progress)
+        with self._copier(collection, new) as reader:
             while True:
-                copied = copy_step(reader, old, new, transform, deadline)
+                copied = copy_step(reader, old, new, transform, deadline, reading)
                 if copied.is_complete or (not to_end and copied.goal <= copied.upper):
                     return copied
                 if deadline.has_passed():
@@ -65,8 +66,7 @@ class Filling(Commanding):
         """
         self._writable("begin_rebuild")
         old, new, collection = self._copy_of(name, rendition)
-        owner = f"copy to rendition {new.number}"
-        with CollectionReader(self.client, collection, new.columns.times, None, owner) as reader:
+        with self._copier(collection, new) as reader:
             begun = begin(reader, old, new, transform)
             if begun is None:
                 yield None
@@ -100,6 +100,10 @@ class Filling(Commanding):
         with CollectionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
             return compare_renditions(reader, old, new, as_of, deadline, progress)
 
+    def _copier(self, collection: CollectionRecord, new: RenditionRecord) -> CollectionReader:
+        owner = f"copy to rendition {new.number}"
+        return CollectionReader(self.client, collection, new.columns.times, None, owner)
+
     def _copy_of(self, name: str, rendition: object) -> tuple[RenditionRecord, RenditionRecord, CollectionRecord]:
         """The rendition that is copied, and its copy."""
         contents, collection = self._find(name)
@@ -111,3 +115,9 @@ class Filling(Commanding):
                 collection=name, rendition=new.number,
             )  # fmt: skip
         return self._of(contents, collection, new.copies), new, collection
+
+
+def check_transform(transform: object) -> None:
+    """Raise InvalidUsage for what is no function."""
+    if transform is not None and not callable(transform):
+        raise InvalidUsage(f"transform must be a function of a pyarrow.Table: got {shown(transform)}")

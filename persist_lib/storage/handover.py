@@ -14,7 +14,7 @@ from persist_lib.storage.copying import Transform
 from persist_lib.storage.describe import HandoverPlan
 from persist_lib.storage.describing import timeline_of
 from persist_lib.storage.effects import handover_time, wal_upper
-from persist_lib.storage.filling import PAUSE_S, Filling
+from persist_lib.storage.filling import PAUSE_S, Filling, check_transform
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.storage.timeline import Renditions, Timeline
 from persist_lib.storage.upper import meet, upper_of
@@ -61,6 +61,7 @@ class Handovers(Filling):
                 "advance=True is for a handover at the earliest time, as nobody could write before a later one any "
                 "more: leave out at=, or say wait=True, which waits for the writers to come there"
             )
+        check_transform(transform)
         if transform is not None and not advance:
             raise InvalidUsage("transform= is for advance=True, which finishes the copy")
         if not dry_run:
