@@ -142,7 +142,7 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
     assert (found["equal"], found["changed"], found["columns"]) == (False, 9, {"name": 0, "cents": 9})
     assert found["samples"]["changed"][0] == {"id": 1, "cents": [10, 20]}
     said = made("collection", "rendition", "drop", "orders", 2, "--dry-run")
-    assert said.count("would be finished") == 5
+    assert said.count("would finish") == 5
     assert len(made.json("collection", "show", "orders")["renditions"]) == 2
     made("collection", "rendition", "drop", "orders", 2)
 
@@ -150,7 +150,8 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
     made("collection", "rendition", "copy", "orders", 3)
     assert "no row differs" in made("collection", "compare", "orders", 3)
     assert made("collection", "hand-over", "orders", 3, "--dry-run") == (
-        "rendition 3 of orders would be the collection from 1 on\n"
+        "rendition 3 of orders would be the collection from 1 on, after 1\n"
+        "it is copied up to [1]\nreaders would see it once upper, now [1], has passed 1\n"
     )
     assert made.json("collection", "show", "orders")["renditions"][0]["active"]
     assert made.json("collection", "hand-over", "orders", 3, "--command", "h")["at"] == 1
@@ -235,7 +236,12 @@ def test_columns_are_added_to_all_shards(made: Shell, tmp_path: Path):
     assert "has these columns already" in made("collection", "evolve", "orders", *add)
     assert "has a column" in made.fails(2, "collection", "evolve", "orders", "--add", "note:int64")
     assert "name a column" in made.fails(2, "collection", "evolve", "orders")
-    made("collection", "upsert", "orders", jsonl(tmp_path / "n.jsonl", {"id": 3, "name": "n", "cents": 1, "note": "x"}))
+    made(
+        "collection",
+        "upsert",
+        "orders",
+        jsonl(tmp_path / "n.jsonl", {"id": 3, "name": "n", "cents": 1, "note": "x", "seen": None}),
+    )
     found = made.json("collection", "snapshot", "orders")["rows"]
     assert {row["id"]: row["note"] for row in found if row["note"]} == {3: "x"}
 
