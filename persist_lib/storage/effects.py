@@ -14,8 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from persist_lib.client import Client
+from persist_lib.core.state import State
 from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch
-from persist_lib.frontier import at
+from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
@@ -104,6 +105,17 @@ def begin(client: Client, collection: CollectionRecord, rendition: RenditionReco
 def _hold(client: Client, shard: str) -> None:
     with suppress(HoldConflict, ShardFinished, SinceViolation):  # it is there already, or more has happened since
         client.set_hold(shard, HOLD, 0, expected=None)
+
+
+def is_held_back(state: State, to: Antichain) -> bool:
+    """Whether a shard's since is before `to` though nothing else keeps it there.
+
+    SUBTLE: since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold is
+    set where it is, with another fencing value, and since follows.
+    """
+    readers = (reader.since for reader in state.readers.values())
+    others = (other.since for name, other in state.holds.items() if name != HOLD)
+    return state.since < min([to, *readers, *others])
 
 
 def hand_over(

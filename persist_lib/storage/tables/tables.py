@@ -21,11 +21,13 @@ from persist_lib.storage.describe import Description, Tended
 from persist_lib.storage.effects import HOLD
 from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.records import Mode, TableMode, TimelineRecord
-from persist_lib.storage.tables.applying import Applied, apply, tidy
+from persist_lib.storage.tables.applying import Applied, apply
 from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.lag import Lag, fetch_lag
 from persist_lib.storage.tables.line import Line
 from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.storage.tables.tidying import tidy
 from persist_lib.storage.tables.transaction import Transaction, run
 from persist_lib.storage.tables.wal_line import WalLine
 from persist_lib.storage.tables.wanted import Wanted
@@ -243,9 +245,16 @@ class Tables:
     def tidy(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> int:
         """Give up what the WAL has and the tables have too, so that it stays small. Answers how many rows."""
         self._writable("tidy")
+        line, deadline = self._line(timeline), self._deadline(timeout)
+        return tidy(line.catalog, line.record, deadline, line.writer) if isinstance(line, WalLine) else 0
+
+    def lag(self, timeline: str = DEFAULT) -> Lag:
+        """How far the tables of a timeline are behind its WAL, and what the WAL holds. Changes nothing.
+
+        On a timeline in YOLO mode nothing is behind. Raises InvalidUsage where there is no such timeline.
+        """
         line = self._line(timeline)
-        deadline = self._deadline(timeout)
-        return line.again(lambda: tidy(line, deadline), deadline) if isinstance(line, WalLine) else 0
+        return fetch_lag(line.catalog, line.record) if isinstance(line, WalLine) else Lag(line.name)
 
     def outcome(self, token: bytes, *, timeline: str = DEFAULT, table: str | None = None) -> int | None:
         """What became of a commit whose outcome was unknown: its time, or None if it is not there and never will be.
