@@ -21,6 +21,7 @@ from persist_lib.storage.tables.view import View, needs_settling
 if TYPE_CHECKING:
     from persist_lib.storage.tables.wal_line import WalLine
 
+
 class Applied(NamedTuple):
     """What a pass did: the tables that it brought further, the updates that they got, and the WAL's upper."""
 

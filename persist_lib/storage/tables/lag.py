@@ -70,6 +70,10 @@ class Lag(NamedTuple):
         """The time of the oldest commit that is in the WAL alone."""
         return min((behind.first for behind in self.tables), default=None)
 
+    def waits_ms(self, now: int) -> int:
+        """For how long the oldest commit that is in the WAL alone has been there, by the store's clock, in ms."""
+        return 0 if self.first is None else max(0, now - self.first)
+
     def is_due(self) -> bool:
         """Whether the WAL has something to give up."""
         return self.done > 0 or self.since < self.keep or self.is_held_back

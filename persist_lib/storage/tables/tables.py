@@ -248,6 +248,11 @@ class Tables:
         line, deadline = self._line(timeline), self._deadline(timeout)
         return tidy(line.catalog, line.record, deadline, line.writer) if isinstance(line, WalLine) else 0
 
+    def timelines(self) -> dict[str, TableMode]:
+        """The timelines of this catalog by name, and the mode of each."""
+        records = self.controller.catalog.fetch().timelines.values()
+        return {record.name: record.mode for record in sorted(records, key=lambda one: one.name)}
+
     def lag(self, timeline: str = DEFAULT) -> Lag:
         """How far the tables of a timeline are behind its WAL, and what the WAL holds. Changes nothing.
 
