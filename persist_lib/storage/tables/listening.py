@@ -87,7 +87,9 @@ class TableListen:
             updates = self._wal_updates(line, first, upper, deadline)
         else:
             updates = list(updates_between(view.reader, first - 1, upper - 1, deadline))
-        found: list[Event] = [Updates(shown_times(view.schema, table)) for table in updates if table.num_rows]
+        found: list[Event] = [
+            Updates(shown_times(view.schema, table.combine_chunks())) for table in updates if table.num_rows
+        ]
         newer = line.pinned(upper - 1)
         newer.__enter__()
         self._pins.__exit__(None, None, None)
