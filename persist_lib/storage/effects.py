@@ -22,8 +22,8 @@ from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.storage.small import append_once, out_of_time
 from persist_lib.storage.timeline import Renditions, Timeline, row_of, schema_for
+from persist_lib.storage.wal import DROPPED, append_of, has_wal, mark, wal_shard
 from persist_lib.storage.wal import SCHEMA as WAL
-from persist_lib.storage.wal import append_of, has_wal, wal_shard
 from persist_lib.write.many import Append
 
 R = TypeVar("R", CollectionRecord, RenditionRecord)
@@ -53,6 +53,9 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
             else:
                 answer = {"at": found}
                 close(catalog.client, contents, current, found)
+        case "drop":  # of a table with a WAL
+            # SUBTLE: the mark decides. Until then transactions commit to the table, and it is read; then neither.
+            mark(catalog.client, collection, DROPPED, deadline)
         case _:  # the others are done by the append that decides them
             pass
     return catalog.change(lambda now: _done(now, current, answer, refused), deadline)
@@ -72,6 +75,8 @@ def _done(
         changes |= setting(_live(collection), _live(first))
     elif collection is not None and known.what == "make rendition":
         changes |= setting(_live(contents.renditions[(collection.id, known.asked["rendition"])]))
+    elif collection is not None and known.what == "drop":
+        changes |= setting(msgspec.structs.replace(collection, state="dropping"))
     elif collection is not None and known.what == "hand over" and not refused:
         new = contents.renditions[(collection.id, known.asked["rendition"])]
         changes |= setting(msgspec.structs.replace(new, begun=True))

@@ -74,6 +74,8 @@ class _Tending:
                 partial(settle, self._catalog, command, self._deadline),
             )
         contents = self._catalog.fetch()
+        if not self._is_dry:  # it may have been dropped by a command that was settled
+            self._collection = collection = contents.collections.get(collection.id, collection)
         renditions = contents.renditions_of(collection.id)
         if collection.state == "dropping":
             yield from self._take_away(renditions)

@@ -6,6 +6,7 @@ wins, and the others add what lies beyond. Idle tables are not touched.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,11 +16,18 @@ from persist_lib.errors import NotFound, ShardFinished, UpperMismatch
 from persist_lib.kernel.columns import at_time
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
 from persist_lib.storage.records import CollectionRecord
+from persist_lib.storage.tables.lag import fetch_lag
+from persist_lib.storage.tables.tail import Entry
 from persist_lib.storage.tables.view import View, needs_settling
 
 if TYPE_CHECKING:
     from persist_lib.storage.tables.wal_line import WalLine
+
+
+ROUND_BYTES = 32 << 20
+"""How much is appended to a table at once, about."""
 
 
 class Applied(NamedTuple):
@@ -53,8 +61,11 @@ def apply(line: WalLine, deadline: Deadline, only: str | None = None) -> Applied
 
 
 def _tables(line: WalLine) -> dict[str, CollectionRecord | None]:
-    """The tables that have something in the tail; None for one that is gone for certain."""
-    found = line.tail.tables()
+    """The tables that may have something in the WAL alone; None for one that is gone for certain."""
+    if line.tail.start <= line.floor:
+        found = line.tail.tables()
+    else:  # not all of it is in memory
+        found = [behind.id for behind in fetch_lag(line.catalog, line.record).tables]
     records = {record.id: record for record in line.tables()}
     if not records.keys() >= set(found):
         # SUBTLE: the tail may be newer than the catalog that is known. One that is read now is newer than the tail.
@@ -70,28 +81,37 @@ def apply_table(line: WalLine, view: View, deadline: Deadline) -> int | None:
         timeline = view.timeline()
         pieces = []
         for span in timeline.spans[-2:]:
-            upper = view.upper(span)
             end = wal_upper if span.end is None else min(span.end, wal_upper)
+            upper, entries = line.lacking(view, span, end - 1)
             if upper >= end or upper < span.start:
                 continue  # complete, or still being copied
-            first = line.tail.first_from(view.id, upper)
-            is_needed = (first is not None and first < end) or span.end is not None or needs_settling(span, upper)
-            if is_needed:
-                entries = [e for e in line.tail.of(view.id, upper - 1, end - 1) if not e.is_mark]
+            if entries or span.end is not None or needs_settling(span, upper):
                 pieces.append((span, upper, end, entries))
     if not pieces:
         return None
     # SUBTLE: the promise first. Else a handover below could lose what is appended here.
     known = view.promise(wal_upper, max(0.001, deadline.remaining_s()))
     count = 0
-    for span, lower, end, entries in pieces:
+    for span, start, end, entries in pieces:
         now = known.at(end - 1)
         if now.command != span.command:
             return None  # handed over in the meantime: look again
-        write = view.writer(span.rendition)
-        empty = empty_table(write.schema.updates)
-        rows = pa.concat_tables([empty, *(at_time(e.rows(write.schema), e.time) for e in entries)])
+        write, lower = view.writer(span.rendition), start
         with suppress(UpperMismatch):  # a copier is not that far, or another applier is further
-            write.append(rows, lower, end, timeout=max(0.001, deadline.remaining_s()))
-            count += rows.num_rows
+            for rows, upper in rounds(entries, write.schema, end):
+                write.append(rows, lower, upper, timeout=max(0.001, deadline.remaining_s()))
+                count, lower = count + rows.num_rows, upper
     return count
+
+
+def rounds(entries: Iterable[Entry], schema: Schema, end: int) -> Iterator[tuple[pa.Table, int]]:
+    """What to append, some megabytes at a time, and up to where: always all that one transaction wrote."""
+    pending, size, newest = [empty_table(schema.updates)], 0, -1
+    for entry in entries:
+        if size > ROUND_BYTES and entry.time > newest:
+            yield pa.concat_tables(pending), newest + 1
+            pending, size = [empty_table(schema.updates)], 0
+        rows = at_time(entry.rows(schema), entry.time)
+        pending.append(rows)
+        size, newest = size + rows.nbytes, entry.time
+    yield pa.concat_tables(pending), end

@@ -19,6 +19,7 @@ from persist_lib.storage.catalog import Catalog, Contents
 from persist_lib.storage.effects import HOLD, is_held_back
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
 from persist_lib.storage.small import unheld
+from persist_lib.storage.tables.view import needs_settling
 from persist_lib.storage.timeline import Renditions, Span
 from persist_lib.storage.upper import meet
 from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
@@ -102,9 +103,9 @@ def fetch_lag(catalog: Catalog, record: TimelineRecord) -> Lag:
         if (dropped := _dropped(mine)) is not None:  # the mark is needed until the catalog says so too
             keep = min(keep, dropped - 1)
         with suppress(NotFound):  # dropped meanwhile
-            for found, upper_of in _behind(catalog, collection, mine):
+            for found, needed in _behind(catalog, collection, mine):
                 behind.append(found)
-                keep = min(keep, upper_of - 1)
+                keep = min(keep, needed - 1)
     times = integers(rows.column("at"))
     return Lag(
         record.name, as_of + 1, tuple(sorted(behind, key=lambda one: one.table)), rows.num_rows,
@@ -143,7 +144,10 @@ def _dropped(rows: pa.Table) -> int | None:
 
 
 def _behind(catalog: Catalog, collection: CollectionRecord, rows: pa.Table) -> list[tuple[Behind, int]]:
-    """What a table lacks of its rows, by rendition, and up to where that is complete."""
+    """What a table lacks of its rows, by rendition, and from when on it needs what the WAL has.
+
+    A rendition that was handed over, or to, has to come up to the handover, or beyond: also where it lacks no rows.
+    """
     renditions = Renditions(catalog.client, collection.shard, "ms", collection.name)
     found = []
     for span in renditions.fetch().spans[-2:]:
@@ -151,14 +155,18 @@ def _behind(catalog: Catalog, collection: CollectionRecord, rows: pa.Table) -> l
         if upper is None:
             continue  # closed: it is being dropped
         missing = _missing(rows, span, upper)
+        times, size = integers(missing.column("at")), int(pc.sum(missing.column("size")).as_py() or 0)
+        starts = []
         if missing.num_rows:
-            times = integers(missing.column("at"))
-            size = int(pc.sum(missing.column("size")).as_py())
-            one = Behind(
-                collection.id, collection.name, upper, len(np.unique(times)), size, int(times.min()),
-                upper >= span.start,
-            )  # fmt: skip
-            found.append((one, upper))
+            starts.append((int(times.min()), upper))
+        if span.end is not None and upper < span.end:
+            starts.append((span.end, span.end))
+        elif needs_settling(span, upper):
+            starts.append((span.start, span.start))
+        if starts:
+            first, needed = (min(each) for each in zip(*starts, strict=True))
+            commits, is_ready = len(np.unique(times)), upper >= span.start
+            found.append((Behind(collection.id, collection.name, upper, commits, size, first, is_ready), needed))
     return found
 
 

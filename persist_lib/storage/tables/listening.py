@@ -126,8 +126,7 @@ class TableListen:
         _, own, _ = line.settled(view, upper - 1, deadline)
         own = min(own, upper)
         found = list(updates_between(view.reader, first - 1, own - 1, deadline)) if own > first else []
-        entries = [e for e in line.tail.of(view.id, max(first, own) - 1, upper - 1) if not e.is_mark]
-        if entries:
-            rows = [at_time(entry.rows(view.schema), entry.time) for entry in entries]
+        entries = line.entries(view.id, max(first, own) - 1, upper - 1)
+        if rows := [at_time(entry.rows(view.schema), entry.time) for entry in entries]:
             found.append(consolidate(view.schema, pa.concat_tables([empty_table(view.schema.updates), *rows])))
         return found

@@ -23,7 +23,7 @@ from persist_lib.schema.schema import TIME, Schema, check_schema
 from persist_lib.storage.asked import Retention
 from persist_lib.storage.catalog import Changes, Contents, setting
 from persist_lib.storage.describe import Description, Tended
-from persist_lib.storage.effects import HOLD
+from persist_lib.storage.effects import HOLD, settle
 from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.records import Mode, TableMode, TimelineRecord
 from persist_lib.storage.tables.applying import Applied, apply
@@ -100,6 +100,7 @@ class Tables:
         if mode is not None and mode not in get_args(TableMode):
             raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
         self._writable("create")
+        self._settle_drop(name, self._deadline(timeout))
         line = self._timeline(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if line.mode == "wal" else "compare_and_append"
         return self.controller._create(  # noqa: SLF001 - the one door for tables
@@ -414,6 +415,14 @@ class Tables:
         if record.mode == "wal":
             _make_wal(self, wal_shard(record.id))
         return record
+
+    def _settle_drop(self, name: str, deadline: Deadline) -> None:
+        """Finish a drop of the table of this name that another process has left, so that the name is free."""
+        contents = self.controller.catalog.fetch()
+        if (known := contents.named(name)) is not None:
+            for command in contents.pending(known.id):
+                if command.what == "drop":
+                    settle(self.controller.catalog, command, deadline)
 
     def _writable(self, what: str) -> None:
         if self.client.read_only:

@@ -43,6 +43,9 @@ def _applying(behind: Behind, lag: Lag) -> Step:
     if not behind.is_ready:
         return Step(behind.table, "wait", "its WAL", "its newest rendition is still being copied: finish that first")
     show = SCHEMA.show
+    if not behind.commits:
+        what = f"nothing up to {show(lag.upper)}"
+        return Step(behind.table, "apply", what, f"a handover at {show(behind.first)} has to be complete")
     what = f"{_count(behind.commits, 'commit')} up to {show(lag.upper)}"
     return Step(behind.table, "apply", what, f"they are in the WAL alone since {show(behind.first)}")
 

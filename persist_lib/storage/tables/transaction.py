@@ -202,20 +202,19 @@ class Transaction:
             for view, _ in changes:
                 if view.id in line.gone:
                     raise line.dropped(view.name)
-                entries = line.tail.of(view.id, from_, to)
-                if from_ < line.start or any(entry.is_mark for entry in entries):
+                if from_ < line.since or (entries := line.entries(view.id, from_, to)).has_mark():
                     raise WriteConflict(
                         f"table {view.name!r} was handed over to another rendition, or this process was away for "
                         "longer than its lease, since the transaction began. Nothing was written; run it again",
                         table=view.name, keys=[],
                     )  # fmt: skip
-                theirs = [entry.rows(view.schema) for entry in entries]
-                if theirs and (found := _common(view, keys[view.id], pa.concat_tables(theirs))):
-                    raise WriteConflict(
-                        f"table {view.name!r}: another transaction has changed keys that this one changes, and was "
-                        f"first: {found}. Nothing was written; run it again, as it reads the newest rows then",
-                        table=view.name, keys=found,
-                    )  # fmt: skip
+                for entry in entries:
+                    if found := _common(view, keys[view.id], entry.rows(view.schema)):
+                        raise WriteConflict(
+                            f"table {view.name!r}: another transaction has changed keys that this one changes, and was "
+                            f"first: {found}. Nothing was written; run it again, as it reads the newest rows then",
+                            table=view.name, keys=found,
+                        )  # fmt: skip
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -120,6 +120,21 @@ def test_a_table_whose_copy_is_not_complete_waits(tables: Tables) -> None:
     assert read(tables, "b") == {1: 50, 3: 3}
 
 
+def test_a_handover_without_new_rows_is_completed_by_tending(tables: Tables) -> None:
+    controller = tables.controller
+    controller.tend()
+    made = controller.make_rendition("idle", shards=3, copy=True)
+    controller.copy_rendition("idle", made.number)
+    controller.hand_over("idle", made.number)
+    tables.close()
+    assert ("idle", "apply", "nothing") in of_tables(controller.tend())
+    controller.copy_rendition("idle", made.number, to_end=True)
+    controller.tend()
+    assert controller.tend().steps == ()
+    with persist.open(tables.client.url, read_only=True) as client:
+        assert read(client.controller().tables(), "idle") == {}
+
+
 def test_a_dropped_table_is_in_nobodys_way(tables: Tables) -> None:
     tables.drop("a")
     tables.close()  # it reads the table's shards
