@@ -20,12 +20,12 @@ from persist_lib.convert.times import shown_times
 from persist_lib.errors import LeaseExpired, NotFound, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
-from persist_lib.read.handle import ReadHandle
+from persist_lib.read.handle import ReadHandle, parse_columns
 from persist_lib.read.snapshot import Snapshot
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.changes import CollectionChanges
-from persist_lib.storage.conform import check_additive
+from persist_lib.storage.conform import check_additive, is_additive
 from persist_lib.storage.difference import retracted
 from persist_lib.storage.listen import CollectionListen
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
@@ -56,10 +56,10 @@ class CollectionReader:
         self._promiser: WriteHandle | None = None
         self._closed = False
         try:
-            last = self._renditions.fetch().last
-            newest = self.shards_of(last.rendition)[0].schema
-            if schema is not None:
-                check_additive(collection.name, schema, newest, last.start)
+            known = self._renditions.fetch()
+            newest = self.shards_of(known.last.rendition)[0].schema
+            if schema is not None and not any(is_additive(schema, span.rendition.columns) for span in known.spans):
+                check_additive(collection.name, schema, newest, known.last.start)
         except BaseException:
             self.close()
             raise
@@ -110,13 +110,15 @@ class CollectionReader:
         for a time at which the collection has other columns than this reader's.
         """
         deadline = self._deadline(timeout)
+        names = parse_columns(self.schema, f"collection {self.name!r}", columns)
         time = self.newest() if as_of is None else self._times().as_of(as_of)
         self.check_since(time)
         rendition = self.known(time, deadline).rendition
         found = self._guarded(lambda: self.shards_of(rendition))
         check_additive(self.name, self.schema, found[0].schema, time)
-        chosen = columns
-        if columns is None and len(found[0].schema.value) > len(self.schema.value):
+        had = found[0].schema.names
+        chosen = None if names is None else [name for name in names if name in had]
+        if names is None and len(had) > len(self.schema.names):
             chosen = self.schema.names
         parts: list[Snapshot] = []
         for handle in found:
@@ -130,7 +132,7 @@ class CollectionReader:
                 )
             )  # fmt: skip
         return CollectionSnapshot(
-            self.name, time, rendition.number, self.schema, rendition.hash_columns, columns, parts,
+            self.name, time, rendition.number, self.schema, rendition.hash_columns, names, parts,
             self.client.runtime, self.client.config.merge_bytes,
         )  # fmt: skip
 
