@@ -29,12 +29,12 @@ class CollectionChanges(Doors):
     """The updates of a collection with times in `(from_, to]`.
 
     They come rendition by rendition and shard by shard, each shard's in the order of data and time; at a handover, the
-    difference of both renditions comes at its time.
+    difference of both renditions comes at its time. `from_` is None where it is all history.
     """
 
-    def __init__(self, reader: CollectionReader, from_: int, to: int, deadline: Deadline) -> None:
+    def __init__(self, reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> None:
         show = reader.schema.show
-        if to < from_:
+        if from_ is not None and to < from_:
             raise InvalidUsage(
                 f"changes go forward: to must be {show(from_)} or later, got {show(to)}", from_=from_, to=to
             )
@@ -68,7 +68,7 @@ class CollectionChanges(Doors):
 
     def check_readable(self) -> None:
         """Raise the error that says why it cannot be read any more, if it cannot."""
-        self._reader.check_since(self.from_)
+        self._reader.check_since(self.from_ or 0)
 
     def release(self) -> None:
         """Nothing is held but by the reader. Idempotent."""
@@ -84,15 +84,15 @@ class CollectionChanges(Doors):
         self.release()
 
 
-def updates_between(reader: CollectionReader, from_: int, to: int, deadline: Deadline) -> Iterator[pa.Table]:
+def updates_between(reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
     """The updates with times in `(from_, to]`, which are promised: tables of `schema.updates`."""
     before: Span | None = None
     timeline = reader.timeline()
-    for start, end, span in timeline.over(from_, to + 1):
+    for start, end, span in timeline.over(from_ or 0, to + 1):
         last = to if end is None else end - 1
         if before is not None:
             yield from handed_over(reader, before, span, start, deadline)
-        yield from _within(reader, span, start, last, deadline)
+        yield from _within(reader, span, from_ if before is None else start, last, deadline)
         before = span
 
 
@@ -107,11 +107,11 @@ def handed_over(reader: CollectionReader, old: Span, new: Span, time: int, deadl
         yield from difference(reader.schema, was, is_, time, reader.client.config.merge_bytes)
 
 
-def _within(reader: CollectionReader, span: Span, from_: int, to: int, deadline: Deadline) -> Iterator[pa.Table]:
-    if to <= from_:
+def _within(reader: CollectionReader, span: Span, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
+    if from_ is not None and to <= from_:
         return
     for handle in reader.shards_of(span.rendition):
-        check_additive(reader.name, reader.schema, handle.schema, from_)
+        check_additive(reader.name, reader.schema, handle.schema, span.start)
         with handle.changes(from_, to, timeout=deadline.remaining_s()) as changes:
             raw = (integer_times(table) for table in changes.batches())
             yield from conformed(raw, handle.schema, reader.schema)

@@ -25,6 +25,7 @@ from persist_lib.kernel.pairs import pairs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.conform import widened
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.times import TimeLike, Times
 
@@ -144,19 +145,23 @@ def compare(
 
 def _one(found: Schema, schema: Schema, runs: Sequence[Iterator[pa.Table]], merge_bytes: int) -> Iterator[pa.Table]:
     """The runs as one stream, in the columns of `schema`, in its order."""
-    narrow = [_narrowed(run, schema) if found.names != schema.names else run for run in runs]
+    narrow = [in_columns(run, found, schema) for run in runs]
     timed = [(at_time(table, 0) for table in run) for run in narrow]
     return (at_time(table, 0) for table in merge_contents(timed, schema, merge_bytes=merge_bytes // 2))
 
 
-def _narrowed(tables: Iterator[pa.Table], schema: Schema) -> Iterator[pa.Table]:
-    """Some columns of rows that are in key order; rows of one key are put in order, and equal ones added up.
+def in_columns(tables: Iterator[pa.Table], found: Schema, schema: Schema) -> Iterator[pa.Table]:
+    """Contents of `found` in the columns of `schema`, with the same key, in its order, equal rows added up.
 
-    SUBTLE: the rows of one key may be in two tables, so the last key of a table waits for the next one.
+    Columns that `found` does not have are null. SUBTLE: the rows of one key may be in two tables, so the last key of a
+    table waits for the next one.
     """
+    if found.names == schema.names:
+        yield from tables
+        return
     held = empty_table(schema.contents)
     for table in tables:
-        held = consolidate(schema, pa.concat_tables([held, table.select(schema.contents.names)]))
+        held = consolidate(schema, pa.concat_tables([held, widened(table, schema.contents)]))
         if held.num_rows:
             starts = _starts(schema, held)
             yield held.slice(0, int(starts[-1]))

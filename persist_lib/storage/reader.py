@@ -29,6 +29,7 @@ from persist_lib.storage.conform import check_additive, is_additive
 from persist_lib.storage.difference import retracted
 from persist_lib.storage.listen import CollectionListen
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.small import unheld
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
 from persist_lib.storage.upper import upper_of
@@ -40,17 +41,24 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_S = 1.0
 """The longest wait for data before looking whether another rendition follows."""
+PROMISE_S = 5.0
+"""The least time for the request of a promise, also for a caller who waits for no data."""
 T = TypeVar("T")
 
 
 class CollectionReader:
-    """Reads one collection. Its methods are those of a shard's reader."""
+    """Reads one collection. Its methods are those of a shard's reader.
+
+    Without `is_leased` it holds nothing, for those who hold what they read in another way.
+    """
 
     def __init__(
-        self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str
-    ) -> None:
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str,
+        *, is_leased: bool = True,
+    ) -> None:  # fmt: skip
         self.client, self.collection, self._owner = client, collection, owner
-        self._holder = client.open_reader(collection.shard, schema_for(unit), purpose=owner or "collection")
+        self._is_leased = is_leased
+        self._holder = self._open(collection.shard, schema_for(unit))
         self._renditions = Renditions(client, collection.shard, unit, collection.name, self._holder)
         self._shards: dict[int, list[ReadHandle]] = {}
         self._promiser: WriteHandle | None = None
@@ -137,17 +145,18 @@ class CollectionReader:
         )  # fmt: skip
 
     def changes(
-        self, from_: TimeLike, to: TimeLike | None = None, *, timeout: float | None = None
+        self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
     ) -> CollectionChanges:
         """Return all changes after the time `from_`, up to and with the time `to` (default: the newest complete one).
 
-        The contents as of `from_` and the changes add up to the contents as of `to`, also across handovers: where one
-        is in between, its difference is among the changes, at its time. Raises as a shard's `changes` does.
+        None for `from_` means from the beginning on. The contents as of `from_` and the changes add up to the contents
+        as of `to`, also across handovers: where one is in between, its difference is among the changes, at its time.
+        Raises as a shard's `changes` does.
         """
         deadline, times = self._deadline(timeout), self._times()
-        first = times.as_of(from_, "from_")
-        last = max(first, self.newest()) if to is None else times.as_of(to, "to")
-        self.check_since(first)
+        first = None if from_ is None else times.as_of(from_, "from_")
+        last = max(first or 0, self.newest()) if to is None else times.as_of(to, "to")
+        self.check_since(first or 0)
         return CollectionChanges(self, first, last, deadline)
 
     def listen(
@@ -208,7 +217,7 @@ class CollectionReader:
                     schemas = self.client.machine(name).fetch().state.schemas
                     wanted = getattr(self, "schema", None)
                     schema = wanted if wanted in schemas else None
-                    found.append(self.client.open_reader(name, schema, purpose=self._owner or "collection"))
+                    found.append(self._open(name, schema or schemas[-1]))
             except BaseException:
                 for handle in found:
                     handle.close()
@@ -246,7 +255,7 @@ class CollectionReader:
             self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
         while True:
             try:
-                self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+                self._promiser.advance_upper(upper, timeout=max(PROMISE_S, deadline.remaining_s()))
             except LeaseExpired:  # of the writer, which registers anew
                 if deadline.has_passed():
                     raise
@@ -344,6 +353,11 @@ class CollectionReader:
                 "is lost; wait longer, or ask for an earlier time",
                 timeout_s=deadline.timeout_s, collection=self.name,
             )  # fmt: skip
+
+    def _open(self, shard: str, schema: Schema) -> ReadHandle:
+        if not self._is_leased:
+            return unheld(self.client, shard, schema)
+        return self.client.open_reader(shard, schema, purpose=self._owner or "collection")
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Do something with shards. Where they are gone, it is because this reader's lease is."""

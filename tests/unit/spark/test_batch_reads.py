@@ -269,7 +269,7 @@ def test_an_empty_shard_is_an_empty_frame(client: persist.Client) -> None:
         ({"changes": "false", "from": "0"}, "from is about changes"),
         ({"as_of": "yesterday"}, "plain integers, not a clock"),
         ({"partition_bytes": "many"}, "number of bytes"),
-        ({"path": "others"}, "two shards"),
+        ({"path": "others"}, "one shard or one collection"),
         ({"shard": "../x"}, "shard"),
         ({"location": "memory:"}, "lives in one process"),
         ({"consensus": "postgresql://me:secret@h/db"}, "holds a password"),
