@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -135,7 +136,7 @@ def test_any_history_reads_as_the_account_and_the_library_say(client: persist.Cl
             kept = {d: n for d, n in model.items() if 3 <= d[0] <= 30 and d[1] not in (None, "yy")}
             assert contents(some) == kept
             before = rng.randrange(-1, as_of + 1)
-            after = {} if before < 0 else {"from": str(before)}
+            after: dict[str, str] = {} if before < 0 else {"from": str(before)}
             wanted = world.changes(None if before < 0 else before, as_of)
             moved = load(client, None, collection="orders", changes="true", to=str(as_of), **after, **cut)
             assert updates(moved) == wanted
@@ -152,7 +153,10 @@ def test_a_filter_on_a_column_that_old_renditions_lack_is_exact(client: persist.
     with world.controller.open_writer("orders") as write:
         write.upsert([{"a": 100, "b": "x", "v": 1, "more": "said"}])
     for as_of in range(world.upper):
-        assert rows(load(client, collection="orders", as_of=str(as_of), diff="true", where="more = 'said'"), "a") == []
+        assert (
+            rows(load(client, None, collection="orders", as_of=str(as_of), diff="true", where="more = 'said'"), "a")
+            == []
+        )
         none = load(client, collection="orders", as_of=str(as_of), diff="true", where="more IS NULL", columns="a")
         total = sum(world.contents(as_of).values())
         assert sum(diff for (diff,) in rows(none, "_diff")) == total
@@ -193,7 +197,7 @@ def test_an_old_time_whose_columns_cannot_be_given_has_the_columns_of_then(clien
     assert rows(load(client, collection="orders", as_of="0"), "a", "b", "v") == [(1, "x", 1)]
     assert rows(load(client, collection="orders"), "a", "w") == [(1, "z")]
     with pytest.raises(persist.SchemaChanged):
-        load(client, collection="orders", changes="true", **{"from": "0"})
+        load(client, None, collection="orders", changes="true", **{"from": "0"})
 
 
 @pytest.mark.parametrize(
@@ -297,7 +301,9 @@ def test_a_stream_has_each_change_once_across_handovers(
     world.append(rng, 10)
     drain(query)
     assert sink.contents() == world.contents(world.upper - 1)
-    holds = {one.id: one.since for one in world.controller.capabilities("orders") if one.kind == "hold"}
+    holds = {
+        one.id: one.since or persist.at(0) for one in world.controller.capabilities("orders") if one.kind == "hold"
+    }
     assert holds["h"] <= persist.at(world.upper - 1)
     query.start()
     assert not query.step()
@@ -397,3 +403,39 @@ def test_a_stream_whose_hold_was_released_says_what_is_gone(client: persist.Clie
     world.controller.tend("orders")
     with pytest.raises(persist.SinceViolation, match="collection orders: this stream goes on after"):
         drain(started(query))
+
+
+def test_a_large_handover_is_cut_into_batches_and_tasks(client: persist.Client) -> None:
+    count = 30_000
+    controller = client.controller()
+    controller.create("orders", SCHEMA, shards=3, mode="compare_and_append")
+    table = pa.table({
+        "a": pa.array(range(count), pa.int64()), "b": ["x"] * count, "v": pa.array(range(count), pa.int64())
+    })  # fmt: skip
+    with controller.open_writer("orders") as write:
+        write.append_now(table)
+    made = controller.make_rendition("orders", shards=2, copy=True).number
+
+    def one_more(rows: pa.Table) -> pa.Table:
+        more = pc.add(rows["v"], pa.scalar(1, pa.int64()))
+        return rows.set_column(rows.schema.get_field_index("v"), "v", more)
+
+    controller.copy_rendition("orders", made, transform=one_more)
+    query = stream(client, sink := Sink(), max_updates="10000", **{"from": "0"})
+    query.start()
+    drain(query)
+    controller.hand_over("orders", made)
+    controller.copy_rendition("orders", made, transform=one_more, to_end=True)
+    with controller.open_writer("orders") as write:
+        write.advance_upper(2)
+    done = drain(query)
+    assert done >= 4, "60,000 updates are read, some 10,000 at a time"
+    assert all(batch for number, batch in sink.batches.items() if number)
+    expected = added([(((a, "x", a), 1), -1) for a in range(count)] + [(((a, "x", a + 1), 1), 1) for a in range(count)])
+    assert sink.updates() == expected
+    options = {"from": "0", "changes": "true", "collection": "orders"}
+    made_ = source(client, **options, partition_bytes="65536")
+    reader: Any = made_.reader(made_.schema())
+    parts = [pickle.loads(pickle.dumps(part)) for part in reader.partitions()]
+    assert len(parts) > 2, "ranges of keys are tasks of their own"
+    assert updates(read(reader, parts)) == expected
