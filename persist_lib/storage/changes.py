@@ -19,6 +19,7 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.storage.conform import check_additive, conformed
 from persist_lib.storage.difference import difference
+from persist_lib.storage.kept import kept_difference
 
 if TYPE_CHECKING:
     from persist_lib.storage.reader import CollectionReader
@@ -99,6 +100,11 @@ def updates_between(reader: CollectionReader, from_: int | None, to: int, deadli
 def handed_over(reader: CollectionReader, old: Span, new: Span, time: int, deadline: Deadline) -> Iterator[pa.Table]:
     """What a handover at `time` changes: the new rendition as of then minus the old one as of the time before."""
     reader.known(time, deadline)  # waits until the new rendition is complete at that time
+    for span in (old, new):
+        check_additive(reader.name, reader.schema, reader.shards_of(span.rendition)[0].schema, span.start)
+    if (kept := kept_difference(reader, old.rendition, new.rendition, time)) is not None:
+        yield from kept
+        return
     with ExitStack() as held:
         sides = [held.enter_context(reader.snapshot(at_, timeout=deadline.remaining_s())) for at_ in (time - 1, time)]
         if (sides[0].rendition, sides[1].rendition) != (old.rendition.number, new.rendition.number):

@@ -98,18 +98,7 @@ def compare_renditions(
     sides = [reader.shards_of(record) for record in (old, new)]
     schemas = [side[0].schema for side in sides]
     common(*schemas)
-    uppers = [min(handle.fetch_upper() for handle in side) for side in sides]
-    least = min(uppers)
-    if as_of is None and least <= MINIMUM:
-        raise InvalidUsage(
-            f"collection {reader.name!r}: rendition {old.number} is complete up to {uppers[0]} and rendition "
-            f"{new.number} up to {uppers[1]}, so there is no time to compare them at. Write or copy them first",
-            collection=reader.name,
-        )
-    if as_of is not None:
-        time = Times(schemas[0].times, reader.client.runtime.clock_ms).as_of(as_of)
-    else:
-        time = least.time - 1 if least.time is not None else reader.newest()
+    time = time_to_compare(reader, old, new, as_of)
     with ExitStack() as held:
         runs = [
             [held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s())).batches() for handle in side]
@@ -117,6 +106,24 @@ def compare_renditions(
         ]
         found = compare(schemas[0], schemas[1], runs[0], runs[1], reader.client.config.merge_bytes, progress)
     return msgspec.structs.replace(found, as_of=time, old=old.number, new=new.number)
+
+
+def time_to_compare(
+    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None
+) -> int:
+    """The time as of which two renditions are compared: that asked for, or the newest that both have."""
+    sides = [reader.shards_of(record) for record in (old, new)]
+    if as_of is not None:
+        return Times(sides[0][0].schema.times, reader.client.runtime.clock_ms).as_of(as_of)
+    uppers = [min(handle.fetch_upper() for handle in side) for side in sides]
+    least = min(uppers)
+    if least <= MINIMUM:
+        raise InvalidUsage(
+            f"collection {reader.name!r}: rendition {old.number} is complete up to {uppers[0]} and rendition "
+            f"{new.number} up to {uppers[1]}, so there is no time to compare them at. Write or copy them first",
+            collection=reader.name,
+        )
+    return least.time - 1 if least.time is not None else reader.newest()
 
 
 def compare(
