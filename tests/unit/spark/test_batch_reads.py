@@ -270,7 +270,7 @@ def test_an_empty_shard_is_an_empty_frame(client: persist.Client) -> None:
         ({"as_of": "-1"}, r"must be an integer in \[0, 2\*\*64\), got -1$"),
         ({"as_of": "yesterday"}, "plain integers, not a clock"),
         ({"partition_bytes": "many"}, "number of bytes"),
-        ({"path": "others"}, "two shards"),
+        ({"path": "others"}, "one shard or one collection"),
         ({"shard": "../x"}, "shard"),
         ({"location": "memory:"}, "lives in one process"),
         ({"consensus": "postgresql://me:secret@h/db"}, "holds a password"),
