@@ -32,7 +32,7 @@ from persist_lib.storage.names import minted, parse_collection_name
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, Mode
 from persist_lib.storage.tend import tend
-from persist_lib.storage.wal import DROPPED, has_wal, mark
+from persist_lib.storage.wal import has_wal
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike
 from persist_lib.write.handle import Batching
@@ -165,12 +165,12 @@ class Controller(Making, Evolving, Handovers):
             return tend(self.catalog, self._deadline(timeout), only=collection.id, dry_run=True, as_if_dropped=True)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            if has_wal(collection):  # a mark in its WAL comes first: see `effects`
+                return {}, msgspec.structs.replace(record, pending=True)
             current = contents.collections[collection.id]
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
-        if has_wal(collection):
-            mark(self.client, collection, DROPPED, self._deadline(timeout))
         return tend(self.catalog, self._deadline(timeout), only=collection.id)
 
     def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 
 from persist_lib.arguments import parse_flag, parse_integer, shown
 from persist_lib.errors import InvalidUsage
+from persist_lib.storage import judging
 from persist_lib.storage.commanding import Commanding
 from persist_lib.storage.comparing import Comparison, compare_renditions
 from persist_lib.storage.copying import Copied, Progress, Reading, Transform, copy_step
 from persist_lib.storage.describing import timeline_of
+from persist_lib.storage.judging import Judging
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.rebuilding import Rebuild, begin
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
@@ -99,6 +101,30 @@ class Filling(Commanding):
         unit = new.columns.times
         with CollectionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
             return compare_renditions(reader, old, new, as_of, deadline, progress)
+
+    @contextmanager
+    def begin_comparison(
+        self, name: str, rendition: int, *, to: int | None = None, as_of: TimeLike | None = None, keep: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[Judging]:  # fmt: skip
+        """Begin what `compare` does for a large collection, by many processes. `jobs/compare.py` does so on Spark.
+
+        A rendition that was handed over to is compared at its handover. With `keep` the difference is kept for
+        listeners that pass a handover, if it is exactly that one; it goes with the old rendition.
+        """
+        if keep := parse_flag(keep, "keep"):
+            self._writable("begin_comparison with keep")
+        deadline = self._deadline(timeout)
+        contents, collection = self._find(name)
+        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
+        timeline = timeline_of(self.client, collection, new)
+        old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
+        owner = f"compare rendition {new.number}"
+        with (
+            CollectionReader(self.client, collection, new.columns.times, None, owner) as reader,
+            judging.begin(reader, old, new, as_of, deadline, keep=keep) as begun,
+        ):
+            yield begun
 
     def _copier(self, collection: CollectionRecord, new: RenditionRecord) -> CollectionReader:
         owner = f"copy to rendition {new.number}"

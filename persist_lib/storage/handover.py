@@ -18,7 +18,7 @@ from persist_lib.storage.filling import PAUSE_S, Filling, check_transform
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.storage.timeline import Renditions, Timeline
 from persist_lib.storage.upper import meet, upper_of
-from persist_lib.storage.wal import has_wal
+from persist_lib.storage.wal import check_handover, has_wal
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times, Unit
 
@@ -121,6 +121,7 @@ class Handovers(Filling):
         self, contents: Contents, collection: CollectionRecord, rendition: int, start: int | None, *, force: bool
     ) -> tuple[RenditionRecord, Timeline, int]:
         """The rendition, what it would follow, and when. Raises HandoverRefused."""
+        check_handover(self.client, collection)
         new, name = self._of(contents, collection, rendition), collection.name
         show = new.columns.show
         timeline = timeline_of(self.client, collection, new)

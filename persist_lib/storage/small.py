@@ -16,7 +16,7 @@ from persist_lib.write.handle import WriteHandle
 def unheld(client: Client, name: str, schema: Schema) -> ReadHandle:
     """A reader that holds nothing, so that opening it changes nothing. Raises NotFound, and SchemaMismatch."""
     machine = client.machine(name)
-    if schema not in machine.state.schemas:
+    if schema not in machine.fetch().state.schemas:
         client.open_reader(name, schema).close()  # raises SchemaMismatch
     return ReadHandle(machine, client.leases, schema, (client.url, client.consensus_url), read_only=True)
 
