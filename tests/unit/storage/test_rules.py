@@ -139,6 +139,17 @@ def test_an_append_beyond_a_gap_promises_nothing(world: World) -> None:
     assert controller.describe("c").promised == at(3)
 
 
+def test_a_reader_that_lets_go_of_more_than_there_is_waits_for_it(world: World) -> None:
+    told, controller = Told(), create(world.client())
+    write(controller, told, range(2))
+    with controller.open_reader("c") as reader:
+        reader.downgrade_since(4)
+        with pytest.raises(persist.TimedOut, match="waited"):
+            reader.snapshot(4, timeout=0.1)
+        write(controller, told, range(2, 6))
+        assert contents_of(reader.snapshot(4).to_arrow()) == told.contents(4)
+
+
 def test_two_handovers_at_once_are_one(world: World) -> None:
     """The second controller built its handover on what the first one has replaced meanwhile."""
     told, controller = Told(), create(world.client())
