@@ -133,9 +133,7 @@ class WalLine(Line):
         sending(token)
         try:
             until_decided(
-                lambda: write.compare_and_append(
-                    updates, lower, time + 1, timeout=max(0.001, deadline.remaining_s()), token=token
-                ),
+                lambda: write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=token),
                 deadline,
             )
         except UpperMismatch:
