@@ -135,6 +135,24 @@ def test_a_handover_without_new_rows_is_completed_by_tending(tables: Tables) -> 
         assert read(client.controller().tables(), "idle") == {}
 
 
+def test_a_client_that_only_reads_goes_on_where_the_wal_was_tidied_meanwhile(tables: Tables) -> None:
+    with persist.open(tables.client.url, read_only=True) as client:
+        reading = client.controller().tables()
+        assert read(reading, "a") == {1: 50, 2: 200}
+        for number in range(3):
+            tables.upsert("a", rows((1, number)))
+            tables.controller.tend()
+            tables.read_time()
+            tables.client.heartbeat()  # nobody holds the WAL's history any more
+        assert wal(tables).since > persist.at(tables.lag().first or 1)
+        assert read(reading, "a") == {1: 2, 2: 200}
+        tables.drop("a")
+        tables.controller.tend()
+        with pytest.raises(persist.NotFound):
+            reading.read("a")
+        assert read(reading, "b") == {1: 50}
+
+
 def test_a_dropped_table_is_in_nobodys_way(tables: Tables) -> None:
     tables.drop("a")
     tables.close()  # it reads the table's shards
