@@ -94,7 +94,7 @@ class TableListen:
         newer.__enter__()
         self._pins.__exit__(None, None, None)
         self._pins, self._frontier = newer, upper
-        view.let_go(line.oldest(upper - 1))
+        view.let_go(min(line.oldest(upper - 1), view.upper(view.timeline().last) - 1))  # it may be behind the WAL
         return [*found, Progress(at(upper))]
 
     def close(self) -> None:
