@@ -114,7 +114,7 @@ def changes(
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         show = reader.schema.show
-        session.note(f"{name} after {show(found.from_)} to {show(found.to)}: {units.of(count, 'change')}")
+        session.note(f"{name} after {show(found.from_ or 0)} to {show(found.to)}: {units.of(count, 'change')}")
 
 
 def listen(

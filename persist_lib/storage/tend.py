@@ -195,9 +195,9 @@ class _Tending:
         current = self._catalog.fetch().renditions.get((record.collection, record.number))
         if not self._is_dry and (current is None or current.state != "dropping"):
             return
-        for name in record.names:
+        for name in record.every:
             yield from self._end(name, "nobody can need this rendition any more")
-        if self._is_dry or all(self._is_gone(name) for name in record.names):
+        if self._is_dry or all(self._is_gone(name) for name in record.every):
             yield (
                 self._step("forget", f"rendition {record.number}", "nothing is left of it"),
                 (lambda: self._catalog.change(lambda _: (without(record), None), self._deadline)),
@@ -205,7 +205,7 @@ class _Tending:
 
     def _take_away(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         """What is left of a dropped collection, the rendition shard first: nobody can begin to read after that."""
-        shard, names = self._collection.shard, [name for record in renditions for name in record.names]
+        shard, names = self._collection.shard, [name for record in renditions for name in record.every]
         dropped = "the collection was dropped"
         for name in (shard, *names):
             state = self._state(name)
