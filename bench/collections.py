@@ -21,6 +21,8 @@ from bench.peer import ROOT
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"state": "string", "cents": "int64", "note": "string"})
 SHARDS = 8
+MERGE_BYTES = 64 << 20
+"""What the listener may use for merging."""
 MORE = 4
 """How many times the rows the larger handover has."""
 
@@ -99,7 +101,8 @@ def listen(rows: int) -> None:
     """Prints the peak of memory while a listener passes a handover between two renditions without a common row."""
     with TemporaryDirectory(prefix="persist-bench-") as folder:
         subprocess.run([sys.executable, "-m", "bench.collections", "fill", folder, str(rows)], check=True, cwd=ROOT)
-        with persist.open(f"file:{folder}/data") as client, client.controller() as controller:
+        config = persist.Config(merge_bytes=MERGE_BYTES)
+        with persist.open(f"file:{folder}/data", config=config) as client, client.controller() as controller:
             start = controller.describe("c").active.start or 0
             with controller.open_reader("c") as reader, reader.listen(start - 1) as listener:
                 before, began, count = peak_mib(), time.perf_counter(), 0
@@ -118,14 +121,11 @@ def fill(folder: str, rows: int) -> None:
     """A collection of 8 shards, handed over to another one of 5 in which every row is another one."""
     with persist.open(f"file:{folder}/data") as client, client.controller() as controller:
         controller.create("c", SCHEMA, shards=SHARDS, mode="compare_and_append")
-        step = 500_000
-        for number, add in ((1, 0), (2, 1)):
+        for number in (1, 2):
             if number == 2:
                 controller.make_rendition("c", shards=5)
             with controller.open_writer("c", rendition=number if number == 2 else None) as write:
-                for start in range(0, rows, step):
-                    table = _rows(range(start, min(start + step, rows)), add)
-                    write.append_now(table)
+                write.append_now(_rows(range(rows), number))
         upper = controller.describe("c").upper.time or 0
         with controller.open_writer("c", rendition=2) as write:
             write.advance_upper(upper + 1)

@@ -17,7 +17,7 @@ import pytest
 import persist_lib as persist
 from jobs.compare import compare, main
 from jobs.engine import SparkEngine
-from persist_lib.storage import changes
+from persist_lib.storage import Controller, changes
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parent.parent.parent
@@ -85,6 +85,11 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def reads(controller: Controller) -> set[str]:
+    """Who compares now, or did until it was killed."""
+    return {one.id for one in controller.capabilities("orders") if one.owner.startswith("compare rendition")}
+
+
 def test_a_comparison_that_was_killed_leaves_nothing_that_is_used(folder: Path, client: persist.Client) -> None:
     new = made(client)
     with client.controller() as controller:
@@ -102,8 +107,11 @@ def test_a_comparison_that_was_killed_leaves_nothing_that_is_used(folder: Path, 
         assert f"{(ROWS + 4095) // 4096} vanished, {(ROWS + 1023) // 1024} changed" in said
         assert "as of 0, kept" in said
         assert controller.describe("orders").active.number == 1
+        left = reads(controller)
         stopped = start(folder, "--rendition", str(new))
-        time.sleep(3)
+        deadline = time.monotonic() + 120
+        while reads(controller) <= left and stopped.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
         os.kill(stopped.pid, signal.SIGINT)
         said, _ = stopped.communicate(timeout=60)
         assert stopped.returncode == 130, said
