@@ -330,10 +330,13 @@ class ReadHandle(Leased):
             if deadline.has_passed():
                 is_clock = self.schema.times is not None
                 hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
+                waited = (
+                    f"waited {deadline.timeout_s:g} s for upper to pass" if deadline.timeout_s else "upper has to pass"
+                )
                 raise TimedOut(
-                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass "
-                    f"{self._times().show(target)}, and it is {self.schema.show(state.upper)}. Nothing is lost; wait "
-                    f"longer, or ask for an earlier time{hint}",
+                    f"shard {self.shard}: {waited} {self._times().show(target)}, and upper is "
+                    f"{self.schema.show(state.upper)}. Nothing is lost; wait longer, or ask for an earlier "
+                    f"time{hint}",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
             patience.pause(version.seqno)

@@ -156,7 +156,7 @@ class Options:
         if (text := self.values.get(name)) is None:
             return None
         plain = text.strip()
-        return int(plain) if plain.isascii() and plain.isdigit() else plain
+        return int(plain) if plain.isascii() and plain.removeprefix("-").isdigit() else plain
 
     def wrong(self, name: str, wanted: str) -> InvalidUsage:
         """The error for an option with a value that it does not take."""

@@ -43,7 +43,7 @@ from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, M
 from persist_lib.storage.small import out_of_time
 from persist_lib.storage.tend import tend
 from persist_lib.storage.timeline import Timeline
-from persist_lib.storage.wal import DROPPED, has_wal, mark
+from persist_lib.storage.wal import check_handover, has_wal
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times
 
@@ -373,6 +373,7 @@ class Controller:
         start = None if at is None else Times(schema.times, self.client.runtime.clock_ms).as_of(at, "at")
 
         def check(contents: Contents) -> tuple[RenditionRecord, Timeline, int]:
+            check_handover(self.client, collection)
             new = self._of(contents, collection, rendition)
             timeline = timeline_of(self.client, collection, new)
             if timeline.last.rendition.number == rendition:
@@ -429,12 +430,12 @@ class Controller:
             return tend(self.catalog, self._deadline(timeout), only=collection.id, dry_run=True, as_if_dropped=True)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            if has_wal(collection):  # a mark in its WAL comes first: see `effects`
+                return {}, msgspec.structs.replace(record, pending=True)
             current = contents.collections[collection.id]
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
-        if has_wal(collection):
-            mark(self.client, collection, DROPPED, self._deadline(timeout))
         return tend(self.catalog, self._deadline(timeout), only=collection.id)
 
     def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:
