@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, get_args
 
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.client import PURPOSE_LETTERS
-from persist_lib.errors import HoldConflict, InvalidUsage, ShardFinished, SinceViolation
+from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import at
 from persist_lib.ids import parse_token
 from persist_lib.read.listen import Updates
@@ -21,11 +20,10 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema, check_schema
 from persist_lib.storage.asked import Retention
-from persist_lib.storage.catalog import Changes, Contents, setting
 from persist_lib.storage.describe import Description, Tended
-from persist_lib.storage.effects import HOLD, settle
+from persist_lib.storage.effects import settle
 from persist_lib.storage.names import parse_collection_name
-from persist_lib.storage.records import Mode, TableMode, TimelineRecord
+from persist_lib.storage.records import Mode, TableMode
 from persist_lib.storage.tables.applying import Applied, apply
 from persist_lib.storage.tables.contents import TableSnapshot
 from persist_lib.storage.tables.lag import Lag, fetch_lag
@@ -33,12 +31,11 @@ from persist_lib.storage.tables.line import Line
 from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.storage.tables.tidying import tidy
+from persist_lib.storage.tables.timelines import Timelines, line_of
 from persist_lib.storage.tables.transaction import Transaction, run
 from persist_lib.storage.tables.wal_line import WalLine
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.tables.yolo_line import YoloLine
-from persist_lib.storage.wal import SCHEMA as WAL
-from persist_lib.storage.wal import minted_timeline, wal_shard
 from persist_lib.times import TimeLike, Times
 from persist_lib.write.times import bounds_of
 
@@ -71,7 +68,7 @@ class Tables:
         self.controller = controller
         self.client = controller.client
         self._owner = parse_text(owner, "owner", PURPOSE_LETTERS)
-        self._lines: dict[str, Line] = {}
+        self._timelines = Timelines(controller.catalog, self._owner)
 
     def create(
         self,
@@ -101,10 +98,10 @@ class Tables:
             raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
         self._writable("create")
         self._settle_drop(name, self._deadline(timeout))
-        line = self._timeline(parse_collection_name(timeline), mode, self._deadline(timeout))
-        append_mode: Mode = "append" if line.mode == "wal" else "compare_and_append"
+        made = self._timelines.make(parse_collection_name(timeline), mode, self._deadline(timeout))
+        append_mode: Mode = "append" if made.mode == "wal" else "compare_and_append"
         return self.controller._create(  # noqa: SLF001 - the one door for tables
-            name, schema, shards, append_mode, None, retention, line.id, command, timeout
+            name, schema, shards, append_mode, None, retention, made.id, command, timeout
         )
 
     def list(self) -> list[str]:
@@ -182,7 +179,7 @@ class Tables:
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("transaction")
-        line = self._line(timeline)
+        line = self._timelines.line(timeline)
         if not isinstance(line, WalLine):
             raise InvalidUsage(
                 f"timeline {timeline!r} is in YOLO mode, in which each statement is committed by itself. Create the "
@@ -197,7 +194,7 @@ class Tables:
         Raises InvalidUsage if nothing was written on the timeline yet, and NotFound.
         """
         deadline = self._deadline(timeout)
-        time = self._line(timeline).read_time(deadline)
+        time = self._timelines.line(timeline).read_time(deadline)
         if time < 0:
             raise InvalidUsage(f"nothing was written on timeline {timeline!r} yet, so there is no time to read at")
         return time
@@ -228,7 +225,7 @@ class Tables:
             )
 
         time = None if as_of is None else Times("ms", self.client.runtime.clock_ms).as_of(as_of)
-        return self._on_line(name, lambda line: line.snapshot(name, time, want, deadline))
+        return self._timelines.with_table(name, lambda line: line.snapshot(name, time, want, deadline))
 
     def listen(self, name: str, as_of: TimeLike, *, timeout: float | None = None) -> TableListen:
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
@@ -239,9 +236,10 @@ class Tables:
         timeout = None if timeout is None else parse_seconds(timeout)
 
         def act(line: Line) -> TableListen:
-            return TableListen(_line(self.controller, line.record, self._owner or "listen"), name, time, timeout)
+            own = line_of(self.controller.catalog, line.record, self._owner or "listen")
+            return TableListen(own, name, time, timeout)
 
-        return self._on_line(name, act)
+        return self._timelines.with_table(name, act)
 
     def changes(
         self, name: str, from_: TimeLike, to: TimeLike | None = None, *, timeout: float | None = None
@@ -271,7 +269,7 @@ class Tables:
         Tables without anything new are not touched. Does nothing on a timeline in YOLO mode.
         """
         self._writable("apply")
-        line = self._line(timeline)
+        line = self._timelines.line(timeline)
         if not isinstance(line, WalLine):
             return Applied((), 0, 0)
         deadline = self._deadline(timeout)
@@ -280,17 +278,16 @@ class Tables:
     def tidy(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> int:
         """Give up what the WAL has and the tables have too, so that it stays small. Answers how many rows."""
         self._writable("tidy")
-        line, deadline = self._line(timeline), self._deadline(timeout)
+        line, deadline = self._timelines.line(timeline), self._deadline(timeout)
         return tidy(line.catalog, line.record, deadline, line.writer) if isinstance(line, WalLine) else 0
 
     def timelines(self) -> dict[str, TableMode]:
         """The timelines of this catalog by name, and the mode of each."""
-        records = self.controller.catalog.fetch().timelines.values()
-        return {record.name: record.mode for record in sorted(records, key=lambda one: one.name)}
+        return {record.name: record.mode for record in self._timelines.records()}
 
     def timeline_of(self, name: str) -> tuple[str, TableMode]:
         """The timeline of a table, and its mode. Raises NotFound, and InvalidUsage for a collection."""
-        record = self._timeline_of(parse_collection_name(name))
+        record = self._timelines.of_table(parse_collection_name(name))
         return record.name, record.mode
 
     def lag(self, timeline: str = DEFAULT) -> Lag:
@@ -298,7 +295,7 @@ class Tables:
 
         On a timeline in YOLO mode nothing is behind. Raises InvalidUsage where there is no such timeline.
         """
-        line = self._line(timeline)
+        line = self._timelines.line(timeline)
         return fetch_lag(line.catalog, line.record) if isinstance(line, WalLine) else Lag(line.name)
 
     def outcome(self, token: bytes, *, timeline: str = DEFAULT, table: str | None = None) -> int | None:
@@ -308,7 +305,7 @@ class Tables:
         """
         self._writable("outcome")
         token, lower, upper = bounds_of(parse_token(token))
-        line = self._line(timeline)
+        line = self._timelines.line(timeline)
         deadline = self._deadline(None)
         if isinstance(line, YoloLine):
             if table is None:
@@ -326,9 +323,7 @@ class Tables:
 
     def close(self) -> None:
         """Close what it has open; the client stays open. Idempotent."""
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
+        self._timelines.close()
 
     __reduce__ = not_pickled("Tables", "Open them in the other process")
 
@@ -354,67 +349,7 @@ class Tables:
 
             return line.again(call, deadline)
 
-        return self._on_line(name, act)
-
-    def _on_line(self, name: str, act: Callable[[Line], T]) -> T:
-        """Do something with the timeline of a table: the one that is known, or the one that it is on by now."""
-        name = parse_collection_name(name)
-        catalog = self.controller.catalog
-        known = catalog.fetch(0).named(name)
-        if known is not None and known.timeline is not None:
-            try:
-                return act(self._line_by(catalog.fetch(0).timelines[known.timeline]))
-            except InvalidUsage:  # perhaps the table that now has this name is on another timeline
-                if catalog.fetch().find(name).timeline == known.timeline:
-                    raise
-        return act(self._line_by(self._timeline_of(name)))
-
-    def _timeline_of(self, name: str) -> TimelineRecord:
-        contents = self.controller.catalog.fetch()
-        record = contents.find(name)
-        if record.timeline is None:
-            raise InvalidUsage(
-                f"{name!r} is a collection, and no table: read it with controller.open_reader", table=name
-            )
-        return contents.timelines[record.timeline]
-
-    def _line(self, timeline: str) -> Line:
-        timeline = parse_collection_name(timeline)
-        if timeline in self._lines:
-            return self._lines[timeline]
-        contents = self.controller.catalog.fetch()
-        record = _named(contents, timeline)
-        if record is None:
-            names = sorted(record.name for record in contents.timelines.values())
-            raise InvalidUsage(
-                f"there is no timeline {timeline!r}: there are {names}. One is created with its first table",
-                timeline=timeline,
-            )
-        return self._line_by(record)
-
-    def _line_by(self, record: TimelineRecord) -> Line:
-        return self._lines.setdefault(record.name, _line(self.controller, record, self._owner))
-
-    def _timeline(self, name: str, mode: TableMode | None, deadline: Deadline) -> TimelineRecord:
-        """The timeline of this name, which is made if it is not there; with its WAL, before any table is on it."""
-
-        def decide(contents: Contents) -> tuple[Changes, TimelineRecord]:
-            if (known := _named(contents, name)) is not None:
-                return {}, known
-            made = mode or "yolo"
-            record = TimelineRecord(id=minted_timeline(self.client.runtime.entropy(), made), name=name, mode=made)
-            return setting(record), record
-
-        record = self.controller.catalog.change(decide, deadline)
-        if mode is not None and record.mode != mode:
-            raise InvalidUsage(
-                f"timeline {name!r} is in {record.mode} mode, for all of its tables: leave mode= out, or name another "
-                "timeline=",
-                timeline=name, mode=mode,
-            )  # fmt: skip
-        if record.mode == "wal":
-            _make_wal(self, wal_shard(record.id))
-        return record
+        return self._timelines.with_table(name, act)
 
     def _settle_drop(self, name: str, deadline: Deadline) -> None:
         """Finish a drop of the table of this name that another process has left, so that the name is free."""
@@ -430,23 +365,3 @@ class Tables:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
-
-
-def _named(contents: Contents, name: str) -> TimelineRecord | None:
-    return next((record for record in contents.timelines.values() if record.name == name), None)
-
-
-def _line(controller: Controller, record: TimelineRecord, owner: str) -> Line:
-    return (WalLine if record.mode == "wal" else YoloLine)(controller.catalog, record, owner)
-
-
-def _make_wal(tables: Tables, shard: str) -> None:
-    """Make a WAL: it has a hold from the beginning, and its first time is complete. May be repeated."""
-    client = tables.client
-    known = client.machine(shard).try_fetch()
-    if known is not None and HOLD in known.state.holds and known.state.upper.time:
-        return
-    with client.open_writer(shard, WAL) as write:
-        with suppress(HoldConflict, ShardFinished, SinceViolation):
-            client.set_hold(shard, HOLD, 0, expected=None)
-        write.advance_upper(1)

@@ -217,7 +217,7 @@ def test_a_process_whose_leases_ended_reads_right_and_its_transaction_is_refused
     assert total(tables) == BEFORE
     t = tables.transaction()
     t.update("a", {"cents": 1}, keys=[1])
-    tables._lines["default"].reset()  # as if it had been away for longer than its leases
+    tables._timelines.line("default").reset()  # as if it had been away for longer than its leases
     for number in range(3):
         others.upsert("b", rows((2, number)))
         others.apply()

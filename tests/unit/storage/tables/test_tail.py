@@ -32,7 +32,7 @@ def bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 def line_of(tables: Tables) -> WalLine:
-    line = tables._lines["default"]
+    line = tables._timelines.line("default")
     assert isinstance(line, WalLine)
     return line
 

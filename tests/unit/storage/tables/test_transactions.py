@@ -140,7 +140,7 @@ def test_the_wal_keeps_what_an_unapplied_table_has_not_got(tables: Tables, clien
     tables.apply()
     tables.insert("b", rows((1, 1)))
     tables.upsert("a", rows((1, 5)))
-    line = tables._lines["default"]
+    line = tables._timelines.line("default")
     assert isinstance(line, wal_line.WalLine)
     applying.apply_table(line, line.view("a"), client.runtime.deadline(10))
     tables.tidy()
