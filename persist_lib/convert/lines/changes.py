@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from jobs.ingesting.fitting import without_nulls
-from jobs.ingesting.json_lines import JsonLines
-from jobs.ingesting.settings import Settings
-from jobs.ingesting.sifting import Refused, Sifted, sift
+from persist_lib.convert.lines.fitting import without_nulls
+from persist_lib.convert.lines.json_lines import JsonLines
+from persist_lib.convert.lines.reading import Reading
+from persist_lib.convert.lines.sifting import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import DIFF, Schema
 
@@ -123,12 +123,11 @@ def _is_null(raw: msgspec.Raw) -> bool:
 class ChangeLines:
     """Parses lines of changes to updates (`before`), or to what became of each key (`by-key`)."""
 
-    def __init__(self, settings: Settings, schema: Schema) -> None:
+    def __init__(self, settings: Reading, schema: Schema) -> None:
         self._by_key = settings.changes == "by-key"
         self._rows = JsonLines(settings, schema)
         self._schema = schema
-        only_key = msgspec.structs.replace(settings, extra="ignore")
-        self._keys = JsonLines(only_key, Schema(key=schema.key))
+        self._keys = JsonLines(settings, Schema(key=schema.key), extra="ignore")
 
     def sift(self, lines: Sequence[bytes]) -> tuple[Sifted, int]:
         """The updates of the good lines, with `_diff`, or with `_place` and `_deletes`; and how many say nothing."""
