@@ -64,6 +64,10 @@ class SourceReader(Protocol):
         """Return about how many bytes the messages with addresses in `[start, end)` have. It asks nobody."""
         ...
 
+    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
+        """Return about how many addresses there are beyond these marks, by partition, as far as it knows."""
+        ...
+
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Tell the source that what is before these marks is durable, and will never be asked for again. Idempotent."""
         ...

@@ -107,6 +107,15 @@ class LineFiles:
         del partition
         return end - start
 
+    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
+        """By the sizes at the last look. Of a packed file that was not read to its end, the size as it is stored."""
+        found = {}
+        for partition, file in self._files.items():
+            size, at = self._sizes.get(file, file.size), marks.get(partition, START).address
+            if (file.packing is None or file in self._sizes or at == 0) and size > at:
+                found[partition] = size - at
+        return found
+
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Files are left where they are: whoever made them takes them away."""
 

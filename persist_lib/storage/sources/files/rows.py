@@ -86,6 +86,16 @@ class ParquetFiles:
         size = None if file is None else self._sizes.get(file)
         return (end - start) * (1024 if size is None else max(1, size.size // max(1, size.rows)))
 
+    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
+        """By the numbers of rows at the last look."""
+        sizes = {partition: self._sizes.get(file) for partition, file in self._files.items()}
+        rows = {partition: size.rows for partition, size in sizes.items() if size is not None}
+        return {
+            partition: count - marks.get(partition, START).address
+            for partition, count in rows.items()
+            if count > marks.get(partition, START).address
+        }
+
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Files are left where they are."""
 
