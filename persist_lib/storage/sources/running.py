@@ -20,7 +20,9 @@ from persist_lib.errors import (
     HoldConflict,
     Indeterminate,
     LeaseExpired,
+    NotFound,
     Refused,
+    ShardFinished,
     SinceViolation,
     UpperMismatch,
 )
@@ -82,13 +84,16 @@ class Ingestion:
         """Bind what is there now, and make all that is bound durable. With `mints=False` others bind.
 
         Raises Gone and Diverged, which stay so; HoldConflict when the source was reset or dropped; and what may pass
-        (`PASSING`): then call it again.
+        (`PASSING`): then call it again. NotFound once it was dropped.
         """
         deadline = self._client.runtime.deadline(self._client.config.timeout_s if timeout is None else timeout)
         try:
             if mints:
                 self._mint(deadline)
             return self._catch_up(deadline)
+        except ShardFinished as error:
+            self._drop()
+            raise NotFound(f"the source {self.record.name!r} was dropped", source=self.record.name) from error
         except BaseException:
             self._drop()
             raise

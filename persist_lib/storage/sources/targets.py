@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from persist_lib.arguments import shown
-from persist_lib.errors import Diverged
+from persist_lib.errors import Diverged, NotFound
 from persist_lib.format.parts import within
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.consolidate import consolidate
@@ -28,7 +28,10 @@ class Target:
 
     def __init__(self, controller: Controller, id_: str, owner: str) -> None:
         self._controller, self.id, self._owner = controller, id_, owner
-        self.collection = controller.catalog.fetch().collections[id_]
+        found = controller.catalog.fetch().collections.get(id_)
+        if found is None or found.state == "dropping":
+            raise NotFound(f"the collection {id_} of this source was dropped", collection=id_)
+        self.collection = found
         self.name = self.collection.name
         self._writer: CollectionWriter = controller.open_writer(self.name)
         self._reader: CollectionReader | None = None
@@ -102,7 +105,7 @@ class Target:
     def _seqnos(self) -> dict[str, int]:
         """The newest seqnos of the shards that are written now, read from the location. They are registered at."""
         names = self._opened().timeline(is_known=True).last.rendition.names
-        found = {}
+        found: dict[str, int] = {}
         for name in names:
             found[name] = self._writer.shard(name).machine.fetch().seqno
         return found

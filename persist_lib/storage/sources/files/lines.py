@@ -67,7 +67,7 @@ def _too_long(rest: bytes, at: int) -> pa.Table:
     return _messages(np.array([at]), pa.array([rest[:KEPT]], pa.binary()), pa.array([TOO_LONG]))
 
 
-def _messages(addresses: np.ndarray, values: pa.Array, problems: pa.Array) -> pa.Table:  # type: ignore[type-arg]
+def _messages(addresses: np.ndarray, values: pa.Array, problems: pa.Array) -> pa.Table:
     return pa.table(
         [array_of(addresses.astype(np.uint64)), values, problems],
         schema=pa.schema([pa.field("address", pa.uint64(), False), ("value", pa.binary()), ("problem", pa.string())]),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, InvalidUsage, SinceViolation
-from persist_lib.storage.sources.bindings import MOST_AHEAD_MS, SCHEMA, Bindings, Bound
+from persist_lib.storage.sources.bindings import MOST_AHEAD_MS, SCHEMA, Bindings, Bound, Marks, Propose
 from persist_lib.storage.sources.protocol import Mark
 from persist_lib.testing import Rival
 from tests.worlds import World
@@ -38,6 +38,10 @@ def marks(**addresses: int) -> dict[str, Mark]:
     return {partition: Mark(address, f"check {address}") for partition, address in addresses.items()}
 
 
+def saying(found: Marks) -> Propose:
+    return lambda _: found
+
+
 def check(bound: Bound) -> None:
     """What always holds: times go up, and so do a partition's addresses."""
     last, at = -1, dict(bound.start)
@@ -55,7 +59,7 @@ def test_what_is_bound_is_read_back_as_of_each_time(world: World) -> None:
     times = []
     for found in (marks(a=3), marks(a=5, b=1), marks(b=1), marks(a=4), {}, marks(b=9)):
         world.clock.advance(10)
-        bindings.mint(lambda _, found=found: found, deadline)
+        bindings.mint(saying(found), deadline)
         times.append(bindings.newest().upper - 1)
     assert times == sorted(set(times))
     whole = bindings.since(0)

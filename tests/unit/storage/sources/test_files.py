@@ -45,7 +45,7 @@ def test_the_conformance_suite(tmp_path: Path, identity: str, may_grow: bool) ->
     for name in ("empty.jsonl", "_hidden.jsonl", "other.csv"):
         (tmp_path / name).write_bytes(b"" if name == "empty.jsonl" else b"1\n")
     files = Files(place=str(tmp_path), format="jsonl", identity=identity, may_grow=may_grow)  # type: ignore[arg-type]
-    expected: dict[str, list[bytes]] = {
+    expected = {
         "sub/a.jsonl": LINES + ([torn] if torn else []), "b.jsonl.gz": [b"gz", *LINES],
         "c.jsonl.zst": [b"zst", *LINES], "d.jsonl": POISON, "empty.jsonl": [],
     }  # fmt: skip
@@ -55,7 +55,7 @@ def test_the_conformance_suite(tmp_path: Path, identity: str, may_grow: bool) ->
             first = read_all(files.open(), partition, START, mark).column("value")[0].as_py()
             with_ids[partition] = next(values for values in expected.values() if values and values[0] == first)
         assert len(with_ids) == 4
-        expected = with_ids  # type: ignore[assignment]
+        expected = with_ids
     check_reader(files.open, expected)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ Message = tuple[int, bytes | None]
 """A time and a value."""
 
 
-def messages_of(found: list[Message], **more: list[Any]) -> pa.Table:
+def messages_of(found: Sequence[Message], **more: list[Any]) -> pa.Table:
     """Messages of one partition, an address each."""
     return pa.table(
         {
@@ -44,7 +45,7 @@ def nothing(_keys: pa.Table) -> pa.Table:
     return SCHEMA.contents.empty_table()
 
 
-def apply(pipeline: Pipeline, found: list[Message], **more: list[Any]) -> Made:
+def apply(pipeline: Pipeline, found: Sequence[Message], **more: list[Any]) -> Made:
     return pipeline.apply(messages_of(found, **more), nothing)
 
 
@@ -62,7 +63,7 @@ TIMES = st.lists(st.integers(1, 5), max_size=25).map(sorted)
 @st.composite
 def histories(draw: st.DrawFn, deletes: bool = False) -> list[Message]:
     good = GOOD if not deletes else st.builds(
-        lambda id_, word, gone: line(id_, word, gone=gone), st.integers(0, 4), st.sampled_from(["a", "b"]), st.booleans()
+        lambda id_, word, gone: line(id_, word, gone=gone), st.integers(0, 4), st.sampled_from("ab"), st.booleans()
     )  # fmt: skip
     return [(time, draw(st.one_of(good, good, good, BAD))) for time in draw(TIMES)]
 
@@ -181,8 +182,8 @@ def test_csv_by_the_header_of_each_file() -> None:
 
 def test_text_and_bytes_fill_the_column_that_places_leave() -> None:
     schema = persist.Schema(
-        key={"file": "string not null", "at": "uint64 not null"}, value={"line": "string", "when": "timestamp[ms, UTC]"},
-        times="ms",
+        key={"file": "string not null", "at": "uint64 not null"},
+        value={"line": "string", "when": "timestamp[ms, UTC]"}, times="ms",
     )  # fmt: skip
     meaning = Meaning(include={"file": "partition", "at": "address", "when": "time"})
     found = [(1000, b"one\r"), (1000, b""), (2000, b"\xff"), (3000, None)]
@@ -249,7 +250,8 @@ def test_a_function_in_the_middle() -> None:
 @settings(max_examples=100, deadline=None)
 def test_a_message_belongs_to_the_first_time_that_covers_it(grown: list[dict[str, int]], most: int) -> None:
     at = {"a": 0, "b": 0}
-    steps, expected = [], {}
+    steps: list[Step] = []
+    expected: dict[tuple[str, int], int] = {}
     for number, more in enumerate(grown):
         time = 10 + 3 * number
         for partition, count in more.items():

@@ -317,12 +317,13 @@ def test_the_upstream_is_told_the_bindings_since_and_never_t(place: Place, monke
     place.create()
     place.write("a.jsonl", row(1))
     size = (place.folder / "a.jsonl").stat().st_size
-    first = place.catch_up()
+    place.catch_up()
     place.world.clock.advance(5)
     place.catch_up()
     assert told[-1]["a.jsonl"].address == size
     record = place.sources._declared.find("s")
-    place.sources.client.set_hold(record.bindings, "another-pipeline", first.time + 1_000)
+    since = place.sources.client.inspect(record.bindings).state.since
+    place.sources.client.set_hold(record.bindings, "another-pipeline", since)
     place.write("a.jsonl", row(2))
     for _ in range(3):
         place.world.clock.advance(5)
@@ -359,7 +360,7 @@ def test_a_paused_source_stands_still_and_says_so(place: Place) -> None:
     assert place.catch_up() is None
     assert place.sources.show("s").state == "paused"
     (instance,) = place.contents("s/health")
-    assert (instance["state"], instance["why"]) == ("stopped", "") or instance["state"] == "paused"
+    assert (instance["state"], instance["why"]) == ("paused", "maintenance")
     place.sources.resume("s")
     place.catch_up()
     assert place.words() == {1: "a"}
