@@ -95,7 +95,7 @@ def step(watched: Watched, instance: Ingestion) -> None:
 
 
 @pytest.mark.parametrize("happens", [True, False])
-@pytest.mark.parametrize("what", ["create", "drop"])
+@pytest.mark.parametrize("what", ["create", "drop", "reset"])
 def test_what_a_command_left_the_next_one_finishes(tmp_path: Path, what: str, happens: bool) -> None:
     total = command(tmp_path / "whole", Dying(None, happens=True), what)
     for k in range(1, total + 1) if ALL else range(1 + happens, total + 1, 2):
@@ -118,11 +118,14 @@ def command(folder: Path, dying: Dying, what: str) -> int:
             sources.create("s", files, SCHEMA, command="one")
             sources.run("s", until_idle=True)
             with suppress(Died):
-                theirs.drop("s")
-            if "s" in sources._declared.fetch():
+                (theirs.drop if what == "drop" else theirs.reset)("s")
+            if what == "reset":
+                sources.reset("s")
+            elif "s" in sources._declared.fetch():
                 sources.drop("s")
-            assert sources.list() == sources.controller.list() == []
-            sources.create("s", files, SCHEMA, command="two")
+                assert sources.list() == sources.controller.list() == []
+            if what == "drop":
+                sources.create("s", files, SCHEMA, command="two")
         world.clock.advance(1)
         sources.run("s", until_idle=True)
         with sources.controller.open_reader("s") as reader:

@@ -28,7 +28,8 @@ State = Literal["making", "running", "paused", "dropping"]
 class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A source. `collections` are the ids of those that it writes by definite appends, by what they are for.
 
-    `epoch` counts how often it was begun anew; instances of another epoch are fenced off.
+    `epoch` counts how often it was begun anew; instances of another epoch are fenced off. `again`: once it
+    is dropped, it is to be created anew.
     """
 
     id: str
@@ -39,9 +40,11 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     schema: Any
     decoded: Any = None
     shards: int = 1
+    retention: int | None = None
     state: State = "making"
     why: str = ""
     epoch: int = 1
+    again: bool = False
     command: str = ""
     collections: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     health: str = ""
@@ -71,6 +74,10 @@ Decide = Callable[[dict[str, SourceRecord]], SourceRecord | None]
 """Makes of the sources by name the one to set, or None for no change. Raises what refuses it. Called again."""
 
 
+To = Callable[[dict[str, SourceRecord]], tuple[SourceRecord | None, SourceRecord | None]]
+"""Makes of the sources the row to take away and the one to set."""
+
+
 class Declared:
     """One process's view of the sources of a catalog."""
 
@@ -91,21 +98,37 @@ class Declared:
             )
         return sources[name]
 
-    def change(self, decide: Decide, deadline: Deadline, *, forget: str | None = None) -> None:
-        """Set the row that `decide` says, in one append; or take away that of the source `forget`."""
+    def change(self, decide: Decide, deadline: Deadline) -> None:
+        """Set the row that `decide` says, in one append."""
+
+        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
+            record = decide(sources)
+            return None if record is None else sources.get(record.name), record
+
+        self._append(to, deadline)
+
+    def forget(self, record: SourceRecord, deadline: Deadline) -> None:
+        """Take away the row of a source, unless it is another one of that name by now."""
+
+        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
+            now = sources.get(record.name)
+            return now if now is not None and now.id == record.id else None, None
+
+        self._append(to, deadline)
+
+    def _append(self, to: To, deadline: Deadline) -> None:
         with self._client.open_writer(self.shard, SCHEMA) as write:
             while True:
                 sources, upper = self._fetch()
-                record = decide(sources)
-                name = forget if forget is not None else record.name if record is not None else ""
-                old = sources.get(name)
-                if old == record or not name:
+                old, new = to(sources)
+                if old == new:
                     return
                 time = next_time(SCHEMA, write.machine.shard, at(upper), self._client.runtime)
-                rows: list[dict[str, object]] = []
-                for one, diff in ((old, -1), (record, 1)):
-                    if one is not None:
-                        rows.append({"name": name, "body": encode(one), TIME: time, DIFF: diff})
+                rows: list[dict[str, object]] = [
+                    {"name": one.name, "body": encode(one), TIME: time, DIFF: diff}
+                    for one, diff in ((old, -1), (new, 1))
+                    if one is not None
+                ]
                 try:
                     append_once(write, rows, upper, time + 1, deadline)
                 except UpperMismatch:
@@ -137,3 +160,8 @@ class Declared:
 def changed(record: SourceRecord, **fields: Any) -> SourceRecord:
     """The record with other fields."""
     return msgspec.structs.replace(record, **fields)
+
+
+def minted(client: Client) -> str:
+    """The id of a new source."""
+    return f"s{client.runtime.entropy():016x}"

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from persist_lib.arguments import check_type, parse_seconds, shown
-from persist_lib.errors import (
-    HoldConflict,
-    InvalidUsage,
-    NameTaken,
-    NotFound,
-    PersistError,
-    ShardFinished,
-    SinceViolation,
-)
+from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text, shown
+from persist_lib.errors import InvalidUsage, NameTaken, NotFound, PersistError
 from persist_lib.frontier import at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.storage.asked import Retention
+from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
-from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.storage.sources.bindings import Bindings
+from persist_lib.storage.sources.commands import asked, names_of, settle, take_away
 from persist_lib.storage.sources.declared import Custom, Decoding, From, Meaning
 from persist_lib.storage.sources.files import Files
-from persist_lib.storage.sources.health import SCHEMA as HEALTH
 from persist_lib.storage.sources.health import Report
-from persist_lib.storage.sources.pipeline import ERRORS, RAW, Pipeline
+from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.protocol import Mark
-from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed
+from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
 DECODERS = {"jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows"}
+LONGEST_PAUSE_S = 30.0
+"""Between attempts at what does not pass."""
+Told = Callable[[Progress | PersistError], object]
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731 - a constant
 
 
@@ -114,29 +107,31 @@ class Sources:
             raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
         reader.open().close()
         deadline = self._deadline(timeout)
-        id_ = f"s{self.client.runtime.entropy():016x}"
+        id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         wanted = SourceRecord(
             id=id_, name=name, reader=reader, decoding=decoding, meaning=meaning, schema=schema_form(schema),
-            decoded=None if decoded is None else schema_form(decoded), shards=shards, command=command,
+            decoded=None if decoded is None else schema_form(decoded),
+            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command,
+            retention=parse_retention(retention, schema, self.client.runtime.clock_ms),
         )  # fmt: skip
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
             known = sources.get(name)
             if known is None:
                 contents = self.controller.catalog.fetch()
-                for one in _names(wanted).values():
+                for one in names_of(wanted).values():
                     if contents.named(one) is not None:
                         raise _taken(one)
                 return wanted
-            if known.command != command or _asked(known) != _asked(wanted):
+            if known.command != command or asked(known) != asked(wanted):
                 raise NameTaken(
                     f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
                 )
             return None
 
         self._declared.change(decide, deadline)
-        self._settle(self._declared.find(name), deadline, retention)
+        settle(self.controller, self._declared, self._declared.find(name), deadline)
         return self.show(name)
 
     def list(self) -> list[str]:
@@ -145,7 +140,7 @@ class Sources:
 
     def show(self, name: str) -> SourceDescription:
         """What a source is, and how far it has come. Raises NotFound."""
-        record = self._find(name)
+        record = self.find(name)
         contents = self.controller.catalog.fetch()
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
         described = [self.controller.describe(one) for one in names.values()]
@@ -166,7 +161,7 @@ class Sources:
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
         """Let all instances stand still after the step that they are at, wherever they run. Raises NotFound."""
-        self._set(name, "paused", why, timeout)
+        self._set(name, "paused", parse_text(why, "why", 1000), timeout)
 
     def resume(self, name: str, *, timeout: float | None = None) -> None:
         """Let instances go on. Raises NotFound."""
@@ -175,30 +170,21 @@ class Sources:
     def drop(self, name: str, *, timeout: float | None = None) -> None:
         """Take a source away with all of its collections. Instances end; what reads the collections may finish.
 
-        A call that is cut off is finished by the next one.
+        A call that is cut off is finished by the next one. Raises NotFound.
         """
-        deadline = self._deadline(timeout)
-        self._set(name, "dropping", "", timeout)
-        record = self._declared.find(name)
-        contents = self.controller.catalog.fetch()
-        for id_ in (*record.collections.values(), record.health):
-            found = contents.collections.get(id_)
-            if found is not None:
-                self._release(found.shard)
-                if found.state != "dropping":
-                    with suppress(NotFound):
-                        self.controller.drop(found.name, timeout=deadline.remaining_s() + 0.001)
-        if self.client.machine(record.bindings).try_fetch() is not None:
-            with suppress(ShardFinished):
-                with self.client.open_writer(record.bindings, BINDINGS) as write:
-                    write.finish()
-                self._release(record.bindings)
-                self.client.finish(record.bindings)
-        self._declared.change(lambda _: None, deadline, forget=name)
+        self._end(name, timeout, again=False)
+
+    def reset(self, name: str, *, timeout: float | None = None) -> SourceDescription:
+        """Begin a source anew, from what its reader has now: drop it with its collections, and create it again.
+
+        What the collections had is gone. For what Gone and Diverged leave no other way. Raises NotFound.
+        """
+        self._end(name, timeout, again=True)
+        return self.show(name)
 
     def open(self, name: str, *, owner: str = "") -> Ingestion:
         """Open an instance of a source, to go on step by step. Raises NotFound."""
-        record = self._find(name)
+        record = self.find(name)
         return Ingestion(self.controller, record, record.bindings, owner or f"source {name}"[:100])
 
     def run(
@@ -206,7 +192,7 @@ class Sources:
         name: str,
         *,
         stop: Callable[[], bool] = NEVER,
-        told: Callable[[Progress | PersistError], object] | None = None,
+        told: Told | None = None,
         interval_s: float = 1.0,
         until_idle: bool = False,
     ) -> Progress | None:
@@ -217,114 +203,58 @@ class Sources:
         bad messages; HoldConflict and NotFound when the source was dropped.
         """
         interval_s = parse_seconds(interval_s, "interval_s")
-        record, runtime = self._find(name), self.client.runtime
-        instance = f"{platform.node()}-{runtime.token().hex()[:8]}"
+        record = self.find(name)
+        instance = f"{platform.node()}-{self.client.runtime.token().hex()[:8]}"
         report, ingestion = Report(self.controller, record.health, instance), self.open(name, owner=instance)
-        last, failures = None, 0
         try:
-            while not stop():
-                try:
-                    if self._declared.find(name).state == "paused":
-                        report.say("paused", self._declared.find(name).why)
-                        if until_idle:
-                            return last
-                        runtime.sleep(interval_s)
-                        continue
-                    last, failures = ingestion.step(), 0
-                except PASSING as error:
-                    failures += 1
-                    report.say("stalled", f"{type(error).__name__}: {error.message}")
-                    if told is not None:
-                        told(error)
-                    runtime.sleep(min(30.0, interval_s * 2 ** min(failures, 10)) * runtime.random.uniform(0.5, 1.0))
-                    continue
-                report.progress(last)
-                if told is not None:
-                    told(last)
-                if last.is_idle:
-                    if until_idle:
-                        break
-                    runtime.sleep(interval_s)
-            report.say("stopped", "", last)
+            return _run(self, name, ingestion, report, stop, told, interval_s, until_idle=until_idle)
         except PersistError as error:
             report.say("failed", f"{type(error).__name__}: {error.message}")
             raise
         finally:
             report.close()
             ingestion.close()
-        return last
 
     def close(self) -> None:
         """Close what this has open; the controller stays open. Idempotent."""
         self._declared.close()
 
-    def _find(self, name: str) -> SourceRecord:
+    def find(self, name: str) -> SourceRecord:
+        """What is declared of a source; one that is being created is finished first. Raises NotFound."""
         record = self._declared.find(parse_collection_name(name))
         if record.state == "making":
-            self._settle(record, self._deadline(None), None)
+            if self.client.read_only:
+                raise NotFound(f"the source {name!r} is being created. Look again", source=name)
+            settle(self.controller, self._declared, record, self._deadline(None))
             record = self._declared.find(name)
         if record.state == "dropping":
-            raise NotFound(f"the source {name!r} is being dropped. Drop it again to finish that", source=name)
+            raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
         return record
 
-    def _set(self, name: str, state: str, why: str, timeout: float | None) -> None:
-        if state != "dropping":
-            self._find(name)
+    def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:
+        self.find(name)
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
-            if name not in sources or (state != "dropping" and sources[name].state == "dropping"):
+            if name not in sources or sources[name].state == "dropping":
                 raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
             return changed(sources[name], state=state, why=why)
 
-        self._declared.find(name)
         self._declared.change(decide, self._deadline(timeout))
 
-    def _settle(self, record: SourceRecord, deadline: Deadline, retention: Retention) -> None:
-        """Create what a declared source needs, and say that it is there. Whoever comes next does it again."""
-        if record.state != "making":
-            return
-        ids: dict[str, str] = {}
-        schemas = {"output": record.columns, "errors": ERRORS, "raw": RAW, "health": HEALTH}
-        for role, name in _names(record).items():
-            made = self.controller.create(
-                name, schemas[role], shards=record.shards if role == "output" else 1,
-                mode="compare_and_append" if role == "health" else "append",
-                retention=retention if role == "output" else None, command=f"{record.id}.{role}",
-            )  # fmt: skip
-            ids[role] = made.id
-        health = ids.pop("health")
-        self.client.open_writer(record.bindings, BINDINGS).close()
-        contents = self.controller.catalog.fetch()
-        for shard in (*(contents.collections[id_].shard for id_ in ids.values()), record.bindings):
-            with suppress(HoldConflict, SinceViolation):  # it is there
-                self.client.set_hold(shard, HOLD, 0, opaque=record.fence, expected=None)
+    def _end(self, name: str, timeout: float | None, *, again: bool) -> None:
+        deadline = self._deadline(timeout)
+        self._declared.find(name)
 
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
-            now = sources.get(record.name)
-            if now is None or now.id != record.id or now.state != "making":
-                return None
-            return changed(now, state="running", collections=ids, health=health)
+        def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
+            if name not in sources:
+                raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
+            return changed(sources[name], state="dropping", again=again)
 
         self._declared.change(decide, deadline)
-
-    def _release(self, shard: str) -> None:
-        with suppress(HoldConflict, ShardFinished, NotFound):
-            self.client.release_hold(shard, HOLD)
+        take_away(self.controller, self._declared, self._declared.find(name), deadline)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
-
-
-def _names(record: SourceRecord) -> dict[str, str]:
-    """The collections of a source, by what they are for."""
-    name = record.name
-    raw = {"raw": f"{name}/raw"} if record.meaning.keep_raw else {}
-    return {"output": name, "errors": f"{name}/errors", **raw, "health": f"{name}/health"}
-
-
-def _asked(record: SourceRecord) -> SourceRecord:
-    """A record as it was asked for."""
-    return changed(record, id="", state="making", why="", epoch=1, collections={}, health="")
 
 
 def _in_ms(schema: Schema) -> Schema:
@@ -340,3 +270,36 @@ def _taken(name: str) -> NameTaken:
         "name",
         collection=name,
     )
+
+
+def _run(
+    sources: Sources, name: str, ingestion: Ingestion, report: Report, stop: Callable[[], bool], told: Told | None,
+    interval_s: float, *, until_idle: bool,
+) -> Progress | None:  # fmt: skip
+    runtime, failures = sources.client.runtime, 0
+    last: Progress | None = None
+    while not stop():
+        try:
+            if (record := sources.find(name)).state == "paused":
+                report.say("paused", record.why)
+                if until_idle:
+                    return last
+                runtime.sleep(interval_s)
+                continue
+            last, failures = ingestion.step(), 0
+        except PASSING as error:
+            failures += 1
+            report.say("stalled", f"{type(error).__name__}: {error.message}")
+            if told is not None:
+                told(error)
+            runtime.sleep(min(LONGEST_PAUSE_S, interval_s * 2 ** min(failures, 10)) * runtime.random.uniform(0.5, 1.0))
+            continue
+        report.progress(last)
+        if told is not None:
+            told(last)
+        if last.is_idle:
+            if until_idle:
+                break
+            runtime.sleep(interval_s)
+    report.say("stopped", "", last)
+    return last

@@ -353,6 +353,27 @@ def test_an_instance_of_a_dropped_source_is_fenced_off_and_its_name_is_free(plac
     assert place.words() == {1: "a"}
 
 
+def test_a_source_that_is_reset_begins_anew_with_what_is_there(place: Place) -> None:
+    place.create(meaning=Meaning(envelope="upsert"), shards=2, retention=5)
+    place.write("a.jsonl", row(1), row(2))
+    place.catch_up()
+    late = Sources(place.world.client().controller()).open("s")
+    late.step()
+    (place.folder / "a.jsonl").write_bytes(b'{"id": 7, "word": "new"}\n')
+    with pytest.raises(Diverged):
+        place.catch_up()
+    place.sources.reset("s")
+    place.world.clock.advance(5)
+    with pytest.raises((HoldConflict, NotFound)):
+        late.step()
+    late.close()
+    place.catch_up()
+    assert place.words() == {7: "new"}
+    found = place.controller.describe("s")
+    assert (len(found.active.shards), found.retention) == (2, 5)
+    assert place.sources.find("s").epoch == 2
+
+
 def test_a_paused_source_stands_still_and_says_so(place: Place) -> None:
     place.create()
     place.sources.pause("s", why="maintenance")
