@@ -23,6 +23,7 @@ from persist_lib.cli import (
     schemas,
     settings,
     show,
+    sources,
     sql,
     watch,
     writing,
@@ -157,5 +158,15 @@ kept.add_typer(kept_by, name="hold", rich_help_panel=CHANGING)
 command(kept_by, "set", collections.set_hold)
 command(kept_by, "release", collections.release_hold)
 command(kept_by, "list", collections.list_holds)
+fed = typer.Typer(no_args_is_help=True, help="Outside data as collections: what is declared, and how it is.")
+app.add_typer(fed, name="source", rich_help_panel=COLLECTIONS)
+command(fed, "list", sources.list_, LOOKING)
+command(fed, "show", sources.show, LOOKING)
+command(fed, "create", sources.create, CHANGING)
+command(fed, "pause", sources.pause, CHANGING)
+command(fed, "resume", sources.resume, CHANGING)
+command(fed, "reset", sources.reset, CHANGING)
+command(fed, "drop", sources.drop, CHANGING)
+command(app, "ingest", sources.ingest, COLLECTIONS)
 command(app, "set-retention", history.retention, HISTORY)
 command(app, "finish", history.finish, HISTORY)
