@@ -120,11 +120,13 @@ class Watched:
                     assert self.bound.setdefault((partition, mark.address), step.time) == step.time
             return found
 
-        LineFiles.read, LineFiles.tell, Bindings.since = noted, told, bound  # type: ignore[method-assign]
+        for kind, name, instead in ((LineFiles, "read", noted), (LineFiles, "tell", told), (Bindings, "since", bound)):
+            setattr(kind, name, instead)
         try:
             yield
         finally:
-            LineFiles.read, LineFiles.tell, Bindings.since = read, tell, since  # type: ignore[method-assign]
+            for kind, name, was in ((LineFiles, "read", read), (LineFiles, "tell", tell), (Bindings, "since", since)):
+                setattr(kind, name, was)
 
     def check_end(self) -> None:
         """All instances are at rest and all is bound: the collections are what a plain loop makes of the files."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from jobs.ingesting.inputs import File, asking_s3, local_file
 from persist_lib.config import MIB
+from persist_lib.convert.lines.seekable import Seekable
 from persist_lib.convert.lines.unpacking import PIECE, same_size, unpacked
 from persist_lib.errors import InvalidUsage, NotFound
 
@@ -99,27 +99,8 @@ def read_unpacked(file: File) -> Iterator[bytes]:
     yield from unpacked(pieces, file.compression)
 
 
-class RandomAccess(io.RawIOBase):
+class RandomAccess(Seekable):
     """A file of S3 as Parquet's reader needs it: ranges by GETs."""
 
     def __init__(self, file: File) -> None:
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._file.size if size < 0 else min(self._at + size, self._file.size)
-        found = b"".join(read_range(self._file, self._at, end))
-        self._at += len(found)
-        return found
+        super().__init__(file.size, lambda start, end: b"".join(read_range(file, start, end)))

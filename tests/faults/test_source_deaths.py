@@ -11,26 +11,12 @@ import pytest
 
 from persist_lib.errors import PersistError
 from persist_lib.storage.sources import Files, Ingestion, Meaning, Sources
-from tests.conformance.stores import CONSENSUSES
 from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG, SCHEMA, Lines, Watched
 from tests.worlds import World
 
 ALL = os.environ.get("PERSIST_FAULTS") == "all"
 MEANINGS = {"upsert": Meaning(envelope="upsert", keep_raw=True), "none": Meaning()}
-
-
-@pytest.fixture(params=["memory", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "postgresql"))])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], tuple[str, str | None]]:
-    def make(name: str) -> tuple[str, str | None]:
-        if request.param == "memory":
-            return "memory:", None
-        folder = tmp_path / name
-        folder.mkdir()
-        url = CONSENSUSES[request.param].prepare(folder)
-        return (url, None) if request.param == "sqlite" else (f"file:{folder}/blobs", url)
-
-    return make
 
 
 @pytest.mark.parametrize("happens", [True, False])

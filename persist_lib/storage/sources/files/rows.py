@@ -5,7 +5,6 @@ A message's value is a struct, as its file has decoded it already. A file is the
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -15,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from persist_lib.convert.lines.seekable import Seekable
 from persist_lib.errors import Diverged, Gone, NotFound
 from persist_lib.kernel.columns import array_of
-from persist_lib.storage.sources.files.folders import File, Folder, Opened
+from persist_lib.storage.sources.files.folders import File, Folder
 from persist_lib.storage.sources.protocol import ADDRESS, START, Mark
 
 ROWS = 65_536
@@ -115,7 +115,7 @@ class ParquetFiles:
             try:
                 with self._folder.open(file) as opened:
                     footer = opened.range(max(0, opened.size - FOOTER), opened.size)
-                    metadata = pq.read_metadata(pa.PythonFile(_Seekable(opened), mode="r"))
+                    metadata = pq.read_metadata(pa.PythonFile(Seekable(opened.size, opened.range), mode="r"))
                 check = xxhash.xxh3_64_hexdigest(footer, seed=file.size)
                 self._sizes[file] = _Size(metadata.num_rows, file.size, check)
             except (pa.ArrowException, FileNotFoundError, NotFound):
@@ -125,7 +125,7 @@ class ParquetFiles:
     @contextmanager
     def _opened(self, file: File) -> Iterator[pq.ParquetFile]:
         with self._folder.open(file) as opened:
-            yield pq.ParquetFile(pa.PythonFile(_Seekable(opened), mode="r"))
+            yield pq.ParquetFile(pa.PythonFile(Seekable(opened.size, opened.range), mode="r"))
 
     def _diverged(self, partition: str, mark: Mark) -> Diverged:
         return Diverged(
@@ -154,29 +154,3 @@ def _messages(batch: pa.RecordBatch, first: int) -> pa.Table:
     addresses = array_of(np.arange(first, first + batch.num_rows, dtype=np.uint64))
     value = batch.to_struct_array()
     return pa.table([addresses, value], schema=pa.schema([ADDRESS, ("value", value.type)]))
-
-
-class _Seekable(io.RawIOBase):
-    """An opened file as Parquet's reader needs it."""
-
-    def __init__(self, opened: Opened) -> None:
-        self._opened, self._at = opened, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._opened.size)[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._opened.size if size < 0 else self._at + size
-        found = self._opened.range(self._at, end)
-        self._at += len(found)
-        return found

@@ -158,7 +158,7 @@ def test_two_minters_by_turns(data: st.DataObject) -> None:
             found = data.draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 20), max_size=3))
             world.clock.advance(data.draw(st.sampled_from([0, 0, 0.001, 5])))
             if data.draw(st.booleans()):
-                minters[who].mint(lambda _, found=found: marks(**found), deadline)
+                minters[who].mint(saying(marks(**found)), deadline)
             else:
                 for partition, address in found.items():
                     mark, _time = minters[who].get_binding(partition, address, Mark(address + 1), deadline)
@@ -185,7 +185,7 @@ def test_two_minters_in_threads(tmp_path: Path) -> None:
                 bindings = Bindings(client, NAME)
                 for address in range(1, 30):
                     bindings.mint(
-                        lambda _, a=address: marks(**{f"p{number}": a, "both": a}), client.runtime.deadline(30)
+                        saying(marks(**{f"p{number}": address, "both": address})), client.runtime.deadline(30)
                     )
         except BaseException as error:  # noqa: BLE001 - told below
             failures.append(error)

@@ -15,7 +15,9 @@ import persist_lib as persist
 from persist_lib.errors import Diverged, Gone, HoldConflict, InvalidUsage, NameTaken, NotFound, Refused
 from persist_lib.storage.sources import Custom, Decoding, Files, Mark, Meaning, Sources, running
 from persist_lib.storage.sources.files.reader import LineFiles
+from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.records import HOLD
+from persist_lib.storage.sources.targets import Target
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -137,14 +139,14 @@ def test_windows_bound_memory_and_change_nothing(place: Place, monkeypatch: pyte
     monkeypatch.setattr(running, "STEP_BYTES", 200)
     monkeypatch.setattr(running, "WINDOW_BYTES", 500)
     most = 0
-    apply = running.Pipeline.apply
+    apply = Pipeline.apply
 
     def seen(self: Any, messages: pa.Table, lookup: Any) -> Any:
         nonlocal most
         most = max(most, messages.num_rows)
         return apply(self, messages, lookup)
 
-    monkeypatch.setattr(running.Pipeline, "apply", seen)
+    monkeypatch.setattr(Pipeline, "apply", seen)
     for name in ("a", "b", "c"):
         place.write(f"{name}.jsonl", *(row(n % 7, f"{name}{n}") for n in range(100)))
     place.create(meaning=Meaning(envelope="upsert"))
@@ -173,17 +175,17 @@ def test_a_second_instance_that_was_late_appends_the_same_again(place: Place) ->
 
 def died_after(place: Place, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance that appended to one collection, and not to the others."""
-    append = running.Target.append
+    append = Target.append
 
     def cut(self: Any, *args: Any) -> None:
         append(self, *args)
         if self.name == role:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(running.Target, "append", cut)
+    monkeypatch.setattr(Target, "append", cut)
     with pytest.raises(KeyboardInterrupt):
         place.catch_up()
-    monkeypatch.setattr(running.Target, "append", append)
+    monkeypatch.setattr(Target, "append", append)
 
 
 @pytest.mark.parametrize("role", ["s", "s/errors", "s/raw"])
@@ -212,13 +214,13 @@ def test_other_rows_than_those_committed_are_diverged_and_nothing_is_written(
     died_after(place, "s", monkeypatch)
     uppers = {name: place.controller.describe(name).upper for name in ("s", "s/errors", "s/raw")}
     assert len(set(uppers.values())) > 1
-    decode = running.Pipeline.apply
+    decode = Pipeline.apply
 
     def wrong(self: Any, messages: pa.Table, lookup: Any) -> Any:
         made = decode(self, messages, lookup)
         return made._replace(output=made.output.slice(1))
 
-    monkeypatch.setattr(running.Pipeline, "apply", wrong)
+    monkeypatch.setattr(Pipeline, "apply", wrong)
     with pytest.raises(Diverged, match="collection 's'") as raised:
         place.catch_up()
     assert raised.value.collection == "s"
@@ -227,7 +229,7 @@ def test_other_rows_than_those_committed_are_diverged_and_nothing_is_written(
     assert {name: place.controller.describe(name).upper for name in uppers} == uppers
     (instance,) = [one for one in place.contents("s/health") if one["state"] == "failed"]
     assert "Diverged" in instance["why"]
-    monkeypatch.setattr(running.Pipeline, "apply", decode)
+    monkeypatch.setattr(Pipeline, "apply", decode)
     place.catch_up()
     assert place.words() == {1: "a", 2: "b"}
 
@@ -238,20 +240,20 @@ def test_two_that_differ_and_append_at_once_are_found_out(place: Place, monkeypa
     place.write("a.jsonl", row(1, "a"))
     other = Sources(place.world.client().controller()).open("s")
     mine = place.sources.open("s")
-    append, apply = running.Target.append, running.Pipeline.apply
+    append, apply = Target.append, Pipeline.apply
 
     def wrong(self: Any, messages: pa.Table, lookup: Any) -> Any:
         made = apply(self, messages, lookup)
         return made._replace(output=made.output.slice(1)) if self is other._pipeline else made
 
     def rivalled(self: Any, *args: Any) -> None:
-        monkeypatch.setattr(running.Target, "append", append)
+        monkeypatch.setattr(Target, "append", append)
         other.step(mints=False)
         other.close()
         append(self, *args)
 
-    monkeypatch.setattr(running.Pipeline, "apply", wrong)
-    monkeypatch.setattr(running.Target, "append", rivalled)
+    monkeypatch.setattr(Pipeline, "apply", wrong)
+    monkeypatch.setattr(Target, "append", rivalled)
     with pytest.raises(Diverged):
         mine.step()
 
