@@ -32,10 +32,7 @@ def settle(controller: Controller, declared: Declared, record: SourceRecord, dea
         ids[role] = made.id
     health = ids.pop("health")
     client.open_writer(record.bindings, BINDINGS).close()
-    contents = controller.catalog.fetch()
-    for shard in (*(contents.collections[id_].shard for id_ in ids.values()), record.bindings):
-        with suppress(HoldConflict, SinceViolation):  # it is there
-            client.set_hold(shard, HOLD, 0, opaque=record.fence, expected=None)
+    hold(controller, changed(record, collections=ids))
 
     def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
         now = sources.get(record.name)
@@ -44,6 +41,14 @@ def settle(controller: Controller, declared: Declared, record: SourceRecord, dea
         return changed(now, state="running", collections=ids, health=health)
 
     declared.change(decide, deadline)
+
+
+def hold(controller: Controller, record: SourceRecord) -> None:
+    """Set the holds of a source where there are none: as it is made, or after somebody released one."""
+    contents, client = controller.catalog.fetch(), controller.client
+    for shard in (*(contents.collections[id_].shard for id_ in record.collections.values()), record.bindings):
+        with suppress(HoldConflict, SinceViolation):  # it is there
+            client.set_hold(shard, HOLD, client.inspect(shard).state.since, opaque=record.fence, expected=None)
 
 
 def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> None:

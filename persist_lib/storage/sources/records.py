@@ -87,7 +87,7 @@ class Declared:
 
     def fetch(self) -> dict[str, SourceRecord]:
         """The sources by name."""
-        return self._fetch()[0]
+        return _decoded(self._bodies()[0])
 
     def find(self, name: str) -> SourceRecord:
         """One source. Raises NotFound."""
@@ -119,16 +119,17 @@ class Declared:
     def _append(self, to: To, deadline: Deadline) -> None:
         with self._client.open_writer(self.shard, SCHEMA) as write:
             while True:
-                sources, upper = self._fetch()
-                old, new = to(sources)
+                bodies, upper = self._bodies()
+                old, new = to(_decoded(bodies))
                 if old == new:
                     return
                 time = next_time(SCHEMA, write.machine.shard, at(upper), self._client.runtime)
-                rows: list[dict[str, object]] = [
-                    {"name": one.name, "body": encode(one), TIME: time, DIFF: diff}
-                    for one, diff in ((old, -1), (new, 1))
-                    if one is not None
-                ]
+                rows: list[dict[str, object]] = []
+                if old is not None:
+                    # SUBTLE: as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+                    rows.append({"name": old.name, "body": bodies[old.name], TIME: time, DIFF: -1})
+                if new is not None:
+                    rows.append({"name": new.name, "body": encode(new), TIME: time, DIFF: 1})
                 try:
                     append_once(write, rows, upper, time + 1, deadline)
                 except UpperMismatch:
@@ -143,7 +144,7 @@ class Declared:
             self._reader.close()
             self._reader = None
 
-    def _fetch(self) -> tuple[dict[str, SourceRecord], int]:
+    def _bodies(self) -> tuple[dict[str, str], int]:
         if self._reader is None:
             if self._client.machine(self.shard).try_fetch() is None:
                 return {}, 0
@@ -152,9 +153,11 @@ class Declared:
         if upper == 0:
             return {}, 0
         with self._reader.snapshot(upper - 1) as snapshot:
-            rows = snapshot.to_pylist()
-        found = {row["name"]: decode(SourceRecord, row["body"], f"the row of source {row['name']}") for row in rows}
-        return found, upper
+            return {row["name"]: row["body"] for row in snapshot.to_pylist()}, upper
+
+
+def _decoded(bodies: dict[str, str]) -> dict[str, SourceRecord]:
+    return {name: decode(SourceRecord, body, f"the row of source {name}") for name, body in bodies.items()}
 
 
 def changed(record: SourceRecord, **fields: Any) -> SourceRecord:

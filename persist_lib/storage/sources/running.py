@@ -44,7 +44,7 @@ STEP_BYTES = 32 * MIB
 """Messages that become bound at one time, in bytes, about."""
 WINDOW_BYTES = 64 * MIB
 """Messages that are in memory at once, in bytes, about; one time's at least."""
-HOLD_EVERY_MS = 1_000
+HOLD_EVERY_MS = 5_000
 """By how much t goes on before holds follow."""
 PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indeterminate)
 """What the next step may not meet: an instance drops what it has in memory, and starts again."""
@@ -206,8 +206,8 @@ class Ingestion:
                 continue
             except HoldConflict as error:
                 raise HoldConflict(
-                    f"source {self.record.name!r} was reset or dropped, or its hold on {shard} was taken away: "
-                    "this instance ends",
+                    f"source {self.record.name!r}: its hold on {shard} was taken away, so this instance ends. If the "
+                    "source was not dropped, `persist source resume` sets the hold again",
                     **error.fields,
                 ) from error
         for target in self._writing().values():

@@ -17,7 +17,7 @@ from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources.bindings import Bindings
-from persist_lib.storage.sources.commands import asked, names_of, settle, take_away
+from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
 from persist_lib.storage.sources.declared import Custom, Decoding, From, Meaning
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.health import Report
@@ -164,8 +164,9 @@ class Sources:
         self._set(name, "paused", parse_text(why, "why", 1000), timeout)
 
     def resume(self, name: str, *, timeout: float | None = None) -> None:
-        """Let instances go on. Raises NotFound."""
+        """Let instances go on; a hold of the source that somebody released is set again. Raises NotFound."""
         self._set(name, "running", "", timeout)
+        hold(self.controller, self.find(name))
 
     def drop(self, name: str, *, timeout: float | None = None) -> None:
         """Take a source away with all of its collections. Instances end; what reads the collections may finish.

@@ -376,6 +376,22 @@ def test_a_source_that_is_reset_begins_anew_with_what_is_there(place: Place) -> 
     assert place.sources.find("s").epoch == 2
 
 
+def test_an_instance_whose_hold_was_taken_away_ends_until_it_is_set_again(place: Place) -> None:
+    place.create()
+    place.write("a.jsonl", row(1))
+    place.catch_up()
+    shard = place.controller.catalog.fetch().named("s").shard  # type: ignore[union-attr]
+    place.sources.client.release_hold(shard, HOLD)
+    place.world.clock.advance(10)
+    place.write("a.jsonl", row(2, "b"))
+    with pytest.raises(HoldConflict, match="persist source resume"):
+        place.catch_up()
+    place.sources.resume("s")
+    place.catch_up()
+    assert place.words() == {1: "a", 2: "b"}
+    assert HOLD in place.sources.client.inspect(shard).state.holds
+
+
 def test_a_paused_source_stands_still_and_says_so(place: Place) -> None:
     place.create()
     place.sources.pause("s", why="maintenance")
@@ -409,6 +425,16 @@ def test_a_run_stops_when_it_is_told_to(place: Place) -> None:
     assert len(steps) == 2
     (instance,) = place.contents("s/health")
     assert instance["state"] == "stopped"
+
+
+def test_a_default_that_is_given_as_another_string_is_the_same(place: Place) -> None:
+    """What retracts a row is the row as it is stored: a record is not always encoded the same way again."""
+    none: Any = str(b"none", "ascii")
+    place.create(meaning=Meaning(envelope=none))
+    place.sources.pause("s")
+    place.sources.resume("s")
+    place.sources.drop("s")
+    assert place.sources.list() == []
 
 
 def test_create_is_one_command_and_takes_no_names(place: Place) -> None:
