@@ -106,11 +106,11 @@ class Bindings:
                 if self._reader.fetch_upper().time == upper:
                     raise
 
-    def mint(self, propose: Propose, deadline: Deadline) -> None:
+    def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None:
         """Bind what `propose` makes of the newest marks, at the store's time now. Marks that do not go on are left out.
 
-        Without any it is a tick: upper moves to now, so that readers know that nothing came. Raises Determinate when
-        the bindings are far ahead of the store's clock, and TimedOut.
+        Without any it is a tick: upper moves to now, so that readers know that nothing came; not before upper is
+        `tick_ms` behind. Raises Determinate when the bindings are far ahead of the store's clock, and TimedOut.
         """
         write = self._open()
         races = 0
@@ -118,7 +118,7 @@ class Bindings:
             bound = self.newest()
             new = _forward(bound.start, propose(bound.start))
             time = self._time(bound.upper)
-            if not new and self._client.consensus.now() < bound.upper:  # a tick that would only run ahead
+            if not new and self._client.consensus.now() < bound.upper + tick_ms:
                 return
             rows: list[dict[str, object]] = []
             for partition, mark in new.items():

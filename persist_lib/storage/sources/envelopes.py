@@ -37,19 +37,14 @@ def upserted(schema: Schema, rows: pa.Table, deletes: Flags, lookup: Lookup) -> 
     old = lookup(keys).select(schema.names)
     every = pa.concat_tables([exactly(schema.data, old), exactly(schema.data, rows)])
     every = pa.table([joined(column) for column in every.columns], schema=every.schema)
-    # Old rows have the time -1: they come before all others, and are nobody's contemporaries.
+    # Old rows have the time -1: they come before all others, and are added by nobody.
     times = np.concatenate([np.full(old.num_rows, -1), integers(rows.column(TIME)).astype(np.int64)])
     takes_away = np.concatenate([np.zeros(old.num_rows, np.bool_), deletes])
-    order, ties = sort_order([every.column(name).chunk(0) for name in schema.key_names])
-    last = np.append(~ties | (times[order][1:] != times[order][:-1]) | (times[order][1:] < 0), True)
-    starts = np.concatenate([[True], ~ties])
-    groups = np.cumsum(starts)[last]
-    order = order[last]
+    order, ties = sort_order([every.column(name).chunk(0) for name in schema.key_names])  # stable: old ones first
     times, takes_away = times[order], takes_away[order]
-    follows = np.concatenate([[False], groups[1:] == groups[:-1]])
     adds = np.flatnonzero((times >= 0) & ~takes_away)
-    retracts = np.flatnonzero(follows & (times >= 0))
-    retracts = retracts[~takes_away[retracts - 1]]
+    # Each row takes away the one before it of its key. Of those of one time only the last is left then.
+    retracts = np.flatnonzero(ties & ~takes_away[:-1]) + 1
     changes = take(every, np.concatenate([order[adds], order[retracts - 1]]))
     changes = changes.append_column(TIME_FIELD, array_of(np.concatenate([times[adds], times[retracts]]).astype("u8")))
     diffs = np.concatenate([np.ones(len(adds), np.int64), np.full(len(retracts), -1, np.int64)])

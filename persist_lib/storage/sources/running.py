@@ -44,6 +44,8 @@ STEP_BYTES = 32 * MIB
 """Messages that become bound at one time, in bytes, about."""
 WINDOW_BYTES = 64 * MIB
 """Messages that are in memory at once, in bytes, about; one time's at least."""
+TICK_MS = 5_000
+"""How often a source without new messages goes on in time: each time is an append to each of its collections."""
 HOLD_EVERY_MS = 5_000
 """By how much t goes on before holds follow."""
 PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indeterminate)
@@ -120,7 +122,7 @@ class Ingestion:
 
     def _mint(self, deadline: Deadline) -> None:
         reader = self._opened()
-        self._bindings.mint(lambda bound: reader.high_watermarks(bound, STEP_BYTES), deadline)
+        self._bindings.mint(lambda bound: reader.high_watermarks(bound, STEP_BYTES), deadline, TICK_MS)
 
     def _writing(self) -> dict[str, Target]:
         if not self._targets:

@@ -70,6 +70,11 @@ def test_csv_has_a_header_in_each_message_and_not_as_one(tmp_path: Path) -> None
     assert table.column("header").to_pylist() == ["id,word"]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    check_reader(Files(place=str(tmp_path), format="jsonl").open, {"a.jsonl": [b"one", b"\xef\xbb\xbftwo"]})
+
+
 def test_parquet_rows_are_structs(tmp_path: Path) -> None:
     rows = [{"id": n, "word": str(n)} for n in range(500)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=70)

@@ -108,6 +108,8 @@ def test_an_idle_source_goes_on_in_time(place: Place) -> None:
     place.world.clock.advance(60)
     second = place.catch_up()
     assert second.time >= first.time + 60_000
+    place.world.clock.advance(1)
+    assert place.catch_up().time == second.time, "no more often than TICK_MS"
     assert place.contents() == []
 
 
