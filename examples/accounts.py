@@ -1,7 +1,8 @@
-"""A collection in the demo: accounts between which writers move money, so that their sum never changes.
+"""Tables in the demo: accounts between which transactions move money, so that their sum never changes.
 
-It is rebuilt with more shards by a transformation that is wrong, which `compare` shows, then by a right one, and handed
-over while the writers go on and a listener adds up what it gets.
+Each transfer changes two accounts and adds an entry, all or nothing. The accounts are rebuilt with more shards by a
+transformation that is wrong, which `compare` shows, then by a right one, and handed over while the transactions go on
+and a listener adds up what it gets.
 """
 
 from __future__ import annotations
@@ -17,36 +18,61 @@ import pyarrow.compute as pc
 import persist_lib as persist
 from examples.failures import Differs, Failed
 from examples.places import Place
-from persist_lib.storage import CollectionReader, CollectionWriter, Controller
+from persist_lib.storage.tables import Tables
 
-NAME = "bank/accounts"
-SCHEMA = persist.Schema(key={"account": "int64 not null"}, value={"cents": "int64 not null"})
+NAME, ENTRIES = "bank/accounts", "bank/entries"
+SCHEMA = persist.Schema(key={"account": "int64 not null"}, value={"cents": "int64 not null"}, unique=True)
+ENTRY = persist.Schema(
+    key={"entry": "string not null"},
+    value={"payer": "int64 not null", "payee": "int64 not null", "cents": "int64 not null"},
+    unique=True,
+)
 ACCOUNTS = 1_000
-CENTS = 10_000
+CENTS = 10_050
 """What each account has at first."""
 SHARDS = (2, 5)
 """Before and after."""
 
 
 def show(place: Place, say: Callable[[str], None]) -> None:
-    """Make the collection, and take it through all of it. Raises Differs where a sum is wrong."""
-    with place.open() as client, client.controller() as controller:
-        controller.create(NAME, SCHEMA, shards=SHARDS[0], mode="compare_and_append")
-        with controller.open_writer(NAME) as write:
-            write.append_now([{"account": n, "cents": CENTS} for n in range(ACCOUNTS)])
-        with _Bank(place, 2) as bank:
-            _refuse_the_wrong_one(controller, say)
-            at = _hand_over_the_right_one(controller, say)
+    """Make the tables, and take the accounts through all of it. Raises Differs where a sum is wrong."""
+    with place.open() as client, client.controller() as controller, controller.tables() as tables:
+        tables.create(NAME, SCHEMA, shards=SHARDS[0], timeline="bank", mode="wal")
+        tables.create(ENTRIES, ENTRY, timeline="bank")
+        start = tables.insert(NAME, [{"account": n, "cents": CENTS} for n in range(ACCOUNTS)]).time
+        with _Bank(place, 2, start or 0) as bank:
+            _refuse_the_wrong_one(tables, say)
+            at = _hand_over_the_right_one(tables, say)
             bank.finish()
-        say(f"handed over at {at} while {len(bank.threads) - 1} writers and a listener went on")
-        with controller.open_reader(NAME) as reader, reader.snapshot() as snapshot:
-            total = int(pc.sum(snapshot.to_arrow()["cents"]).as_py())
-            if (snapshot.rendition, total) != (3, ACCOUNTS * CENTS):
-                raise Differs(f"rendition {snapshot.rendition} of {NAME} holds {total:,} cents")
-    says = (
-        f"the listener's sum was right at each of its {bank.moments} times; {ACCOUNTS:,} accounts hold {total:,} cents"
-    )
-    say(f"[green]✓[/green] {says}")
+        time = tables.read(NAME).shard_schema().show(at)
+        say(f"handed over at {time} while {len(bank.threads) - 1} writers and a listener went on")
+        _audit(tables)
+        lag = tables.lag("bank")
+        done = controller.tend()
+        says = f"{lag.rows:,} rows of the write-ahead log are applied and given up in {len(done.steps)} steps"
+        if tables.lag("bank").rows or tables.lag("bank").tables:
+            raise Differs(f"tending left {tables.lag('bank')}")
+        moved = _audit(tables)
+    say(says)
+    says = f"the listener's sum was right at each of its {bank.moments} times; {moved:,} transfers"
+    say(f"[green]✓[/green] {says} explain what {ACCOUNTS:,} accounts hold: {ACCOUNTS * CENTS:,} cents")
+
+
+def _audit(tables: Tables) -> int:
+    """The number of transfers. Raises Differs unless the entries say, cent by cent, what each account holds."""
+    time = tables.read_time("bank")
+    accounts, entries = tables.read(NAME, time).to_arrow(), tables.read(ENTRIES, time).to_arrow()
+    expected = np.full(ACCOUNTS, CENTS)
+    for side, sign in (("payer", -1), ("payee", 1)):
+        np.add.at(expected, entries[side].to_numpy(), sign * entries["cents"].to_numpy())
+    held = np.zeros(ACCOUNTS, np.int64)
+    held[accounts["account"].to_numpy()] = accounts["cents"].to_numpy()
+    if not np.array_equal(held, expected) or held.sum() != ACCOUNTS * CENTS:
+        raise Differs(f"{ENTRIES} do not explain {NAME}: {np.count_nonzero(held != expected)} accounts differ")
+    shards = len(tables.controller.describe(NAME).active.shards)
+    if shards != SHARDS[1]:
+        raise Differs(f"{NAME} has {shards} shards, not {SHARDS[1]}")
+    return int(entries.num_rows)
 
 
 def whole_euros(rows: pa.Table) -> pa.Table:
@@ -55,7 +81,9 @@ def whole_euros(rows: pa.Table) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("cents"), SCHEMA.contents.field("cents"), cents)
 
 
-def _refuse_the_wrong_one(controller: Controller, say: Callable[[str], None]) -> None:
+def _refuse_the_wrong_one(tables: Tables, say: Callable[[str], None]) -> None:
+    controller = tables.controller
+    tables.apply("bank")  # a copy takes what is in the table's own shards
     made = controller.make_rendition(NAME, shards=SHARDS[1], copy=True)
     controller.copy_rendition(NAME, made.number, transform=whole_euros)
     found = controller.compare(NAME, made.number)
@@ -70,7 +98,8 @@ def _refuse_the_wrong_one(controller: Controller, say: Callable[[str], None]) ->
     controller.drop_rendition(NAME, made.number)
 
 
-def _hand_over_the_right_one(controller: Controller, say: Callable[[str], None]) -> int:
+def _hand_over_the_right_one(tables: Tables, say: Callable[[str], None]) -> int:
+    controller = tables.controller
     made = controller.make_rendition(NAME, shards=SHARDS[1], copy=True)
     controller.copy_rendition(NAME, made.number)
     found = controller.compare(NAME, made.number)
@@ -78,6 +107,7 @@ def _hand_over_the_right_one(controller: Controller, say: Callable[[str], None])
         raise Differs(f"a copy differs from what it copies: {found}")
     say(f"rendition {made.number} ({SHARDS[1]} shards): no account would change")
     at = controller.hand_over(NAME, made.number)
+    tables.apply("bank")
     controller.copy_rendition(NAME, made.number, to_end=True)
     return at
 
@@ -85,12 +115,12 @@ def _hand_over_the_right_one(controller: Controller, say: Callable[[str], None])
 class _Bank:
     """Writers that move money, and a listener that adds up what it gets, in threads, until `finish`."""
 
-    def __init__(self, place: Place, writers: int) -> None:
+    def __init__(self, place: Place, writers: int, start: int) -> None:
         self._place, self._done, self._problems = place, threading.Event(), list[BaseException]()
-        self._moved, self.moments = threading.Semaphore(0), 0
+        self._moved, self._start, self.moments = threading.Semaphore(0), start, 0
         self.threads = [threading.Thread(target=self._guarded, args=(self._listen,), daemon=True)]
         self.threads += [
-            threading.Thread(target=self._guarded, args=(lambda c, seed=seed: self._move(c, seed),), daemon=True)
+            threading.Thread(target=self._guarded, args=(lambda t, seed=seed: self._move(t, seed),), daemon=True)
             for seed in range(writers)
         ]
 
@@ -116,55 +146,52 @@ class _Bank:
         for problem in self._problems:
             raise problem
 
-    def _guarded(self, run: Callable[[Controller], None]) -> None:
+    def _guarded(self, run: Callable[[Tables], None]) -> None:
         try:
-            with self._place.open() as client, client.controller() as controller:
-                run(controller)
+            with self._place.open() as client, client.controller() as controller, controller.tables() as tables:
+                run(tables)
         except BaseException as problem:  # noqa: BLE001 - told by `finish`
             self._problems.append(problem)
 
-    def _move(self, controller: Controller, seed: int) -> None:
-        """Move a few cents between two accounts of the writer's own, again and again."""
-        rng = np.random.default_rng(seed)
-        mine = np.arange(seed, ACCOUNTS, len(self.threads) - 1)
-        balance = {int(account): CENTS for account in mine}
-        with controller.open_writer(NAME) as write:
-            while not self._done.is_set():
-                _transfer(write, balance, rng)
-                self._moved.release()
+    def _move(self, tables: Tables, seed: int) -> None:
+        """Move a few cents between any two accounts, again and again."""
+        rng, number = np.random.default_rng(seed), 0
+        while not self._done.is_set():
+            payer, payee = (int(account) for account in rng.choice(ACCOUNTS, 2, replace=False))
+            cents = int(rng.integers(1, 200))
+            try:
+                _transfer(tables, f"{seed}-{number}", payer, payee, cents)
+            except persist.WriteConflict:
+                continue  # the other one was first, or the accounts were handed over: nothing was written
+            number += 1
+            self._moved.release()
 
-    def _listen(self, controller: Controller) -> None:
+    def _listen(self, tables: Tables) -> None:
         """Add up all updates. At each progress the sum is what it was at first."""
-        with controller.open_reader(NAME, owner="the demo's listener") as reader:
-            cents = _total(reader)
-            with reader.listen(0) as listener:
-                is_last = False
-                while True:
-                    is_done = self._done.is_set()
-                    for event in listener.poll():
-                        if isinstance(event, persist.Updates):
-                            cents += _change(event.table)
-                            continue
-                        self.moments += 1
-                        if cents != ACCOUNTS * CENTS:
-                            raise Differs(f"the listener's sum is {cents:,} cents before {event.frontier}")
-                    if is_last:
-                        return
-                    is_last = is_done
-                    self._done.wait(0.02)
+        cents = _change(tables.read(NAME, self._start).to_arrow())
+        with tables.listen(NAME, self._start) as listener:
+            is_last = False
+            while True:
+                is_done = self._done.is_set()
+                for event in listener.poll():
+                    if isinstance(event, persist.Updates):
+                        cents += _change(event.table)
+                        continue
+                    self.moments += 1
+                    if cents != ACCOUNTS * CENTS:
+                        raise Differs(f"the listener's sum is {cents:,} cents before {event.frontier}")
+                if is_last:
+                    return
+                is_last = is_done
+                self._done.wait(0.02)
 
 
-def _transfer(write: CollectionWriter, balance: dict[int, int], rng: np.random.Generator) -> None:
-    payer, payee = (int(account) for account in rng.choice(list(balance), 2, replace=False))
-    cents = int(rng.integers(1, 200))
-    balance[payer] -= cents
-    balance[payee] += cents
-    write.upsert([{"account": account, "cents": balance[account]} for account in (payer, payee)])
-
-
-def _total(reader: CollectionReader) -> int:
-    with reader.snapshot(0) as snapshot:
-        return _change(snapshot.to_arrow())
+def _transfer(tables: Tables, entry: str, payer: int, payee: int, cents: int) -> None:
+    """One transaction over both tables."""
+    with tables.transaction("bank") as t:
+        t.update(NAME, {"cents": pc.subtract(pc.field("cents"), cents)}, keys=[payer])
+        t.update(NAME, {"cents": pc.add(pc.field("cents"), cents)}, keys=[payee])
+        t.insert(ENTRIES, [{"entry": entry, "payer": payer, "payee": payee, "cents": cents}])
 
 
 def _change(table: pa.Table) -> int:

@@ -4,7 +4,7 @@ The demo ingests a git history commit by commit, and also an order book with a m
 the middle of an append. Then Dagster runs the whole maintenance with Spark. Before and after, snapshots are compared
 with an independent source: the files with `git ls-tree`, the orders with the generator's own arithmetic.
 
-At the end a collection is kept by writers, rebuilt by a transformation that turns out to be wrong, corrected, and
+At the end a table is kept by transactions, rebuilt by a transformation that turns out to be wrong, corrected, and
 handed over while somebody listens.
 """
 
@@ -102,7 +102,7 @@ def demo(repo: Path, updates: int, output: Path, place: Place) -> None:
     after = censuses(place)
     screen.print(shards_table(after))
     screen.print(compare_table(before, after))
-    with clock.phase("A collection: corrected, cut into more shards, and handed over under a running listener"):
+    with clock.phase("Tables kept by transactions: corrected, cut into more shards, and handed over under a listener"):
         accounts.show(place, screen.print)
     moments = [
         ("before maintenance", states),

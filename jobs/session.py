@@ -41,9 +41,12 @@ LOCAL = {
 ALWAYS = {
     # For reads of the data source `persist` with its option `pushdown`. Spark leaves it off by default.
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Requests of several shards are in flight at once, and a small one must not wait for all tasks of a large one.
-    "spark.scheduler.mode": "FAIR",
     "spark.sql.shuffle.partitions": "4",
+}
+OF_AN_APPLICATION = {
+    # Requests of several shards are in flight at once, and a small one must not wait for all tasks of a large one.
+    # A Connect server has decided that when it started, and warns of a client that asks for it.
+    "spark.scheduler.mode": "FAIR",
 }
 SHIPPED = ("persist_lib", "jobs")
 """Packages that tasks import."""
@@ -91,7 +94,7 @@ def spark_conf(settings: SparkSettings, *, submitted: bool = False) -> dict[str,
     if settings.is_local:
         conf |= LOCAL
     if settings.remote is None:
-        conf["spark.driver.memory"] = settings.driver_memory
+        conf |= {**OF_AN_APPLICATION, "spark.driver.memory": settings.driver_memory}
     return {**conf, **settings.conf}
 
 

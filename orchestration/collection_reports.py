@@ -8,13 +8,22 @@ from typing import Any
 
 import dagster as dg
 
+from orchestration.mount import Mount
 from orchestration.reports import figure
+from persist_lib.cli.units import duration, size
 from persist_lib.frontier import Antichain
 from persist_lib.storage import Description
 from persist_lib.storage.comparing import Comparison
 from persist_lib.storage.describe import Tended
+from persist_lib.storage.tables import Lag
+from persist_lib.times import Times
 
 Metadata = dict[str, dg.MetadataValue]
+APPLIED = "tables_applied"
+LATE_MS = 15 * 60_000
+"""A commit that is in a WAL alone for longer is late: tables are tended every five minutes."""
+LATE_BYTES = 64 << 20
+"""So is a WAL with more than this that is not in its tables: each reader takes it from there."""
 
 
 def described(found: Description) -> Metadata:
@@ -46,6 +55,46 @@ def overview(found: list[Description], done: Tended) -> Metadata:
     ]  # fmt: skip
     figures = {"collections": len(found), "steps": len(done.steps) - len(done.waiting), "waiting": len(done.waiting)}
     return {**{name: figure(value) for name, value in figures.items()}, "table": _table(rows)}
+
+
+def timelines(lags: Sequence[Lag], now: int) -> Metadata:
+    """How far tables are behind the WALs of their timelines; nothing where there are none."""
+    if not lags:
+        return {}
+    rows = [
+        {
+            "timeline": lag.timeline, "wal": Times("ms", lambda: 0).show(lag.upper), "tables behind": len(lag.tables),
+            "unapplied bytes": lag.unapplied, "waits": f"{lag.waits_ms(now) / 1000:.0f} s", "rows in the WAL": lag.rows,
+        } for lag in lags
+    ]  # fmt: skip
+    return {
+        "unapplied_bytes": figure(sum(lag.unapplied for lag in lags)),
+        "waits_ms": figure(max(lag.waits_ms(now) for lag in lags)),
+        "wal_bytes": figure(sum(lag.size for lag in lags)), "timelines": _table(rows),
+    }  # fmt: skip
+
+
+def behind(lags: Sequence[Lag], name: str) -> Metadata:
+    """How far one table is behind its WAL; nothing where it is not, or is none."""
+    found = [(lag, one) for lag in lags for one in lag.tables if one.table == name]
+    return {
+        "unapplied_commits": figure(sum(one.commits for _, one in found)),
+        "unapplied_bytes": figure(sum(one.size for _, one in found)),
+        "behind_ms": figure(max(lag.upper - one.first for lag, one in found)),
+    } if found else {}  # fmt: skip
+
+
+def verdict(mount: Mount, lags: Sequence[Lag], now: int) -> dg.AssetCheckEvaluation:
+    """Whether everything that was committed long ago is in its table: a warning if not."""
+    late = [lag for lag in lags if lag.waits_ms(now) > LATE_MS or lag.unapplied > LATE_BYTES]
+    says = "; ".join(
+        f"timeline {lag.timeline}: {', '.join(one.table for one in lag.tables)} "
+        f"lack {size(lag.unapplied)}, the oldest for {duration(lag.waits_ms(now))}" for lag in late
+    )  # fmt: skip
+    return dg.AssetCheckEvaluation(
+        asset_key=mount.key("collections"), check_name=APPLIED, passed=not late, severity=dg.AssetCheckSeverity.WARN,
+        description=says or "the tables are not far behind their WALs", metadata=timelines(lags, now),
+    )  # fmt: skip
 
 
 def comparison(found: Comparison) -> Metadata:

@@ -15,7 +15,16 @@ from pydantic import Field
 from jobs.engine import SparkEngine
 from jobs.rebuild import rebuild
 from jobs.stop import Stop
-from orchestration.collection_reports import comparison, described, overview, steps_of
+from orchestration.collection_reports import (
+    APPLIED,
+    behind,
+    comparison,
+    described,
+    overview,
+    steps_of,
+    timelines,
+    verdict,
+)
 from orchestration.jobs import RETRIES
 from orchestration.mount import Mount
 from orchestration.reports import DRY_RUN, Event, figure
@@ -25,10 +34,14 @@ from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.storage import Controller
 from persist_lib.storage.describe import Step, Tended
+from persist_lib.storage.tables import Lag
 
 COLLECTIONS = "collections"
 CRON = "*/5 * * * *"
-TENDS = "Settle commands, promise, move holds, and take away renditions and collections that nobody needs."
+TENDS = (
+    "Settle commands, promise, move holds, take away renditions and collections that nobody needs, and apply and tidy "
+    "the WALs of tables."
+)
 
 
 class TendConfig(dg.Config):
@@ -134,6 +147,7 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
             names: list[str] | list[None] = config.collections or [None]
             steps = [step for name in names for step in controller.tend(name, dry_run=config.dry_run).steps]
             done, found = Tended(tuple(steps)), [controller.describe(name) for name in controller.list()]
+            lags, now = _lags(controller), controller.client.consensus.now()
         for step in steps:
             context.log.info("%s: %s %s, as %s", step.collection, step.action, step.subject, step.reason)
         acted = {step.collection for step in steps if step.action != "wait"}
@@ -141,14 +155,36 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
         kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
         for one in found:
             if one.name in acted or config.everything:
-                metadata = {**described(one), **steps_of(done, one.name)}
+                metadata = {**described(one), **behind(lags, one.name), **steps_of(done, one.name)}
                 yield kind(mount.key(COLLECTIONS), partition=one.name, metadata=metadata, tags=_tags(config.dry_run))
         yield dg.AssetObservation(
-            mount.key(COLLECTIONS), metadata=overview(found, done), tags=_tags(config.dry_run),
-            description=f"{len(found)} collections, of which {len(acted)} had something to do",
+            mount.key(COLLECTIONS), metadata={**overview(found, done), **timelines(lags, now)},
+            tags=_tags(config.dry_run),
+            description=f"{len(found)} collections, of which {len(acted & {one.name for one in found})} had something "
+            "to do",
         )  # fmt: skip
+        if lags and not config.dry_run:
+            yield verdict(mount, lags, now)
 
     return _op(mount, COLLECTIONS, TENDS, tended)
+
+
+def collections_check(mount: Mount) -> dg.AssetChecksDefinition:
+    """The check that warns where tables are far behind their WALs. It looks, and changes nothing."""
+
+    @dg.asset_check(
+        asset=mount.key(COLLECTIONS), name=APPLIED, required_resource_keys={mount.persist},
+        description="What transactions wrote is applied to their tables, at most a quarter of an hour later.",
+    )  # fmt: skip
+    def tables_applied(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        persist: Persist = getattr(context.resources, mount.persist)
+        with persist.client.controller() as controller:
+            found = verdict(mount, _lags(controller), controller.client.consensus.now())
+        return dg.AssetCheckResult(
+            passed=found.passed, severity=found.severity, description=found.description, metadata=found.metadata
+        )
+
+    return tables_applied
 
 
 def compare_op(mount: Mount) -> dg.OpDefinition:
@@ -220,6 +256,12 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
         yield dg.AssetMaterialization(mount.key(COLLECTIONS), partition=name, metadata=metadata, description=says)
 
     return _op(mount, "rebuild", "Copy a collection into another rendition, or bring that up to date.", rebuilt)
+
+
+def _lags(controller: Controller) -> list[Lag]:
+    """How far tables are behind, for each timeline with a WAL."""
+    with controller.tables() as tables:
+        return [tables.lag(name) for name, mode in tables.timelines().items() if mode == "wal"]
 
 
 def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]]) -> dg.OpDefinition:

@@ -16,7 +16,13 @@ from collections.abc import Sequence
 import dagster as dg
 
 from orchestration.assets import duties_asset
-from orchestration.collections import COLLECTIONS, collection_jobs, collection_schedule, collections_asset
+from orchestration.collections import (
+    COLLECTIONS,
+    collection_jobs,
+    collection_schedule,
+    collections_asset,
+    collections_check,
+)
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
 from orchestration.mount import parse_mount
@@ -51,6 +57,7 @@ def build_definitions(
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
         assets=[duties_asset(mount), collections_asset(mount)],
+        asset_checks=[collections_check(mount)],
         jobs=[*jobs.values(), *kept.values()],
         schedules=[
             *schedules(mount, jobs, schedule_status),

@@ -25,6 +25,8 @@ from persist_lib.cli import (
     show,
     sources,
     sql,
+    tables,
+    tables_rows,
     watch,
     writing,
 )
@@ -86,7 +88,7 @@ DATA = "Data"
 UPKEEP = "Upkeep (any time, anywhere, several at once)"
 RECOVERY = "When something went wrong"
 HISTORY = "How much history is kept"
-COLLECTIONS = "Collections"
+COLLECTIONS = "Collections and tables"
 CHANGING = "Changing"
 RENDITIONS = "Renditions and handovers"
 
@@ -168,5 +170,20 @@ command(fed, "resume", sources.resume, CHANGING)
 command(fed, "reset", sources.reset, CHANGING)
 command(fed, "drop", sources.drop, CHANGING)
 command(app, "ingest", sources.ingest, COLLECTIONS)
+rows = typer.Typer(no_args_is_help=True, help="Tables: rows that people change, alone or in transactions.")
+app.add_typer(rows, name="table", rich_help_panel=COLLECTIONS)
+command(rows, "list", tables.list_, LOOKING)
+command(rows, "show", tables.show, LOOKING)
+command(rows, "create", tables.create, CHANGING)
+command(rows, "drop", tables.drop, CHANGING)
+command(rows, "read", tables_rows.read, DATA)
+command(rows, "changes", tables_rows.changes, DATA)
+command(rows, "listen", tables_rows.listen, DATA)
+command(rows, "insert", tables_rows.insert, DATA)
+command(rows, "upsert", tables_rows.upsert, DATA)
+command(rows, "update", tables_rows.update, DATA)
+command(rows, "delete", tables_rows.delete, DATA)
+command(rows, "transact", tables_rows.transact, DATA)
+command(rows, "outcome", tables_rows.outcome, RECOVERY)
 command(app, "set-retention", history.retention, HISTORY)
 command(app, "finish", history.finish, HISTORY)

@@ -114,7 +114,7 @@ def changes(
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         show = reader.schema.show
-        session.note(f"{name} after {show(found.from_)} to {show(found.to)}: {units.of(count, 'change')}")
+        session.note(f"{name} after {show(found.from_ or 0)} to {show(found.to)}: {units.of(count, 'change')}")
 
 
 def listen(
@@ -184,7 +184,10 @@ def append(
                 f"collection {name} is written by appends of identical data, whose times are given: add --lower and "
                 "--upper"
             )
-        with _updates(file, write.schema) as updates:
+        from persist_lib.cli.inputs import read_file
+
+        with input_of(file) as path:
+            updates = iter(()) if path is None else read_file(path, write.schema)
             if bounds[0] is None:
                 done = write.append_now(updates)
             elif write.mode == "append":
@@ -224,21 +227,19 @@ def delete(session: Session, name: Collection, file: Keys, dry_run: DryRun = Fal
 
 
 @contextmanager
-def _updates(file: str, schema: Schema) -> Iterator[Any]:
-    """The tables of a file, or of JSON lines from standard input, which may be read twice."""
-    from persist_lib.cli.inputs import read_file
-
+def input_of(file: str) -> Iterator[Path | None]:
+    """The file, or one with the JSON lines of standard input, which may be read twice. None where nothing came."""
     if file != STDIN:
         path = Path(file)
         if not path.is_file():
             raise InvalidUsage(f"there is no file {file}; - reads JSON lines from standard input")
-        yield read_file(path, schema)
+        yield path
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input.jsonl"
         with path.open("wb") as lines:
             shutil.copyfileobj(sys.stdin.buffer, lines)
-        yield read_file(path, schema) if path.stat().st_size else iter(())
+        yield path if path.stat().st_size else None
 
 
 def _answer(session: Session, name: str, schema: Schema, done: Written, *, dry_run: bool) -> None:

@@ -224,11 +224,16 @@ def drop(
     persist collection drop orders --dry-run    what would go, and who is in the way
     persist collection drop orders              asks for the name
     """
+    drop_named(session, name, "collection", yes=yes, command=command, dry_run=dry_run)
+
+
+def drop_named(session: Session, name: str, kind: str, *, yes: bool, command: str | None, dry_run: bool) -> None:
+    """Drop a collection or a table: say what would go, ask, do it, and say what has to wait."""
     with controlling(session) as controller:
         plan = controller.drop(name, dry_run=True, command=command)
     if not dry_run and not yes:
         session.show(*steps_table(plan, "would "))
-        confirm(session, name, "dropping", "collection")
+        confirm(session, name, "dropping", kind)
     done = plan
     if not dry_run:
         with controlling(session, read_only=False) as controller:
@@ -240,7 +245,7 @@ def drop(
     )
     said = f"{name} {'would be' if dry_run else 'is'} dropped{waits}"
     session.answer(
-        {"collection": name, "dry_run": dry_run, **jsonable(done)},
+        {kind: name, "dry_run": dry_run, **jsonable(done)},
         *steps_table(done, "would " if dry_run else ""),
         said,
     )
@@ -254,8 +259,9 @@ def tend(
     """Look after one collection, or after all: the upkeep of this layer, for a timer.
 
     It finishes commands that a killed process left, promises as far as the data is there, moves the holds by which
-    history is kept, and takes away renditions and dropped collections that nobody can read any more. Doing it again
-    finds nothing to do. What shards need besides is done by `persist maintain`.
+    history is kept, and takes away renditions and dropped collections that nobody can read any more. What is in the
+    WAL of tables alone is applied to them, and (where all are looked after) taken out of the WAL. Doing it again finds
+    nothing to do. What shards need besides is done by `persist maintain`.
 
     \b
     persist collection tend --dry-run

@@ -26,6 +26,11 @@ def collection_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in _asked(_ask_catalog, ctx, CATALOG_SECONDS) if name.startswith(incomplete)]
 
 
+def table_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of the location's tables that begin so. Empty after any failure."""
+    return [name for name in _asked(_ask_tables, ctx, CATALOG_SECONDS) if name.startswith(incomplete)]
+
+
 def _asked(ask: Callable[[dict[str, str | None], list[str]], None], ctx: typer.Context, seconds: float) -> list[str]:
     found: list[str] = []
     # SUBTLE: a thread of its own that is not waited for: connecting to a host that does not answer takes long.
@@ -57,6 +62,15 @@ def _ask_catalog(options: dict[str, str | None], found: list[str]) -> None:
         url, consensus = _urls(options)
         with open_client(url, consensus, read_only=True) as client, client.controller() as controller:
             found.extend(controller.list())
+
+
+def _ask_tables(options: dict[str, str | None], found: list[str]) -> None:
+    with suppress(BaseException):
+        from persist_lib.client import open as open_client
+
+        url, consensus = _urls(options)
+        with open_client(url, consensus, read_only=True) as client, client.controller() as controller:
+            found.extend(controller.tables().list())
 
 
 def _urls(options: dict[str, str | None]) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""`persist sql`: shards and collections as tables of DuckDB, each as of a time."""
+"""`persist sql`: shards, collections and tables as tables of DuckDB, each as of a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 
     from persist_lib.client import Client
     from persist_lib.schema.schema import Schema
+    from persist_lib.storage.tables import Tables
 
 ROWS_AT_ONCE = 100_000
 
@@ -34,12 +35,12 @@ def sql(
     format_: Format = "table",
     output: Output = None,
 ) -> None:
-    """Query shards and collections with SQL, by DuckDB.
+    """Query shards, collections and tables with SQL, by DuckDB.
 
-    A table is a shard or a collection, or `name as of T`: its contents at that time, by default the newest complete
-    one. Its columns are its own and `_diff`, the multiplicity. Names with dashes, dots or slashes are put in double
-    quotes. Only what the query names is read, and of that only the columns and row groups that it needs. Needs the
-    extra persist-lib\\[sql].
+    Each of them is a table with its contents at the newest complete time, or with `name as of T` at that time; tables
+    on one timeline are read at one time. The columns are its own and `_diff`, the multiplicity. Names with dashes, dots
+    or slashes are put in double quotes. Only what the query names is read, and of that only the columns and row groups
+    that it needs. Needs the extra persist-lib\\[sql].
 
     \b
     persist sql "select state, count(*) from orders group by all"
@@ -107,6 +108,7 @@ def _tables(
         names.surely.update(names.perhaps.intersection([*client.shards(), *_collections(client)]))
     wanted.update({table: (table, None) for table in names.surely if table not in named})
     readers: dict[str, Any] = {}
+    timelines: dict[str, int] = {}
     registered: dict[str, str] = {}
     found = []
     clock_ms = once(client.runtime.clock_ms)
@@ -118,7 +120,7 @@ def _tables(
                 query=query.sql,
             )
         if shard not in readers:
-            readers[shard] = open_.enter_context(_reader(client, shard))
+            readers[shard] = open_.enter_context(_reader(client, shard, timelines))
         schema = readers[shard].schema
         time = None if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
         snapshot = open_.enter_context(readers[shard].snapshot(time, timeout=0.001))
@@ -127,15 +129,42 @@ def _tables(
     return list(dict.fromkeys(found))
 
 
-def _reader(client: Client, name: str) -> Any:
-    """A reader of the shard of this name, or of the collection, if there is no such shard."""
+def _reader(client: Client, name: str, times: dict[str, int]) -> Any:
+    """A reader of the shard of this name, or of the collection or table, if there is no such shard."""
     try:
         return client.open_reader(name)
     except (NotFound, InvalidName):
         if name not in _collections(client):
             raise
     with client.controller() as controller:
+        if name in (tables := controller.tables()).list():
+            return _Table(tables, name, times)
         return controller.open_reader(name, owner="persist sql")
+
+
+class _Table:
+    """A table as a reader: with what its timeline's WAL has and the table's own shards do not have yet.
+
+    All tables of a timeline are read at one time, which `times` has once the first of them was read.
+    """
+
+    def __init__(self, tables: Tables, name: str, times: dict[str, int]) -> None:
+        self._tables, self._name, self._times = tables, name, times
+        self.schema: Schema = tables.controller.describe(name).schema
+
+    def snapshot(self, as_of: int | None, timeout: float) -> Any:  # noqa: ARG002 - it waits for copies at work
+        timeline, _ = self._tables.timeline_of(self._name)
+        at = self._times.get(timeline) if as_of is None else as_of
+        found = self._tables.read(self._name, at)
+        if as_of is None:
+            self._times.setdefault(timeline, found.as_of)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tables.close()
 
 
 def _collections(client: Client) -> list[str]:

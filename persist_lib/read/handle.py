@@ -131,7 +131,7 @@ class ReadHandle(Leased):
         """
         range_ = KeyRange.of(self.schema, key, key_from, key_to)
         wanted = None if keys is None else self._parse_keys(keys, range_)
-        names, where = self._parse_columns(columns), Where.of(self.schema.data, filter)
+        names, where = parse_columns(self.schema, f"shard {self.shard}", columns), Where.of(self.schema.data, filter)
         at_time = None if as_of is None else self._times().as_of(as_of)
         deadline = self._deadline(timeout)
         with Spending() as spent:
@@ -330,10 +330,13 @@ class ReadHandle(Leased):
             if deadline.has_passed():
                 is_clock = self.schema.times is not None
                 hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
+                waited = (
+                    f"waited {deadline.timeout_s:g} s for upper to pass" if deadline.timeout_s else "upper has to pass"
+                )
                 raise TimedOut(
-                    f"shard {self.shard}: waited {deadline.timeout_s:g} s for upper to pass "
-                    f"{self._times().show(target)}, and it is {self.schema.show(state.upper)}. Nothing is lost; wait "
-                    f"longer, or ask for an earlier time{hint}",
+                    f"shard {self.shard}: {waited} {self._times().show(target)}, and upper is "
+                    f"{self.schema.show(state.upper)}. Nothing is lost; wait longer, or ask for an earlier "
+                    f"time{hint}",
                     timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
                 )  # fmt: skip
             patience.pause(version.seqno)
@@ -377,21 +380,20 @@ class ReadHandle(Leased):
             raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=keys)
         return keys_of(self.schema, keys)
 
-    def _parse_columns(self, columns: object) -> tuple[str, ...] | None:
-        if columns is None:
-            return None
-        if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
-            raise InvalidUsage(
-                f"columns must be a list of names, some of {self.schema.names}: got {shown(columns)}", columns=columns
-            )
-        names = tuple(columns)
-        if unknown := [name for name in names if not isinstance(name, str) or name not in self.schema.names]:
-            meant = did_you_mean(unknown[0], self.schema.names)
-            raise InvalidUsage(
-                f"shard {self.shard} has no columns {shown(unknown)}. {meant}It has {self.schema.names}",
-                columns=columns,
-            )
-        return names
+
+def parse_columns(schema: Schema, what: str, columns: object) -> tuple[str, ...] | None:
+    """The names of columns to read; None for all. Raises InvalidUsage for what `what` does not have."""
+    if columns is None:
+        return None
+    if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
+        raise InvalidUsage(
+            f"columns must be a list of names, some of {schema.names}: got {shown(columns)}", columns=columns
+        )
+    names = tuple(columns)
+    if unknown := [name for name in names if not isinstance(name, str) or name not in schema.names]:
+        meant = did_you_mean(unknown[0], schema.names)
+        raise InvalidUsage(f"{what} has no columns {shown(unknown)}. {meant}It has {schema.names}", columns=columns)
+    return names
 
 
 def _newest(state: State) -> int | None:

@@ -3,6 +3,7 @@
     import persist_lib.spark
     persist_lib.spark.register(spark)
     spark.read.format("persist").option("location", "s3://…").option("shard", "orders").load()
+    spark.read.format("persist").option("location", "s3://…").option("collection", "orders").load()
 
 Importing this needs pyspark alone. What reads and writes is imported where it is used.
 """
@@ -41,15 +42,18 @@ def register(spark: SparkSession) -> None:
     spark.createDataFrame([], StructType().add("none", LongType()))
 
 
-def create_view(spark: SparkSession, name: str, shard: str, **options: object) -> DataFrame:
-    """Make a temporary view of a shard, as of one time, and return its DataFrame. See `functions.create_view`."""
+def create_view(spark: SparkSession, name: str, shard: str | None = None, **options: object) -> DataFrame:
+    """Make a temporary view of a shard, or of the `collection` of a name, as of one time, and return its DataFrame.
+
+    See `functions.create_view`.
+    """
     from persist_lib.spark import functions  # noqa: PLC0415
 
     return functions.create_view(spark, name, shard, **options)
 
 
-def scan(spark: SparkSession, shard: str, **options: object) -> DataFrame:
-    """The DataFrame of a shard that `format("persist")` with these options gives, read faster. See `scanning.scan`."""
+def scan(spark: SparkSession, shard: str | None = None, **options: object) -> DataFrame:
+    """The DataFrame that `format("persist")` with these options gives, read faster. See `scanning.scan`."""
     from persist_lib.spark import scanning  # noqa: PLC0415
 
     return scanning.scan(spark, shard, **options)

@@ -1,6 +1,7 @@
-"""A table function and views for SQL: the contents of a shard as of a time.
+"""A table function and views for SQL: the contents of a shard, or of a collection, as of a time.
 
     SELECT * FROM persist_as_of('orders', '1 hour ago')                 one task: for looking
+    SELECT * FROM persist_as_of(collection => 'orders', as_of => '1 hour ago')
     CREATE TEMPORARY VIEW yesterday USING persist OPTIONS (shard 'orders', as_of '1 day ago')      as many as it takes
 
 A function of Python's runs in one task, however large the shard is, and filters are not pushed down into it. So large
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NAME = "persist_as_of"
-ARGUMENTS = ("shard", "as_of", "location")
+ARGUMENTS = ("shard", "as_of", "location", "collection")
 
 
 @dataclass
@@ -36,19 +37,25 @@ class Analyzed(AnalyzeResult):
 
 
 class AsOf:
-    """`persist_as_of(shard, as_of, location)`: the rows as of a time. The last two may be left out."""
+    """`persist_as_of(shard, as_of, location)`: the rows as of a time. The last two may be left out.
+
+    `persist_as_of(collection => name)`, with the same others by name, has those of a collection.
+    """
 
     def __init__(self, analyzed: Analyzed | None = None) -> None:
         self._table = None if analyzed is None else analyzed.table
 
     @staticmethod
     def analyze(
-        shard: AnalyzeArgument, as_of: AnalyzeArgument | None = None, location: AnalyzeArgument | None = None
+        shard: AnalyzeArgument | None = None,
+        as_of: AnalyzeArgument | None = None,
+        location: AnalyzeArgument | None = None,
+        collection: AnalyzeArgument | None = None,
     ) -> Analyzed:
-        """The columns of the shard, and the time."""
+        """The columns, and the time."""
         given = {
             name: _constant(name, argument)
-            for name, argument in zip(ARGUMENTS, (shard, as_of, location), strict=True)
+            for name, argument in zip(ARGUMENTS, (shard, as_of, location, collection), strict=True)
             if argument is not None
         }
         table = look({name: value for name, value in given.items() if value is not None}, batch=True)
@@ -78,10 +85,11 @@ def register_functions(spark: SparkSession) -> None:
     spark.udtf.register(NAME, made)
 
 
-def create_view(spark: SparkSession, name: str, shard: str, **options: object) -> DataFrame:
+def create_view(spark: SparkSession, name: str, shard: str | None = None, **options: object) -> DataFrame:
     """Make a temporary view of a shard, and return its DataFrame. `options` are those of the data source.
 
         create_view(spark, "yesterday", "orders", as_of="1 day ago")
+        create_view(spark, "yesterday", collection="orders", as_of="1 day ago")
 
     The view is of one time, decided now. Call it again for a later one.
     """

@@ -15,18 +15,22 @@ from persist_lib.ids import parse_hold_name
 from persist_lib.shard.commit import Machine
 from persist_lib.spark.leasing import let_go, take
 from persist_lib.spark.offsets import Offset, Position
+from persist_lib.storage.asked import parse_hold
 
 STARTING = b"Spark stream, starting"
 RUNNING = b"Spark stream"
 
 
 class Holding:
-    """The hold of one stream, as one process sees it."""
+    """The hold of one stream, as one process sees it. That of a collection is in its rendition shard."""
 
-    def __init__(self, client: Client, shard: str, name: str | None) -> None:
+    def __init__(self, client: Client, shard: str, name: str | None, collection: str | None = None) -> None:
         self._client = client
         self._machine: Machine = client.machine(shard)
-        self._name = None if name is None else parse_hold_name(name)
+        parse = parse_hold_name if collection is None else parse_hold
+        self._name = None if name is None else parse(name)
+        self._what = f"shard {shard}" if collection is None else f"collection {collection}"
+        self._command = "persist hold release" if collection is None else "persist collection hold release"
         self._seen: str | None = None
         self._drawn: str | None = None
 
@@ -50,9 +54,9 @@ class Holding:
         state = machine.fetch().state
         if (found := state.holds.get(name)) is not None and (found.opaque != STARTING or at(needed) < found.since):
             raise HoldConflict(
-                f"shard {machine.shard} has a hold {name} already ({found.opaque.decode(errors='replace')!r}, from "
+                f"{self._what} has a hold {name} already ({found.opaque.decode(errors='replace')!r}, from "
                 f"{self._show(found.since.time)} on). A new query needs another name in the option "
-                f"hold, or `persist hold release {machine.shard} {name}` first, if nothing needs it",
+                f"hold, or `{self._command} {self._what.partition(' ')[2]} {name}` first, if nothing needs it",
                 name=name, expected=None, actual=found.opaque, shard=machine.shard,
             )  # fmt: skip
         if found is None:
@@ -77,7 +81,7 @@ class Holding:
             raise self._gone(name, needed, state)
         elif self._seen == name:
             raise HoldConflict(
-                f"shard {machine.shard}: the hold {name} of this stream was released while the query ran, so its "
+                f"{self._what}: the hold {name} of this stream was released while the query ran, so its "
                 "history may be given up. Restart the query from its checkpoint: it takes the hold again, if what it "
                 "needs is still there",
                 name=name, expected=RUNNING, actual=None, shard=machine.shard,
@@ -113,7 +117,7 @@ class Holding:
     def _gone(self, name: str, needed: int, state: State) -> SinceViolation:
         shard = self._machine.shard
         return SinceViolation(
-            f"shard {shard}: this stream goes on after {self._show(needed)}, and history before "
+            f"{self._what}: this stream goes on after {self._show(needed)}, and history before "
             f"{self._show(state.since.time)} was given up, as its hold {name} is not there any more. It cannot go on "
             "exactly where it was. Start it anew with another checkpointLocation: it then reads the contents first",
             as_of=needed, since=state.since, shard=shard,

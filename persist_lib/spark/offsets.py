@@ -4,8 +4,11 @@
     Updates(at)                everything before the time `at` has been delivered; None: all, the shard is closed
     Updates(at, until, key)    the same, and of the updates in `[at, until)` those with keys before `key`
 
-An offset also names the shard and the stream's hold. Spark does not keep the offset that a query starts from. So the
-first one that it keeps says in `began` what came before: with it, the first batch can be repeated exactly.
+In a collection, the updates at the time of a handover are its difference; keys are cut alike in all shards.
+
+An offset also names the shard (of a collection the rendition shard) and the stream's hold. Spark does not keep the
+offset that a query starts from. So the first one that it keeps says in `began` what came before: with it, the first
+batch can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -68,12 +71,15 @@ def encode(offset: Offset) -> dict[str, Any]:
     return found if offset.began is None else {**found, "began": _encode(offset.began)}
 
 
-def decode(given: Mapping[str, Any], shard: str) -> Offset | None:
-    """The offset of this shard that JSON says; None for `START`. Raises InvalidUsage for anything else."""
+def decode(given: Mapping[str, Any], shard: str, what: str) -> Offset | None:
+    """The offset of this shard that JSON says; None for `START`. Raises InvalidUsage for anything else.
+
+    Of a collection it is the rendition shard, which keeps its name. `what` is how messages call it.
+    """
     version = given.get("version")
     if isinstance(version, int) and version > VERSION:
         raise NewerFormat(
-            f"shard {shard}: the stream's checkpoint has offsets of version {version}, and this release knows up to "
+            f"{what}: the stream's checkpoint has offsets of version {version}, and this release knows up to "
             f"{VERSION}. Upgrade persist-lib on the driver and the executors",
             found=version, known=VERSION,
         )  # fmt: skip
@@ -84,14 +90,14 @@ def decode(given: Mapping[str, Any], shard: str) -> Offset | None:
         found = Offset(given["shard"], given["hold"], _decode(given), None if began is None else _decode(began))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidUsage(
-            f"shard {shard}: {shown(dict(given))} is no offset of a stream of Persist's. Does the checkpoint belong to "
+            f"{what}: {shown(dict(given))} is no offset of a stream of Persist's. Does the checkpoint belong to "
             "another source?",
             offset=dict(given),
         ) from error  # fmt: skip
     if found.shard != shard:
         raise InvalidUsage(
-            f"the checkpoint is that of a stream of shard {found.shard}, and the stream now reads shard {shard}. Pass "
-            "the shard that it is of, or another checkpointLocation",
+            f"the checkpoint is that of a stream of shard {found.shard}, and the stream now reads {what}. Pass what it "
+            "is of, or another checkpointLocation",
             shard=shard,
         )
     return found

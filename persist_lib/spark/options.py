@@ -17,8 +17,9 @@ from typing import Self
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage, redacted
 from persist_lib.ids import parse_shard_id
+from persist_lib.storage.names import parse_collection_name
 
-PLACE = ("location", "consensus", "shard")
+PLACE = ("location", "consensus", "shard", "collection")
 READ = ("as_of", "columns", "where", "diff", "changes", "from", "to", "partition_bytes", "pushdown", "read_only")
 """Options of batch reads."""
 STREAM = (
@@ -36,11 +37,15 @@ _TRUTH = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one use of the source: where the shard is, and the other options as text, by lower-case name."""
+    """The options of one use of the source: which shard or collection, and the others as text, by lower-case name.
+
+    `shard` is empty where it is a collection.
+    """
 
     location: str
     consensus: str | None
     shard: str
+    collection: str | None
     values: Mapping[str, str]
     what: str
 
@@ -49,7 +54,8 @@ class Options:
         """The options of a use that takes those in `allowed`, besides `PLACE`; `what` names it in messages.
 
         `location` may come from the variable PERSIST_LOCATION, and `consensus` from PERSIST_CONSENSUS. The shard may
-        be the path of `load` and `save`.
+        be the path of `load` and `save`. A shard and a collection may have the same name, so that the options say which
+        it is.
         """
         values = {str(name).lower(): value for name, value in given.items()}
         known = (*PLACE, *(name for name in allowed if name not in PLACE))
@@ -64,18 +70,31 @@ class Options:
                     f"the option {name} of {what} is empty: got {shown(value)}. Set it, or leave it out", option=name
                 )
         path = values.pop("path", None)
-        if path is not None and "shard" in values and values["shard"] != path:
+        named: list[tuple[str, str]] = [(name, values[name]) for name in ("shard", "collection") if name in values]
+        named += [("path", path)] if path is not None and path != values.get("shard") else []
+        if len(named) > 1:
+            both = " and ".join(f"{name} {shown(value)}" for name, value in named)
             raise InvalidUsage(
-                f"{what} got two shards: the option shard is {shown(values['shard'])}, the path {shown(path)}. "
-                "Leave out one",
-                option="shard",
-            )  # fmt: skip
+                f"{what} is about one shard or one collection, and got {both}. Leave out one (the path is a shard's)",
+                option=named[0][0],
+            )
         location, consensus = _place(values, what)
-        shard = values.get("shard", path)
-        if shard is None:
-            raise InvalidUsage(f'{what} needs the option shard, as in .option("shard", "orders")', option="shard")
+        if not named:
+            raise InvalidUsage(
+                f'{what} needs the option shard, as in .option("shard", "orders"), or the option collection',
+                option="shard",
+            )
+        collection = values.get("collection")
+        shard = "" if collection is not None else parse_shard_id(named[0][1])
+        if collection is not None:
+            collection = parse_collection_name(collection)
         rest = {name: value for name, value in values.items() if name in known and name not in PLACE}
-        return cls(location, consensus, parse_shard_id(shard), rest, what)
+        return cls(location, consensus, shard, collection, rest, what)
+
+    @property
+    def subject(self) -> str:
+        """How messages call what it is about."""
+        return f"shard {self.shard}" if self.collection is None else f"collection {self.collection}"
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -137,7 +156,7 @@ class Options:
         if (text := self.values.get(name)) is None:
             return None
         plain = text.strip()
-        return int(plain) if plain.isascii() and plain.isdigit() else plain
+        return int(plain) if plain.isascii() and plain.removeprefix("-").isdigit() else plain
 
     def wrong(self, name: str, wanted: str) -> InvalidUsage:
         """The error for an option with a value that it does not take."""

@@ -3,6 +3,7 @@
     spark.read.format("persist").option("shard", "orders").load()                      the newest complete time
     ….option("as_of", "1 hour ago")                                                    an earlier one
     ….option("changes", "true").option("from", 17).option("to", 40)                    the updates in (17, 40]
+    spark.read.format("persist").option("collection", "orders").load()                 the same of a collection
 
 A DataFrame is of one time, decided when it is made: every action on it, and every task that is tried again, reads the
 same. Its rows are the shard's as people know tables: the columns, each row as often as its multiplicity. With
@@ -13,6 +14,7 @@ an error without `diff`, as no table can show it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,19 +24,23 @@ from pyspark.sql.types import StructType
 
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark import leasing
+from persist_lib.spark.collections import Piece, Shown, Steps, as_they_were, find, is_collection, unleased
 from persist_lib.spark.filters import Pushed, pushed_down
 from persist_lib.spark.options import READ, STREAM, Options
 from persist_lib.spark.places import client_of
-from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices, read_slice
+from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices
 from persist_lib.spark.types import arrow_schema, check_asked, chosen, spark_schema, to_spark
 from persist_lib.spark.where import parse_where
+from persist_lib.storage.reader import CollectionReader
+from persist_lib.storage.records import CollectionRecord
 
 Kind = Literal["rows", "contents", "updates"]
 BATCH = "a batch read"
@@ -46,7 +52,10 @@ MOST_ROWS = 1 << 60
 
 
 class Table(NamedTuple):
-    """What one `load` is of. Pickled with the source, so that everything planned later is of the same."""
+    """What one `load` is of. Pickled with the source, so that everything planned later is of the same.
+
+    Of a collection `shard` is the rendition shard, which is what has to be held.
+    """
 
     urls: tuple[str, str]
     shard: str
@@ -61,6 +70,7 @@ class Table(NamedTuple):
     """What the option `where` leaves of it."""
     refusal: PersistError | None = None
     """Why a batch cannot read the updates that the options name. A stream that goes on does not start there."""
+    collection: CollectionRecord | None = None
 
     @property
     def client(self) -> Client:
@@ -70,7 +80,11 @@ class Table(NamedTuple):
     @property
     def what(self) -> str:
         """How messages call it."""
-        return f"shard {self.shard}"
+        return f"shard {self.shard}" if self.collection is None else f"collection {self.collection.name}"
+
+    def shown(self, target: pa.Schema, where: Where | None) -> Shown:
+        """What a read of a collection shows, given the columns that Spark asks for."""
+        return Shown(self.schema, tuple(name for name in target.names if name in self.schema.names), where)
 
 
 def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
@@ -80,26 +94,50 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     )
     read_only = options.flag("read_only", default=False)
     client = client_of(options.location, options.consensus, read_only=read_only)
-    schema = client.machine(options.shard).fetch().state.schemas[-1]
-    handle = handle_of(client, options.shard, schema)
-    what = f"shard {options.shard}"
     kind = kind_of(options)
-    names = chosen(schema, options.names("columns"), what) or tuple(schema.names)
+    section, refusal = None, None
+    with _opened(client, options) as handle:
+        as_of = options.time("as_of")
+        if isinstance(handle, CollectionReader) and as_of is not None and as_of != LATEST and kind != "updates":
+            as_they_were(handle, as_of)
+        try:
+            if batch is not False and not _is_stream(options):
+                section = section_of(options, kind, handle)
+        except PersistError as error:
+            if kind != "updates":
+                raise
+            refusal = error
+        schema, collection, shard = handle.schema, None, options.shard
+        if isinstance(handle, CollectionReader):
+            collection, shard = handle.collection, handle.collection.shard
+    names = chosen(schema, options.names("columns"), options.subject) or tuple(schema.names)
     text = options.text("where")
     columns = schema.changes if kind == "updates" else schema.data
     pushed = Pushed() if text is None else parse_where(text, schema, columns)
-    section, refusal = None, None
-    try:
-        if batch is not False and not _is_stream(options):
-            section = section_of(options, kind, handle)
-    except PersistError as error:
-        if kind != "updates":
-            raise
-        refusal = error
     return Table(
-        (client.url, client.consensus_url), options.shard, schema, kind, names, section, frame_of(schema, kind, names),
-        read_only, pushed, refusal,
+        (client.url, client.consensus_url), shard, schema, kind, names, section, frame_of(schema, kind, names),
+        read_only, pushed, refusal, collection,
     )  # fmt: skip
+
+
+@contextmanager
+def _opened(client: Client, options: Options) -> Iterator[ReadHandle | CollectionReader]:
+    """A handle of the shard, or a reader of the collection. Neither has a lease."""
+    if options.collection is not None:
+        with unleased(client, find(client, options.collection)) as reader:
+            yield reader
+        return
+    try:
+        schema = client.machine(options.shard).fetch().state.schemas[-1]
+    except NotFound as error:
+        if is_collection(client, options.shard):
+            raise NotFound(
+                f"there is no shard {options.shard!r}, but a collection of that name: name it with the option "
+                f'collection, as in .option("collection", "{options.shard}")',
+                shard=options.shard,
+            ) from error
+        raise
+    yield handle_of(client, options.shard, schema)
 
 
 def _what(batch: bool | None) -> str:
@@ -135,7 +173,7 @@ def frame_of(schema: Schema, kind: Kind, names: tuple[str, ...]) -> StructType:
     return spark_schema(pa.schema([whole.field(name) for name in (*names, *own)]), schema.times)
 
 
-def section_of(options: Options, kind: Kind, handle: ReadHandle) -> Section | None:
+def section_of(options: Options, kind: Kind, handle: ReadHandle | CollectionReader) -> Section | None:
     """What a batch reads, decided now: the contents as of a time, or the updates between two. Waits for no time."""
     if kind == "updates":
         from_, to = options.time("from"), options.time("to")
@@ -159,13 +197,13 @@ def section_of(options: Options, kind: Kind, handle: ReadHandle) -> Section | No
     return Section(newest(handle)) if _has_time(handle) else None
 
 
-def newest(handle: ReadHandle) -> int:
+def newest(handle: ReadHandle | CollectionReader) -> int:
     """The newest complete time. Raises SinceViolation where there is none yet."""
     with handle.snapshot(timeout=0) as snapshot:
         return snapshot.as_of
 
 
-def _has_time(handle: ReadHandle) -> bool:
+def _has_time(handle: ReadHandle | CollectionReader) -> bool:
     return handle.fetch_upper().time != 0
 
 
@@ -179,9 +217,9 @@ def batch_reader(given: Mapping[str, str], schema: StructType, table: Table | No
 
 
 class Part(InputPartition):
-    """One partition: a slice of the shard, and the lease that keeps it."""
+    """One partition: a slice of the shard (or of several of a collection), and the lease that keeps it."""
 
-    def __init__(self, piece: Slice, lease: leasing.Lease | None) -> None:
+    def __init__(self, piece: Slice | Piece, lease: leasing.Lease | None) -> None:
         self.piece, self.lease = piece, lease
 
 
@@ -209,6 +247,11 @@ class Reader(DataSourceReader):
             return []
         client = table.client
         lease = None if table.read_only else leasing.take(client, table.shard, section.since)
+        if table.collection is not None:
+            with unleased(client, table.collection, table.schema) as reader:
+                reader.check_since(section.since)
+                steps = Steps(reader, table.shown(self._target, pushed.where), self._partition_bytes, slots)
+                return [Part(piece, lease) for piece in steps.pieces(section, pushed.keys)]
         handle = handle_of(client, table.shard, table.schema)
         names = tuple(name for name in self._target.names if name in table.schema.names)
         found = plan_slices(
@@ -243,7 +286,7 @@ def batches(table: Table, target: pa.Schema, part: Part) -> Iterator[pa.RecordBa
     client = table.client
     keeping = leasing.Keeping(client, table.shard, part.lease)
     with Runtime(background=False).pool(2, "persist-spark") as pool:
-        for rows in read_slice(client, part.piece, pool):
+        for rows in part.piece.read(client, pool):
             keeping.look()
             for piece in multiplied(rows, table) if table.kind == "rows" else (rows,):
                 yield from as_batches(piece, target, table)

@@ -27,16 +27,19 @@ MOST_NUMBERS = 1 << 31
 """With so many, the guess is above all that Spark ever broadcasts (8 GiB). They take it some seconds of CPU time."""
 
 
-def scan(spark: SparkSession, shard: str, **options: object) -> DataFrame:
+def scan(spark: SparkSession, shard: str | None = None, **options: object) -> DataFrame:
     """A shard as `format("persist")` with these options reads it, faster. For batches, not for streams.
 
         orders = scan(spark, "orders", as_of="1 day ago", columns=["id", "amount"], where="amount > 100")
+        orders = scan(spark, collection="orders", as_of="1 day ago")
 
     It is of one time, which is decided now. It is planned now too, and by this process, which must reach the location,
     also where Spark is reached by Spark Connect. Raises what `format("persist")` would raise when it is loaded or
     planned, and InvalidUsage for the option `pushdown`.
     """
-    given = as_texts({"shard": check_type(shard, str, "shard", '"orders"'), **options})
+    if shard is not None:
+        check_type(shard, str, "shard", '"orders"')
+    given = as_texts({"shard": shard, **options})
     if any(name.lower() == "pushdown" for name in given):
         raise InvalidUsage(
             "a scan has no option pushdown, as Spark pushes no filters into it. Say what to read with the option where",

@@ -116,6 +116,10 @@ class Slice(msgspec.Struct, frozen=True):
             if kept.num_rows:
                 yield kept.select(wanted)
 
+    def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
+        """Its rows in order, in a task. Where a part is gone, go on from the newest state."""
+        return read_slice(client, self, pool)
+
     def again(self, state: State) -> Slice:
         """The same slice as a newer state has it."""
         return msgspec.structs.replace(
@@ -136,26 +140,39 @@ def plan_slices(
     """Cut a section into slices of about `slice_bytes` of stored bytes, in key order; none where there is nothing.
 
     Without `slice_bytes` it depends on how many tasks run at a time (`slots`), so that none of them waits for another.
+    Raises SinceViolation where its history is gone.
+    """
+    whole = whole_slice(handle, section, names=names, where=where, keys=keys)
+    if not whole.inputs:
+        return []
+    edges = cuts(handle.machine.reads, [whole], slice_bytes, slots)
+    return [piece for piece in cut_at(whole, edges) if piece is not None]
+
+
+def whole_slice(
+    handle: ReadHandle, section: Section, *, names: Sequence[str], where: Where | None, keys: KeyRange
+) -> Slice:
+    """All of a section, as one slice. Raises SinceViolation where its history is gone.
 
     SUBTLE: from a state that is read now. Another process may have decided what the section is, and this one may know
-    an older state, in which that time was not complete. Raises SinceViolation where its history is gone.
+    an older state, in which that time was not complete.
     """
     handle.fetch_upper()
-    reading = handle.acquire(section.since)
-    state, machine = reading.version.state, handle.machine
-    whole = Slice(
+    state = handle.acquire(section.since).version.state
+    return Slice(
         handle.urls, handle.shard, handle.schema, state.schemas, section,
         tuple(overlapping(section.inputs(state), *keys)), keys, tuple(names), where,
     )  # fmt: skip
-    if not whole.inputs:
-        return []
-    edges = cuts(machine.reads, whole, slice_bytes, slots)
+
+
+def cut_at(whole: Slice, edges: Sequence[bytes]) -> list[Slice | None]:
+    """The slices between these keys, one more than there are edges; None where there is nothing."""
     runs = [_Run(run) for run in whole.inputs]
-    found = []
-    for lower, upper in pairwise([keys.lower, *edges, keys.upper]):
+    found: list[Slice | None] = []
+    for lower, upper in pairwise([whole.keys.lower, *edges, whole.keys.upper]):
         inputs = tuple(part for run in runs if (part := run.between(lower, upper)) is not None)
-        if inputs:
-            found.append(msgspec.structs.replace(whole, keys=KeyRange(lower, upper), inputs=inputs))
+        piece = msgspec.structs.replace(whole, keys=KeyRange(lower, upper), inputs=inputs)
+        found.append(piece if inputs else None)
     return found
 
 
@@ -183,20 +200,23 @@ def slices_of(size: int, slice_bytes: int | None, slots: int) -> int:
     return min(MOST_SLICES, -(-size // slice_bytes))
 
 
-def cuts(blob: Blob, whole: Slice, slice_bytes: int | None, slots: int) -> list[bytes]:
-    """The keys at which to cut a slice. Large parts are cut too, by the keys that they note."""
-    parts = [part for run in whole.inputs for part in run.parts]
-    size = sum(part.size for part in parts)
+def cuts(blob: Blob, wholes: Sequence[Slice], slice_bytes: int | None, slots: int) -> list[bytes]:
+    """The keys at which to cut slices of the same keys. Large parts are cut too, by the keys that they note."""
+    size = sum(part.size for whole in wholes for run in whole.inputs for part in run.parts)
     n = slices_of(size, slice_bytes, slots)
     if n < 2:
         return []
-    lower, upper = whole.keys
-    found = stretches(blob, ShardId(whole.shard), whole.inputs, whole.schemas, size // n)
+    lower, upper = wholes[0].keys
+    found = [
+        stretch
+        for whole in wholes
+        for stretch in stretches(blob, ShardId(whole.shard), whole.inputs, whole.schemas, size // n)
+    ]
     inside = [s for s in found if (lower is None or s.lower > lower) and (upper is None or s.lower < upper)]
     return cut_evenly(inside, n)
 
 
-def read_slice(client: Client, planned: Slice, pool: Executor) -> Iterator[pa.Table]:
+def read_slice(client: Client, planned: Slice, pool: Executor, merge_bytes: int = MERGE_BYTES) -> Iterator[pa.Table]:
     """The rows of a slice, in order. Where a part is gone, go on from the newest state.
 
     SUBTLE: a section is the same in every state that it may be read from, and comes in key order. So it is exact to go
@@ -208,7 +228,7 @@ def read_slice(client: Client, planned: Slice, pool: Executor) -> Iterator[pa.Ta
         nonlocal found
         found = _newer(client, found, missing)
 
-    return resuming(lambda: found.tables(client.reads, pool), look_again)
+    return resuming(lambda: found.tables(client.reads, pool, merge_bytes), look_again)
 
 
 def _newer(client: Client, gone: Slice, missing: Missing) -> Slice:

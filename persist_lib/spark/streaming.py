@@ -1,11 +1,13 @@
 """Streaming reads: the contents first and then what changes, or the changes after a time, each exactly once.
 
     spark.readStream.format("persist").option("shard", "orders").option("changes", "true").load()
+    spark.readStream.format("persist").option("collection", "orders").option("changes", "true").load()
 
 Without `changes` a stream has the rows that are added, as one of Delta's has, and stops with an error at an update that
 takes rows away. With it, the stream has all updates, with `_time` and `_diff`; the contents that it starts with are
 updates at their `as_of`. Where a batch ends is decided once and is in the query's checkpoint; what is in it is the same
-whenever it is read.
+whenever it is read. A stream of a collection goes on across handovers: the difference of the two renditions is among
+the updates, at the time of the handover.
 """
 
 from __future__ import annotations
@@ -24,20 +26,17 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain
 from persist_lib.kernel.columns import array_of
-from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import TIME_FIELD
 from persist_lib.spark import offsets
-from persist_lib.spark.admission import DEFAULT_BYTES, Admission, Limits
-from persist_lib.spark.holding import Holding
-from persist_lib.spark.offsets import Contents, Offset, Position, Updates
+from persist_lib.spark.admission import DEFAULT_BYTES, Limits
+from persist_lib.spark.following import Following, following
+from persist_lib.spark.offsets import Offset
 from persist_lib.spark.options import STREAM, Options
-from persist_lib.spark.reading import LATEST, LEAST_BYTES, Part, Table, as_batches, look, multiplied, newest
-from persist_lib.spark.slices import handle_of, plan_slices, read_slice
+from persist_lib.spark.reading import LEAST_BYTES, Part, Table, as_batches, look, multiplied
 from persist_lib.spark.types import arrow_schema, check_asked
 
 WHAT = "a streaming read"
@@ -66,7 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold = options.text("hold")
         self._partition_bytes = options.size("partition_bytes", LEAST_BYTES)
         self._target_upper: Antichain | None = None
-        self._planning: _Planning | None = None
+        self._planning: Following | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planning": None}
@@ -83,39 +82,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where the batch after `start` ends; `start` where nothing is new."""
-        planning = self._plan()
-        state = planning.handle.machine.fetch().state
-        target = state.upper if self._target_upper is None else self._target_upper.meet(state.upper)
-        before = offsets.decode(start, self._table.shard)
+        planning, table = self._plan(), self._table
+        upper = planning.fetch()
+        target = upper if self._target_upper is None else self._target_upper.meet(upper)
+        before = offsets.decode(start, table.shard, table.what)
         began = None
         if before is None:
-            if (began := self._first(planning.handle, state)) is None:
+            if (began := planning.first(self._from, upper)) is None:
                 return start
-            before = Offset(self._table.shard, planning.holding.begin(began), began)
+            before = Offset(table.shard, planning.holding.begin(began), began)
         else:
             planning.holding.check(before)
-        admission = planning.unlimited if isinstance(limit, ReadAllAvailable) else planning.admission
-        end = admission.next(before.position, state, target)
+        admission = planning.unlimited if isinstance(limit, ReadAllAvailable) else planning.limited
+        end = planning.next(before.position, target, admission)
         if began is None and end == before.position:
             return start
         return offsets.encode(Offset(before.shard, before.hold, end, began))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read no further than what is complete now."""
-        self._target_upper = self._plan().handle.fetch_upper()
+        self._target_upper = self._plan().fetch()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The partitions of the batch between two offsets."""
-        planning, shard = self._plan(), self._table.shard
-        first, last = offsets.decode(start, shard), offsets.decode(end, shard)
+        planning, table = self._plan(), self._table
+        first, last = (offsets.decode(one, table.shard, table.what) for one in (start, end))
         if last is None:
             return []
         position = last.began if first is None else first.position
         if position is None:
-            raise InvalidUsage(f"shard {shard}: the stream's first offset does not say where it began", offset=end)
-        planning.holding.check(Offset(shard, last.hold, position))
-        names = tuple(name for name in self._target.names if name in self._table.schema.names)
-        pushed = self._table.pushed
+            raise InvalidUsage(f"{table.what}: the stream's first offset does not say where it began", offset=end)
+        planning.fetch()
+        planning.holding.check(Offset(table.shard, last.hold, position))
+        pushed = table.pushed
+        shown = table.shown(self._target, pushed.where)
         wanted = [
             (section if section.as_of is not None else section.between(pushed.lower, pushed.upper), keys)
             for section, keys in offsets.steps(position, last.position)
@@ -125,35 +125,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Part(piece, None)
             for section, keys in wanted
             if not section.is_empty()
-            for piece in plan_slices(
-                planning.handle,
-                section,
-                names=names,
-                where=pushed.where,
-                keys=keys.meet(pushed.keys),
-                slice_bytes=self._partition_bytes,
-            )
+            for piece in planning.pieces(section, keys.meet(pushed.keys), shown)
         ]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to an offset is done: let go of its history. May be called again."""
-        if (offset := offsets.decode(end, self._table.shard)) is not None:
+        if (offset := offsets.decode(end, self._table.shard, self._table.what)) is not None:
             self._plan().holding.move(offset)
 
-    def _plan(self) -> _Planning:
+    def _plan(self) -> Following:
         if self._planning is None:
-            self._planning = _Planning(self._table, self._limits, self._hold)
+            self._planning = following(self._table, self._limits, self._hold, self._partition_bytes)
         return self._planning
-
-    def _first(self, handle: ReadHandle, state: State) -> Position | None:
-        """Where a new stream starts; None while there is no complete time."""
-        if self._from is None or self._from == LATEST:
-            if state.upper.time == 0:
-                return None
-            as_of = newest(handle)
-            return Contents(as_of) if self._from is None else Updates(as_of + 1)
-        with handle.changes(self._from, timeout=0) as changes:
-            return Updates(0 if changes.from_ is None else changes.from_ + 1)
 
     # --- reading, in tasks ---
 
@@ -166,21 +149,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
         table, section = self._table, part.piece.section
         with Runtime(background=False).pool(2, "persist-spark") as pool:
-            for rows in read_slice(table.client, part.piece, pool):
+            for rows in part.piece.read(table.client, pool):
                 found = rows
                 if section.as_of is not None and table.kind == "updates":
                     times = array_of(np.full(rows.num_rows, section.as_of, np.uint64))
                     found = rows.add_column(rows.num_columns - 1, TIME_FIELD, times)
                 for piece in multiplied(found, table) if table.kind == "rows" else (found,):
                     yield from as_batches(piece, self._target, table)
-
-
-class _Planning:
-    """What planning keeps from batch to batch, in one process."""
-
-    def __init__(self, table: Table, limits: Limits, hold: str | None) -> None:
-        client = table.client
-        self.handle = handle_of(client, table.shard, table.schema)
-        self.holding = Holding(client, table.shard, hold)
-        wanted = Limits(DEFAULT_BYTES) if limits.is_none() else limits
-        self.admission, self.unlimited = Admission(self.handle, wanted), Admission(self.handle, Limits())

@@ -71,6 +71,13 @@ def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, 
     """Decide what a write is. Creates the shard if it is not there. Raises what makes the write impossible."""
     what = "a streaming write" if is_stream else "a batch write"
     options = Options.of(given, STREAM_WRITE if is_stream else WRITE, what)
+    if options.collection is not None:
+        raise InvalidUsage(
+            f"{what} goes to a shard: Spark cannot write to collection {options.collection!r} yet, whose shards would "
+            "have to be written in one transaction. Nothing was written. Write with controller.open_writer, for "
+            "example in foreachBatch with the rows as Arrow and a producer, which writes each epoch once",
+            option="collection", collection=options.collection,
+        )  # fmt: skip
     mode = _mode(options, overwrite=overwrite)
     deletes = options.text("deletes")
     _check_frame(frame, mode, deletes)

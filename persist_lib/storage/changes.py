@@ -19,6 +19,7 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.storage.conform import check_additive, conformed
 from persist_lib.storage.difference import difference
+from persist_lib.storage.kept import kept_difference
 
 if TYPE_CHECKING:
     from persist_lib.storage.reader import CollectionReader
@@ -29,12 +30,12 @@ class CollectionChanges(Doors):
     """The updates of a collection with times in `(from_, to]`.
 
     They come rendition by rendition and shard by shard, each shard's in the order of data and time; at a handover, the
-    difference of both renditions comes at its time.
+    difference of both renditions comes at its time. `from_` is None where it is all history.
     """
 
-    def __init__(self, reader: CollectionReader, from_: int, to: int, deadline: Deadline) -> None:
+    def __init__(self, reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> None:
         show = reader.schema.show
-        if to < from_:
+        if from_ is not None and to < from_:
             raise InvalidUsage(
                 f"changes go forward: to must be {show(from_)} or later, got {show(to)}", from_=from_, to=to
             )
@@ -68,7 +69,7 @@ class CollectionChanges(Doors):
 
     def check_readable(self) -> None:
         """Raise the error that says why it cannot be read any more, if it cannot."""
-        self._reader.check_since(self.from_)
+        self._reader.check_since(self.from_ or 0)
 
     def release(self) -> None:
         """Nothing is held but by the reader. Idempotent."""
@@ -84,21 +85,26 @@ class CollectionChanges(Doors):
         self.release()
 
 
-def updates_between(reader: CollectionReader, from_: int, to: int, deadline: Deadline) -> Iterator[pa.Table]:
+def updates_between(reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
     """The updates with times in `(from_, to]`, which are promised: tables of `schema.updates`."""
     before: Span | None = None
     timeline = reader.timeline()
-    for start, end, span in timeline.over(from_, to + 1):
+    for start, end, span in timeline.over(from_ or 0, to + 1):
         last = to if end is None else end - 1
         if before is not None:
             yield from handed_over(reader, before, span, start, deadline)
-        yield from _within(reader, span, start, last, deadline)
+        yield from _within(reader, span, from_ if before is None else start, last, deadline)
         before = span
 
 
 def handed_over(reader: CollectionReader, old: Span, new: Span, time: int, deadline: Deadline) -> Iterator[pa.Table]:
     """What a handover at `time` changes: the new rendition as of then minus the old one as of the time before."""
     reader.known(time, deadline)  # waits until the new rendition is complete at that time
+    for span in (old, new):
+        check_additive(reader.name, reader.schema, reader.shards_of(span.rendition)[0].schema, span.start)
+    if (kept := kept_difference(reader, old.rendition, new.rendition, time)) is not None:
+        yield from kept
+        return
     with ExitStack() as held:
         sides = [held.enter_context(reader.snapshot(at_, timeout=deadline.remaining_s())) for at_ in (time - 1, time)]
         if (sides[0].rendition, sides[1].rendition) != (old.rendition.number, new.rendition.number):
@@ -107,11 +113,11 @@ def handed_over(reader: CollectionReader, old: Span, new: Span, time: int, deadl
         yield from difference(reader.schema, was, is_, time, reader.client.config.merge_bytes)
 
 
-def _within(reader: CollectionReader, span: Span, from_: int, to: int, deadline: Deadline) -> Iterator[pa.Table]:
-    if to <= from_:
+def _within(reader: CollectionReader, span: Span, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
+    if from_ is not None and to <= from_:
         return
     for handle in reader.shards_of(span.rendition):
-        check_additive(reader.name, reader.schema, handle.schema, from_)
+        check_additive(reader.name, reader.schema, handle.schema, span.start)
         with handle.changes(from_, to, timeout=deadline.remaining_s()) as changes:
             raw = (integer_times(table) for table in changes.batches())
             yield from conformed(raw, handle.schema, reader.schema)

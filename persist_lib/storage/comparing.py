@@ -25,6 +25,7 @@ from persist_lib.kernel.pairs import pairs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.conform import widened
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.times import TimeLike, Times
 
@@ -97,18 +98,7 @@ def compare_renditions(
     sides = [reader.shards_of(record) for record in (old, new)]
     schemas = [side[0].schema for side in sides]
     common(*schemas)
-    uppers = [min(handle.fetch_upper() for handle in side) for side in sides]
-    least = min(uppers)
-    if as_of is None and least <= MINIMUM:
-        raise InvalidUsage(
-            f"collection {reader.name!r}: rendition {old.number} is complete up to {uppers[0]} and rendition "
-            f"{new.number} up to {uppers[1]}, so there is no time to compare them at. Write or copy them first",
-            collection=reader.name,
-        )
-    if as_of is not None:
-        time = Times(schemas[0].times, reader.client.runtime.clock_ms).as_of(as_of)
-    else:
-        time = least.time - 1 if least.time is not None else reader.newest()
+    time = time_to_compare(reader, old, new, as_of)
     with ExitStack() as held:
         runs = [
             [held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s())).batches() for handle in side]
@@ -116,6 +106,24 @@ def compare_renditions(
         ]
         found = compare(schemas[0], schemas[1], runs[0], runs[1], reader.client.config.merge_bytes, progress)
     return msgspec.structs.replace(found, as_of=time, old=old.number, new=new.number)
+
+
+def time_to_compare(
+    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None
+) -> int:
+    """The time as of which two renditions are compared: that asked for, or the newest that both have."""
+    sides = [reader.shards_of(record) for record in (old, new)]
+    if as_of is not None:
+        return Times(sides[0][0].schema.times, reader.client.runtime.clock_ms).as_of(as_of)
+    uppers = [min(handle.fetch_upper() for handle in side) for side in sides]
+    least = min(uppers)
+    if least <= MINIMUM:
+        raise InvalidUsage(
+            f"collection {reader.name!r}: rendition {old.number} is complete up to {uppers[0]} and rendition "
+            f"{new.number} up to {uppers[1]}, so there is no time to compare them at. Write or copy them first",
+            collection=reader.name,
+        )
+    return least.time - 1 if least.time is not None else reader.newest()
 
 
 def compare(
@@ -144,19 +152,23 @@ def compare(
 
 def _one(found: Schema, schema: Schema, runs: Sequence[Iterator[pa.Table]], merge_bytes: int) -> Iterator[pa.Table]:
     """The runs as one stream, in the columns of `schema`, in its order."""
-    narrow = [_narrowed(run, schema) if found.names != schema.names else run for run in runs]
+    narrow = [in_columns(run, found, schema) for run in runs]
     timed = [(at_time(table, 0) for table in run) for run in narrow]
     return (at_time(table, 0) for table in merge_contents(timed, schema, merge_bytes=merge_bytes // 2))
 
 
-def _narrowed(tables: Iterator[pa.Table], schema: Schema) -> Iterator[pa.Table]:
-    """Some columns of rows that are in key order; rows of one key are put in order, and equal ones added up.
+def in_columns(tables: Iterator[pa.Table], found: Schema, schema: Schema) -> Iterator[pa.Table]:
+    """Contents of `found` in the columns of `schema`, with the same key, in its order, equal rows added up.
 
-    SUBTLE: the rows of one key may be in two tables, so the last key of a table waits for the next one.
+    Columns that `found` does not have are null. SUBTLE: the rows of one key may be in two tables, so the last key of a
+    table waits for the next one.
     """
+    if found.names == schema.names:
+        yield from tables
+        return
     held = empty_table(schema.contents)
     for table in tables:
-        held = consolidate(schema, pa.concat_tables([held, table.select(schema.contents.names)]))
+        held = consolidate(schema, pa.concat_tables([held, widened(table, schema.contents)]))
         if held.num_rows:
             starts = _starts(schema, held)
             yield held.slice(0, int(starts[-1]))

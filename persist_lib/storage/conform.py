@@ -41,12 +41,17 @@ def conformed(tables: Iterator[pa.Table], found: Schema, wanted: Schema) -> Iter
         return
     for table in tables:
         target = wanted.updates if TIME in table.schema.names else wanted.contents
-        columns = [
-            table.column(field.name) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
-            for field in target
-        ]
-        narrow = pa.table(columns, schema=target)
+        narrow = widened(table, target)
         if table.num_columns > narrow.num_columns:
             narrow = consolidate(wanted, pa.concat_tables([empty_table(target), narrow]))
         if narrow.num_rows:
             yield narrow
+
+
+def widened(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """The columns of `target`, in its order; those that the table does not have are null."""
+    columns = [
+        table.column(field.name) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        for field in target
+    ]
+    return pa.table(columns, schema=target)

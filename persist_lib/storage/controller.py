@@ -19,6 +19,7 @@ from persist_lib.errors import HandoverRefused, InvalidUsage, NameTaken, NotFoun
 from persist_lib.frontier import MAX_TIME, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.storage import judging
 from persist_lib.storage.asked import (
     MOST_SHARDS,
     Retention,
@@ -34,6 +35,7 @@ from persist_lib.storage.copying import Copied, Transform, copy_step
 from persist_lib.storage.describe import Capability, Description, RenditionDescription, Tended
 from persist_lib.storage.describing import capabilities, describe, timeline_of
 from persist_lib.storage.effects import handover_time, settle, wal_upper
+from persist_lib.storage.judging import Judging
 from persist_lib.storage.names import CATALOG, minted, parse_collection_name, parse_command_id
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.rebuilding import Rebuild, begin
@@ -41,7 +43,7 @@ from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, M
 from persist_lib.storage.small import out_of_time
 from persist_lib.storage.tend import tend
 from persist_lib.storage.timeline import Timeline
-from persist_lib.storage.wal import DROPPED, has_wal, mark
+from persist_lib.storage.wal import check_handover, has_wal
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times
 
@@ -292,6 +294,30 @@ class Controller:
         with CollectionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
             return compare_renditions(reader, old, new, as_of, deadline, progress)
 
+    @contextmanager
+    def begin_comparison(
+        self, name: str, rendition: int, *, to: int | None = None, as_of: TimeLike | None = None, keep: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[Judging]:  # fmt: skip
+        """Begin what `compare` does for a large collection, by many processes. `jobs/compare.py` does so on Spark.
+
+        A rendition that was handed over to is compared at its handover. With `keep` the difference is kept for
+        listeners that pass a handover, if it is exactly that one; it goes with the old rendition.
+        """
+        if keep := parse_flag(keep, "keep"):
+            self._writable("begin_comparison with keep")
+        deadline = self._deadline(timeout)
+        contents, collection = self._find(name)
+        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
+        timeline = timeline_of(self.client, collection, new)
+        old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
+        owner = f"compare rendition {new.number}"
+        with (
+            CollectionReader(self.client, collection, new.columns.times, None, owner) as reader,
+            judging.begin(reader, old, new, as_of, deadline, keep=keep) as begun,
+        ):
+            yield begun
+
     def drop_rendition(
         self, name: str, rendition: int, *, command: str | None = None, timeout: float | None = None
     ) -> Tended:
@@ -347,6 +373,7 @@ class Controller:
         start = None if at is None else Times(schema.times, self.client.runtime.clock_ms).as_of(at, "at")
 
         def check(contents: Contents) -> tuple[RenditionRecord, Timeline, int]:
+            check_handover(self.client, collection)
             new = self._of(contents, collection, rendition)
             timeline = timeline_of(self.client, collection, new)
             if timeline.last.rendition.number == rendition:
@@ -403,12 +430,12 @@ class Controller:
             return tend(self.catalog, self._deadline(timeout), only=collection.id, dry_run=True, as_if_dropped=True)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            if has_wal(collection):  # a mark in its WAL comes first: see `effects`
+                return {}, msgspec.structs.replace(record, pending=True)
             current = contents.collections[collection.id]
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
-        if has_wal(collection):
-            mark(self.client, collection, DROPPED, self._deadline(timeout))
         return tend(self.catalog, self._deadline(timeout), only=collection.id)
 
     def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -71,12 +72,19 @@ class Capability(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One thing that a plan would do, or did, to a collection, and why."""
+    """One thing that a plan would do, or did, to a collection, and why.
+
+    What is done to the WAL that several tables share has `timeline NAME` in place of a collection.
+    """
 
     collection: str
-    action: Literal["settle", "promise", "move hold", "close", "release", "finish", "forget", "wait"]
+    action: Literal["settle", "promise", "move hold", "close", "release", "finish", "forget", "wait", "apply", "tidy"]
     subject: str
     reason: str
+
+
+Do = Callable[[], object]
+"""Takes a step."""
 
 
 class Tended(msgspec.Struct, frozen=True):

@@ -14,15 +14,16 @@ from typing import TypeVar
 import msgspec
 
 from persist_lib.client import Client
+from persist_lib.core.state import State
 from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch
-from persist_lib.frontier import at
+from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.storage.small import append_once, out_of_time
 from persist_lib.storage.timeline import Renditions, Timeline, row_of, schema_for
+from persist_lib.storage.wal import DROPPED, append_of, has_wal, mark, wal_shard
 from persist_lib.storage.wal import SCHEMA as WAL
-from persist_lib.storage.wal import append_of, has_wal, wal_shard
 from persist_lib.write.many import Append
 
 R = TypeVar("R", CollectionRecord, RenditionRecord)
@@ -52,6 +53,9 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
             else:
                 answer = {"at": found}
                 close(catalog.client, contents, current, found)
+        case "drop":  # of a table with a WAL
+            # SUBTLE: the mark decides. Until then transactions commit to the table, and it is read; then neither.
+            mark(catalog.client, collection, DROPPED, deadline)
         case _:  # the others are done by the append that decides them
             pass
     return catalog.change(lambda now: _done(now, current, answer, refused), deadline)
@@ -71,6 +75,8 @@ def _done(
         changes |= setting(_live(collection), _live(first))
     elif collection is not None and known.what == "make rendition":
         changes |= setting(_live(contents.renditions[(collection.id, known.asked["rendition"])]))
+    elif collection is not None and known.what == "drop":
+        changes |= setting(msgspec.structs.replace(collection, state="dropping"))
     elif collection is not None and known.what == "hand over" and not refused:
         new = contents.renditions[(collection.id, known.asked["rendition"])]
         changes |= setting(msgspec.structs.replace(new, begun=True))
@@ -104,6 +110,17 @@ def begin(client: Client, collection: CollectionRecord, rendition: RenditionReco
 def _hold(client: Client, shard: str) -> None:
     with suppress(HoldConflict, ShardFinished, SinceViolation):  # it is there already, or more has happened since
         client.set_hold(shard, HOLD, 0, expected=None)
+
+
+def is_held_back(state: State, to: Antichain) -> bool:
+    """Whether a shard's since is before `to` though nothing else keeps it there.
+
+    SUBTLE: since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold is
+    set where it is, with another fencing value, and since follows.
+    """
+    readers = (reader.since for reader in state.readers.values())
+    others = (other.since for name, other in state.holds.items() if name != HOLD)
+    return state.since < min([to, *readers, *others])
 
 
 def hand_over(

@@ -52,3 +52,8 @@ def rendition_shard(collection: str) -> str:
 def data_shard(collection: str, rendition: int, index: int) -> str:
     """One of a rendition's shards."""
     return f"{collection}.r{rendition}.s{index}"
+
+
+def kept_shard(collection: str, rendition: int) -> str:
+    """The shard with kept differences between a rendition and those that may follow it."""
+    return f"{collection}.r{rendition}.kept"

@@ -20,15 +20,16 @@ from persist_lib.convert.times import shown_times
 from persist_lib.errors import LeaseExpired, NotFound, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
-from persist_lib.read.handle import ReadHandle
+from persist_lib.read.handle import ReadHandle, parse_columns
 from persist_lib.read.snapshot import Snapshot
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.changes import CollectionChanges
-from persist_lib.storage.conform import check_additive
+from persist_lib.storage.conform import check_additive, is_additive
 from persist_lib.storage.difference import retracted
 from persist_lib.storage.listen import CollectionListen
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.small import unheld
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
 from persist_lib.storage.upper import upper_of
@@ -40,26 +41,33 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_S = 1.0
 """The longest wait for data before looking whether another rendition follows."""
+PROMISE_S = 5.0
+"""The least time for the request of a promise, also for a caller who waits for no data."""
 T = TypeVar("T")
 
 
 class CollectionReader:
-    """Reads one collection. Its methods are those of a shard's reader."""
+    """Reads one collection. Its methods are those of a shard's reader.
+
+    Without `is_leased` it holds nothing, for those who hold what they read in another way.
+    """
 
     def __init__(
-        self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str
-    ) -> None:
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str,
+        *, is_leased: bool = True,
+    ) -> None:  # fmt: skip
         self.client, self.collection, self._owner = client, collection, owner
-        self._holder = client.open_reader(collection.shard, schema_for(unit), purpose=owner or "collection")
+        self._is_leased = is_leased
+        self._holder = self._open(collection.shard, schema_for(unit))
         self._renditions = Renditions(client, collection.shard, unit, collection.name, self._holder)
         self._shards: dict[int, list[ReadHandle]] = {}
         self._promiser: WriteHandle | None = None
         self._closed = False
         try:
-            last = self._renditions.fetch().last
-            newest = self.shards_of(last.rendition)[0].schema
-            if schema is not None:
-                check_additive(collection.name, schema, newest, last.start)
+            known = self._renditions.fetch()
+            newest = self.shards_of(known.last.rendition)[0].schema
+            if schema is not None and not any(is_additive(schema, span.rendition.columns) for span in known.spans):
+                check_additive(collection.name, schema, newest, known.last.start)
         except BaseException:
             self.close()
             raise
@@ -110,13 +118,15 @@ class CollectionReader:
         for a time at which the collection has other columns than this reader's.
         """
         deadline = self._deadline(timeout)
+        names = parse_columns(self.schema, f"collection {self.name!r}", columns)
         time = self.newest() if as_of is None else self._times().as_of(as_of)
         self.check_since(time)
         rendition = self.known(time, deadline).rendition
         found = self._guarded(lambda: self.shards_of(rendition))
         check_additive(self.name, self.schema, found[0].schema, time)
-        chosen = columns
-        if columns is None and len(found[0].schema.value) > len(self.schema.value):
+        had = found[0].schema.names
+        chosen = None if names is None else [name for name in names if name in had]
+        if names is None and len(had) > len(self.schema.names):
             chosen = self.schema.names
         parts: list[Snapshot] = []
         for handle in found:
@@ -130,22 +140,23 @@ class CollectionReader:
                 )
             )  # fmt: skip
         return CollectionSnapshot(
-            self.name, time, rendition.number, self.schema, rendition.hash_columns, columns, parts,
+            self.name, time, rendition.number, self.schema, rendition.hash_columns, names, parts,
             self.client.runtime, self.client.config.merge_bytes,
         )  # fmt: skip
 
     def changes(
-        self, from_: TimeLike, to: TimeLike | None = None, *, timeout: float | None = None
+        self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
     ) -> CollectionChanges:
         """Return all changes after the time `from_`, up to and with the time `to` (default: the newest complete one).
 
-        The contents as of `from_` and the changes add up to the contents as of `to`, also across handovers: where one
-        is in between, its difference is among the changes, at its time. Raises as a shard's `changes` does.
+        None for `from_` means from the beginning on. The contents as of `from_` and the changes add up to the contents
+        as of `to`, also across handovers: where one is in between, its difference is among the changes, at its time.
+        Raises as a shard's `changes` does.
         """
         deadline, times = self._deadline(timeout), self._times()
-        first = times.as_of(from_, "from_")
-        last = max(first, self.newest()) if to is None else times.as_of(to, "to")
-        self.check_since(first)
+        first = None if from_ is None else times.as_of(from_, "from_")
+        last = max(first or 0, self.newest()) if to is None else times.as_of(to, "to")
+        self.check_since(first or 0)
         return CollectionChanges(self, first, last, deadline)
 
     def listen(
@@ -206,7 +217,7 @@ class CollectionReader:
                     schemas = self.client.machine(name).fetch().state.schemas
                     wanted = getattr(self, "schema", None)
                     schema = wanted if wanted in schemas else None
-                    found.append(self.client.open_reader(name, schema, purpose=self._owner or "collection"))
+                    found.append(self._open(name, schema or schemas[-1]))
             except BaseException:
                 for handle in found:
                     handle.close()
@@ -244,7 +255,7 @@ class CollectionReader:
             self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
         while True:
             try:
-                self._promiser.advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+                self._promiser.advance_upper(upper, timeout=max(PROMISE_S, deadline.remaining_s()))
             except LeaseExpired:  # of the writer, which registers anew
                 if deadline.has_passed():
                     raise
@@ -342,6 +353,11 @@ class CollectionReader:
                 "is lost; wait longer, or ask for an earlier time",
                 timeout_s=deadline.timeout_s, collection=self.name,
             )  # fmt: skip
+
+    def _open(self, shard: str, schema: Schema) -> ReadHandle:
+        if not self._is_leased:
+            return unheld(self.client, shard, schema)
+        return self.client.open_reader(shard, schema, purpose=self._owner or "collection")
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Do something with shards. Where they are gone, it is because this reader's lease is."""

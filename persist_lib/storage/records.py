@@ -11,7 +11,7 @@ import msgspec
 
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.schema.schema import Schema, stored_form
-from persist_lib.storage.names import data_shard, rendition_shard
+from persist_lib.storage.names import data_shard, kept_shard, rendition_shard
 
 VERSION = 1
 
@@ -49,6 +49,16 @@ class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     def names(self) -> list[str]:
         """The names of its shards."""
         return [data_shard(self.collection, self.number, index) for index in range(self.shards)]
+
+    @property
+    def kept(self) -> str:
+        """The name of the shard with kept differences between it and others; it may not be there."""
+        return kept_shard(self.collection, self.number)
+
+    @property
+    def every(self) -> list[str]:
+        """The names of all shards that go with it."""
+        return [*self.names, self.kept]
 
     @property
     def columns(self) -> Schema:

@@ -14,12 +14,12 @@ from persist_lib.arguments import not_pickled, parse_integer
 from persist_lib.core.cost import Cost
 from persist_lib.format.predicate import Where
 from persist_lib.read.doors import Doors
-from persist_lib.read.projection import added_up, is_projection, projection_of
-from persist_lib.read.snapshot import MOST_SPLITS, Snapshot, Split
+from persist_lib.read.projection import is_projection
+from persist_lib.read.snapshot import MOST_SPLITS, Snapshot
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.conform import conformed
+from persist_lib.storage.splits import CollectionSplit, View, packed
 
 THREADS = 4
 
@@ -35,25 +35,20 @@ class CollectionSnapshot(Doors):
         columns: Sequence[str] | None, parts: Sequence[Snapshot], runtime: Runtime, merge_bytes: int,
     ) -> None:  # fmt: skip
         self.as_of, self.rendition = as_of, rendition
-        self._name, self._schema, self._parts = name, schema, parts
-        self._columns = None if columns is None else tuple(columns)
-        self._runtime, self._merge_bytes = runtime, merge_bytes
+        self._name, self._parts = name, parts
+        self._runtime = runtime
+        chosen = None if columns is None else tuple(columns)
         # Rows that look alike can only be in two shards where columns that decide the shard were left out.
-        self._adds_up = (
-            len(parts) > 1
-            and is_projection(schema, self._columns)
-            and not set(hash_columns) <= set(self._columns or ())
-        )
+        adds_up = len(parts) > 1 and is_projection(schema, chosen) and not set(hash_columns) <= set(chosen or ())
+        self._view = View(schema, chosen, merge_bytes, adds_up)
 
     def __repr__(self) -> str:
-        return f"CollectionSnapshot({self._name!r}, as_of={self._schema.show(self.as_of)})"
+        return f"CollectionSnapshot({self._name!r}, as_of={self._view.schema.show(self.as_of)})"
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of its tables."""
-        if self._columns is None:
-            return self._schema.contents
-        return pa.schema([f for f in self._schema.contents if f.name in self._columns or f.name == "_diff"])
+        return self._view.shown
 
     @property
     def size(self) -> int:
@@ -67,43 +62,41 @@ class CollectionSnapshot(Doors):
 
     def batches(self) -> Iterator[pa.Table]:
         """The contents as tables of bounded size, however large the collection is."""
-        tables = (table for part in self._parts for table in self._of(part))
-        if not self._adds_up:
-            return tables
-        return added_up(tables, projection_of(self._schema, self._columns or ()), self._merge_bytes)
+        return self._view.of((part.batches(), part.shard_schema()) for part in self._parts)
 
     def by_shard(self) -> list[Iterator[pa.Table]]:
         """The contents of each shard, in key order. No key is in two shards."""
-        return [self._of(part) for part in self._parts]
+        return [self._view.one(part.batches(), part.shard_schema()) for part in self._parts]
 
     def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the rows that `where` keeps; rows that look alike stay apart."""
-        if self._adds_up or any(part.shard_schema() != self._schema for part in self._parts):
+        if self._view.adds_up or any(part.shard_schema() != self._view.schema for part in self._parts):
             kept = (table if where is None else where.kept(table) for table in self.batches())
             return (table.select(list(names)) for table in kept)
         return (table for part in self._parts for table in part.selected(names, where))
 
     def to_arrow(self) -> pa.Table:
         """The contents as one table. Shards are read in parallel."""
-        if self._adds_up:
+        if self._view.adds_up:
             tables = list(self.batches())
         else:
             with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
                 tables = [table for found in pool.map(self._at_once, self._parts) for table in found]
         return pa.concat_tables([empty_table(self.schema), *tables]).combine_chunks()
 
-    def splits(self, n: int) -> list[Split]:
-        """Cut the snapshot into about `n` disjoint splits, at least one a shard, whose union is the snapshot.
+    def splits(self, n: int) -> list[CollectionSplit]:
+        """Cut the snapshot into at most `n` disjoint splits of about equal size, whose union is the snapshot.
 
-        They are those of the shards' snapshots, in the schemas of the shards. Keep this snapshot until they are read.
+        They pickle, and any process that reaches the location can read them. Each adds up its own rows: where
+        `columns=` leaves out a key column, equal rows may be in several splits. Keep this snapshot and its reader until
+        the splits have been read.
         """
         n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
-        total = max(1, self.size)
-        return [split for part in self._parts for split in part.splits(max(1, round(n * part.size / total)))]
+        return [CollectionSplit(self._name, self.rendition, found, self._view) for found in packed(self._parts, n)]
 
     def shard_schema(self) -> Schema:
         """The schema that it is read in."""
-        return self._schema
+        return self._view.schema
 
     def check_readable(self) -> None:
         """Raise the error that says why it cannot be read any more, if it cannot."""
@@ -127,12 +120,5 @@ class CollectionSnapshot(Doors):
     ) -> None:
         self.release()
 
-    def _of(self, part: Snapshot) -> Iterator[pa.Table]:
-        if self._columns is not None:
-            return part.batches()
-        return conformed(part.batches(), part.shard_schema(), self._schema)
-
     def _at_once(self, part: Snapshot) -> list[pa.Table]:
-        if self._columns is not None:
-            return [part.to_arrow()]
-        return list(conformed(iter([part.to_arrow()]), part.shard_schema(), self._schema))
+        return list(self._view.one(iter([part.to_arrow()]), part.shard_schema()))

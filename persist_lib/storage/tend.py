@@ -1,4 +1,4 @@
-"""Looking after collections: the duty of this layer. Each step may be taken by anybody, at any time, again.
+"""Looking after collections and tables: the duty of this layer. Each step may be taken by anybody, at any time, again.
 
 What it moves and takes away is decided by frontiers alone: a rendition goes when no time at which it was the collection
 can be read any more, and a dropped collection when nobody reads or holds it.
@@ -6,8 +6,8 @@ can be read any more, and a dropped collection when nobody reads or holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from functools import partial
 
 import msgspec
@@ -18,19 +18,20 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting, without
 from persist_lib.storage.copying import HOLDS, handed_over_at, hold_name
-from persist_lib.storage.describe import Step, Tended
-from persist_lib.storage.effects import HOLD, settle
+from persist_lib.storage.describe import Do, Step, Tended
+from persist_lib.storage.effects import HOLD, is_held_back, settle
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.tables.tending import timeline_steps
 from persist_lib.storage.timeline import Renditions, Timeline, schema_for
 from persist_lib.storage.upper import meet, upper_of
-
-Do = Callable[[], object]
 
 
 def tend(
     catalog: Catalog, deadline: Deadline, *, only: str | None = None, dry_run: bool = False, as_if_dropped: bool = False
 ) -> Tended:
-    """Look after the collection with this id, or after all. With `dry_run` nothing is changed.
+    """Look after the collection with this id, or after all, and then after the WALs of tables.
+
+    With `dry_run` nothing is changed.
 
     `as_if_dropped` says what would be done once it is dropped.
     """
@@ -48,6 +49,12 @@ def tend(
             now = catalog.fetch().collections.get(id_)
             if now is not None and now.state == found.state:
                 raise  # it is not because another process dropped it, or took away what was left, meanwhile
+    if not as_if_dropped:
+        with closing(timeline_steps(catalog, deadline, only=only, dry_run=dry_run)) as steps:
+            for step, do in steps:
+                done.append(step)
+                if not dry_run:
+                    do()
     return Tended(tuple(done))
 
 
@@ -67,6 +74,8 @@ class _Tending:
                 partial(settle, self._catalog, command, self._deadline),
             )
         contents = self._catalog.fetch()
+        if not self._is_dry:  # it may have been dropped by a command that was settled
+            self._collection = collection = contents.collections.get(collection.id, collection)
         renditions = contents.renditions_of(collection.id)
         if collection.state == "dropping":
             yield from self._take_away(renditions)
@@ -137,20 +146,13 @@ class _Tending:
             self._client.release_hold(self._collection.shard, hold)
 
     def _move(self, shard: str, target: int, reason: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        """Move a shard's hold to `target`, if it is not there; and since with it, where nobody else is behind.
-
-        SUBTLE: since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold
-        is set where it is, with another fencing value, and since follows.
-        """
+        """Move a shard's hold to `target`, if it is not there; and since with it, where nobody else is behind."""
         state = self._client.inspect(shard).state
         hold = state.holds.get(HOLD)
         if hold is None:
             return
         to = max(hold.since, at(target))
-        readers = (reader.since for reader in state.readers.values())
-        others = (other.since for name, other in state.holds.items() if name != HOLD)
-        is_behind = state.since < min([to, *readers, *others])
-        if hold.since == to and not is_behind:
+        if hold.since == to and not is_held_back(state, to):
             return
         show = timeline.last.rendition.columns.show
         opaque = hold.opaque if hold.since < to else b"" if hold.opaque else b"again"
@@ -193,9 +195,9 @@ class _Tending:
         current = self._catalog.fetch().renditions.get((record.collection, record.number))
         if not self._is_dry and (current is None or current.state != "dropping"):
             return
-        for name in record.names:
+        for name in record.every:
             yield from self._end(name, "nobody can need this rendition any more")
-        if self._is_dry or all(self._is_gone(name) for name in record.names):
+        if self._is_dry or all(self._is_gone(name) for name in record.every):
             yield (
                 self._step("forget", f"rendition {record.number}", "nothing is left of it"),
                 (lambda: self._catalog.change(lambda _: (without(record), None), self._deadline)),
@@ -203,7 +205,7 @@ class _Tending:
 
     def _take_away(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         """What is left of a dropped collection, the rendition shard first: nobody can begin to read after that."""
-        shard, names = self._collection.shard, [name for record in renditions for name in record.names]
+        shard, names = self._collection.shard, [name for record in renditions for name in record.every]
         dropped = "the collection was dropped"
         for name in (shard, *names):
             state = self._state(name)

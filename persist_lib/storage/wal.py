@@ -9,7 +9,7 @@ looks at what was added alone.
 from __future__ import annotations
 
 from persist_lib.client import Client
-from persist_lib.errors import Indeterminate, UpperMismatch
+from persist_lib.errors import Indeterminate, InvalidUsage, UpperMismatch
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
@@ -58,6 +58,21 @@ def mark(client: Client, collection: CollectionRecord, what: int, deadline: Dead
                     raise out_of_time(f"table {collection.name!r}", deadline, "others committed first") from None
             else:
                 return time
+
+
+def check_handover(client: Client, collection: CollectionRecord) -> None:
+    """Raise InvalidUsage for a table with a WAL where Consensus has no transactions, before anything is decided."""
+    if not has_wal(collection) or client.read_only:
+        return
+    try:
+        client.consensus.compare_and_set_many({})
+    except InvalidUsage as error:
+        raise InvalidUsage(
+            f"table {collection.name!r} is on a timeline with a WAL, and a handover of it changes two shards at once, "
+            f"which takes a Consensus with transactions: {error.message}. Nothing was changed. To correct the table "
+            "here, change its rows by statements or transactions",
+            collection=collection.name,
+        ) from error
 
 
 def append_of(write: WriteHandle, collection: CollectionRecord, lower: Antichain, time: int) -> Append:

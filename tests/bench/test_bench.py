@@ -113,6 +113,7 @@ def test_files_are_ingested_beside_pyarrow_and_one_append() -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_spark_s_own_plan_runs_in_a_jvm_as_its_users_configure_it() -> None:
     figure, rate, cpu, memory = spark(True)
     assert figure.ours > 0

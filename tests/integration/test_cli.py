@@ -656,14 +656,21 @@ def commands(*words: str) -> list[str]:
 
 
 def every_command() -> list[tuple[str, ...]]:
-    groups = [("hold",), ("producers",), ("collection",), ("collection", "hold"), ("collection", "rendition")]
+    groups = [
+        ("hold",),
+        ("producers",),
+        ("collection",),
+        ("collection", "hold"),
+        ("collection", "rendition"),
+        ("table",),
+    ]
     found = [(*group, name) for group in [(), *groups] for name in commands(*group)]
     return [words for words in found if words not in groups]
 
 
 def test_every_command_has_help_with_an_example():
     found = every_command()
-    assert len(found) == 58 + len(duties.DUTIES)
+    assert len(found) == 71 + len(duties.DUTIES)
     for words in found:
         text = CliRunner().invoke(app, [*words, "--help"]).stdout
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words

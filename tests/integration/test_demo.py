@@ -52,6 +52,7 @@ def test_the_demo_shows_everything_and_ends_well(
     assert "orphans 1" in done.stdout
     assert "accounts would change, as account" in done.stdout, "the wrong transformation is found"
     assert "✓ the listener's sum was right at each of its" in done.stdout
+    assert "explain what 1,000 accounts hold: 10,050,000 cents" in done.stdout
     assert ("Spark" in done.stderr) == (
         orders == ENOUGH_FOR_SPARK
     )  # says which log settings it takes, once, as it starts

@@ -11,10 +11,12 @@ import dagster as dg
 import pytest
 
 import persist_lib as persist
+from orchestration import collection_reports
 from orchestration.definitions import build_definitions
 from orchestration.mount import Mount
 from orchestration.resources import Persist
 from orchestration.settings import Settings
+from persist_lib.storage.tables import Tables
 from tests.spark.collections import SMALL
 
 pytestmark = pytest.mark.dagster
@@ -197,3 +199,64 @@ def skipped(folder: Path, instance: dg.DagsterInstance) -> str:
         data = repository.get_schedule_def("collections_schedule").evaluate_tick(context)
     given.teardown_after_execution(dg.build_init_resource_context())
     return (data.skip_message or "") if not data.run_requests else ""
+
+
+@pytest.fixture
+def tables(client: persist.Client) -> Iterator[Tables]:
+    with client.controller() as controller, controller.tables() as tables:
+        tables.create("bank/accounts", SCHEMA, mode="wal")
+        tables.create("bank/entries", SCHEMA)
+        for cents in range(3):
+            tables.insert("bank/accounts", [{"id": cents, "cents": cents}])
+        yield tables
+
+
+def test_a_run_applies_and_tidies_the_wals_of_tables(
+    tables: Tables, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    dry = run(folder, instance, "collections", dry_run=True)
+    one, every = metadata(dry, "bank/accounts"), metadata(dry, None)
+    assert [(row.data["step"], row.data["what"].split(" up to")[0]) for row in one["steps"].records] == [
+        ("apply", "3 commits")
+    ]
+    assert (one["unapplied_commits"], one["unapplied_bytes"] == every["unapplied_bytes"]) == (3, True)
+    assert one["behind_ms"] >= 3
+    assert every["waits_ms"] >= 0
+    assert [row.data["tables behind"] for row in every["timelines"].records] == [1]
+    assert verdicts(dry) == [], "nothing was done, so nothing is judged"
+
+    assert skipped(folder, instance) == ""
+    done = run(folder, instance, "collections")
+    assert done.success
+    assert tables.lag().tables == ()
+    assert not tables.lag().is_due()
+    assert metadata(done, None)["unapplied_bytes"] == 0
+    assert "unapplied_bytes" not in metadata(done, "bank/accounts")
+    assert verdicts(done) == [("tables_applied", True)]
+    assert "there is nothing to do" in skipped(folder, instance)
+    assert instance.get_materialized_partitions(KEY) == {"bank/accounts"}
+
+
+def test_the_check_warns_where_tables_are_far_behind(
+    tables: Tables, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
+    checks = dg.AssetSelection.checks(dg.AssetCheckKey(KEY, "tables_applied"))
+    job = dg.define_asset_job("judge", selection=checks)
+    judge = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("judge")
+
+    assert verdicts(judge.execute_in_process(instance=instance)) == [("tables_applied", True)]
+    monkeypatch.setattr(collection_reports, "LATE_BYTES", tables.lag().unapplied - 1)
+    judged = judge.execute_in_process(instance=instance)
+    assert judged.success, "a warning fails no run"
+    assert verdicts(judged) == [("tables_applied", False)]
+    (one,) = judged.get_asset_check_evaluations()
+    assert one.severity == dg.AssetCheckSeverity.WARN
+    assert "timeline default: bank/accounts lack " in (one.description or "")
+    monkeypatch.setattr(collection_reports, "LATE_BYTES", 1 << 40)
+    monkeypatch.setattr(collection_reports, "LATE_MS", -1)
+    assert verdicts(judge.execute_in_process(instance=instance)) == [("tables_applied", False)]
+
+
+def verdicts(result: dg.ExecuteInProcessResult) -> list[tuple[str, bool]]:
+    return [(one.check_name, one.passed) for one in result.get_asset_check_evaluations()]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables
+from persist_lib.storage.tables import Tables, tail
 from persist_lib.storage.tables.transaction import Transaction
 from tests.worlds import World
 
@@ -235,8 +235,26 @@ class WalModel(Model):
     def tidy(self, who: int) -> None:
         self.clients[who].tidy()
 
+    @rule(who=WHO)
+    def tend(self, who: int) -> None:
+        self.clients[who].controller.tend()
+
+
+class NothingKeptModel(WalModel):
+    """Nothing of the WAL is kept in memory: it is read each time."""
+
+    def __init__(self) -> None:
+        self.kept, tail.MOST_BYTES = tail.MOST_BYTES, 0
+        super().__init__()
+
+    def teardown(self) -> None:
+        tail.MOST_BYTES = self.kept
+        super().teardown()
+
 
 TestYoloTables = Model.TestCase
 TestYoloTables.settings = settings(max_examples=8, stateful_step_count=20)
 TestWalTables = WalModel.TestCase
 TestWalTables.settings = settings(max_examples=15, stateful_step_count=30)
+TestNothingKept = NothingKeptModel.TestCase
+TestNothingKept.settings = settings(max_examples=10, stateful_step_count=30)

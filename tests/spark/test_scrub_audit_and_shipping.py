@@ -151,4 +151,7 @@ def test_settings_for_a_cluster_do_not_bind_its_driver_to_this_machine() -> None
     remote = spark_conf(SparkSettings(remote="sc://h:15002"))
     assert remote["spark.remote"] == "sc://h:15002"
     assert "spark.master" not in remote
+    fair = "spark.scheduler.mode"
+    assert local[fair] == cluster[fair] == "FAIR"
+    assert fair not in remote, "its server has decided that, and would warn"
     assert "spark.master" not in spark_conf(SparkSettings(), submitted=True), "spark-submit has said it"

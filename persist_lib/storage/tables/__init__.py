@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from persist_lib.storage.tables.applying import Applied
 from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.lag import Behind, Lag
 from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Done
 from persist_lib.storage.tables.tables import Tables
 from persist_lib.storage.tables.transaction import Transaction
 
-__all__ = ["Applied", "Done", "TableListen", "TableSnapshot", "Tables", "Transaction"]
+__all__ = ["Applied", "Behind", "Done", "Lag", "TableListen", "TableSnapshot", "Tables", "Transaction"]

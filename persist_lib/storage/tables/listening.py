@@ -87,7 +87,9 @@ class TableListen:
             updates = self._wal_updates(line, first, upper, deadline)
         else:
             updates = list(updates_between(view.reader, first - 1, upper - 1, deadline))
-        found: list[Event] = [Updates(shown_times(view.schema, table)) for table in updates if table.num_rows]
+        found: list[Event] = [
+            Updates(shown_times(view.schema, table.combine_chunks())) for table in updates if table.num_rows
+        ]
         newer = line.pinned(upper - 1)
         newer.__enter__()
         self._pins.__exit__(None, None, None)
@@ -124,8 +126,7 @@ class TableListen:
         _, own, _ = line.settled(view, upper - 1, deadline)
         own = min(own, upper)
         found = list(updates_between(view.reader, first - 1, own - 1, deadline)) if own > first else []
-        entries = [e for e in line.tail.of(view.id, max(first, own) - 1, upper - 1) if not e.is_mark]
-        if entries:
-            rows = [at_time(entry.rows(view.schema), entry.time) for entry in entries]
+        entries = line.entries(view.id, max(first, own) - 1, upper - 1)
+        if rows := [at_time(entry.rows(view.schema), entry.time) for entry in entries]:
             found.append(consolidate(view.schema, pa.concat_tables([empty_table(view.schema.updates), *rows])))
         return found

@@ -8,24 +8,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, get_args
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.client import PURPOSE_LETTERS
 from persist_lib.errors import HoldConflict, InvalidUsage, ShardFinished, SinceViolation
+from persist_lib.frontier import at
 from persist_lib.ids import parse_token
+from persist_lib.read.listen import Updates
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import TIME, Schema, check_schema
 from persist_lib.storage.asked import Retention
 from persist_lib.storage.catalog import Changes, Contents, setting
 from persist_lib.storage.describe import Description, Tended
-from persist_lib.storage.effects import HOLD
+from persist_lib.storage.effects import HOLD, settle
 from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.records import Mode, TableMode, TimelineRecord
-from persist_lib.storage.tables.applying import Applied, apply, tidy
+from persist_lib.storage.tables.applying import Applied, apply
 from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.lag import Lag, fetch_lag
 from persist_lib.storage.tables.line import Line
 from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.storage.tables.tidying import tidy
 from persist_lib.storage.tables.transaction import Transaction, run
 from persist_lib.storage.tables.wal_line import WalLine
 from persist_lib.storage.tables.wanted import Wanted
@@ -37,8 +44,6 @@ from persist_lib.write.times import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pyarrow.compute as pc
 
     from persist_lib.storage.controller import Controller
 
@@ -95,6 +100,7 @@ class Tables:
         if mode is not None and mode not in get_args(TableMode):
             raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
         self._writable("create")
+        self._settle_drop(name, self._deadline(timeout))
         line = self._timeline(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if line.mode == "wal" else "compare_and_append"
         return self.controller._create(  # noqa: SLF001 - the one door for tables
@@ -119,17 +125,18 @@ class Tables:
         """Give a table another name. Transactions that have begun go on."""
         return self.controller.rename(name, to, command=command, timeout=timeout)
 
-    def insert(self, name: str, rows: object, *, timeout: float | None = None) -> Done:
+    def insert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
         """Add rows: Arrow tables, frames, dicts, or instances of the schema's models.
 
-        Raises ConstraintViolated, and then nothing was written; TimedOut (the same); NotFound; and Indeterminate if it
-        is not known whether it was written: ask `outcome` with the token of the error.
+        With `dry_run` nothing is written, and the answer says what would be. Raises ConstraintViolated, and then
+        nothing was written; TimedOut (the same); NotFound; and Indeterminate if it is not known whether it was written:
+        ask `outcome` with the token of the error.
         """
-        return self._run(name, lambda schema: Insert(name, schema, rows), timeout)
+        return self._run(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
 
-    def upsert(self, name: str, rows: object, *, timeout: float | None = None) -> Done:
+    def upsert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
         """Make each of `rows` the one row of its key. Two clients never lose an update. Raises as `insert` does."""
-        return self._run(name, lambda schema: Upsert(name, schema, rows), timeout)
+        return self._run(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
 
     def delete(
         self,
@@ -137,10 +144,11 @@ class Tables:
         keys: object = None,
         *,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        dry_run: bool = False,
         timeout: float | None = None,
     ) -> Done:
         """Take rows away: those of these keys, or those that a filter keeps. Raises as `insert` does."""
-        return self._run(name, lambda schema: Delete(name, schema, keys, filter), timeout)
+        return self._run(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
 
     def update(
         self,
@@ -149,6 +157,7 @@ class Tables:
         keys: object = None,
         *,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        dry_run: bool = False,
         timeout: float | None = None,
     ) -> Done:
         """Change value columns of the rows of these keys, of those that a filter keeps, or of all.
@@ -159,14 +168,20 @@ class Tables:
         which returns a table of as many rows, in their order, with the same keys. It may be called several times.
         Raises as `insert` does.
         """
-        return self._run(name, lambda schema: Update(name, schema, change, keys, filter), timeout)
+        return self._run(name, lambda schema: Update(name, schema, change, keys, filter), timeout, dry_run=dry_run)
 
-    def transaction(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Transaction:
+    def transaction(
+        self, timeline: str = DEFAULT, *, dry_run: bool = False, timeout: float | None = None
+    ) -> Transaction:
         """Begin a transaction on a timeline in WAL mode. `timeout` is in seconds, for each of its calls.
+
+        With `dry_run` its commit writes nothing; its statements count what they would change.
 
         Raises InvalidUsage for a timeline in YOLO mode, and NotFound.
         """
-        self._writable("transaction")
+        dry_run = parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("transaction")
         line = self._line(timeline)
         if not isinstance(line, WalLine):
             raise InvalidUsage(
@@ -174,7 +189,7 @@ class Tables:
                 "tables on a timeline in WAL mode to change several at once",
                 timeline=timeline,
             )
-        return Transaction(line, self._deadline(timeout).timeout_s)
+        return Transaction(line, self._deadline(timeout).timeout_s, dry_run=dry_run)
 
     def read_time(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> int:
         """The time at which all that was acknowledged is seen. Reads of several tables as of it are consistent.
@@ -228,6 +243,28 @@ class Tables:
 
         return self._on_line(name, act)
 
+    def changes(
+        self, name: str, from_: TimeLike, to: TimeLike | None = None, *, timeout: float | None = None
+    ) -> pa.Table:
+        """All that happened to a table after the time `from_`, up to and with `to`: by default, the newest time.
+
+        A table of updates, with `_time` and `_diff`, in memory. The rows as of `from_` and these add up to the rows as
+        of `to`. Raises as `read` does, and InvalidUsage where `to` is before `from_`.
+        """
+        times = Times("ms", self.client.runtime.clock_ms)
+        first, last = times.as_of(from_, "from_"), None if to is None else times.as_of(to, "to")
+        if last is not None and last < first:
+            raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
+        with self.read(name, last, keys=[], timeout=timeout) as snapshot:  # waits, and advances a table that lags
+            last, schema = max(first, snapshot.as_of), snapshot.shard_schema()
+        found = [empty_table(schema.changes)]
+        with self.listen(name, first, timeout=timeout) as listener:
+            while listener.frontier <= at(last):
+                found += [event.table for event in listener.poll() if isinstance(event, Updates)]
+        rows = pa.concat_tables(found)
+        newest = pa.scalar(last, pa.int64()).cast(rows.schema.field(TIME).type)
+        return rows.filter(pc.less_equal(rows.column(TIME), newest))
+
     def apply(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Applied:
         """Copy what transactions wrote from the WAL to their tables. Any number of processes may do so, at any time.
 
@@ -243,9 +280,26 @@ class Tables:
     def tidy(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> int:
         """Give up what the WAL has and the tables have too, so that it stays small. Answers how many rows."""
         self._writable("tidy")
+        line, deadline = self._line(timeline), self._deadline(timeout)
+        return tidy(line.catalog, line.record, deadline, line.writer) if isinstance(line, WalLine) else 0
+
+    def timelines(self) -> dict[str, TableMode]:
+        """The timelines of this catalog by name, and the mode of each."""
+        records = self.controller.catalog.fetch().timelines.values()
+        return {record.name: record.mode for record in sorted(records, key=lambda one: one.name)}
+
+    def timeline_of(self, name: str) -> tuple[str, TableMode]:
+        """The timeline of a table, and its mode. Raises NotFound, and InvalidUsage for a collection."""
+        record = self._timeline_of(parse_collection_name(name))
+        return record.name, record.mode
+
+    def lag(self, timeline: str = DEFAULT) -> Lag:
+        """How far the tables of a timeline are behind its WAL, and what the WAL holds. Changes nothing.
+
+        On a timeline in YOLO mode nothing is behind. Raises InvalidUsage where there is no such timeline.
+        """
         line = self._line(timeline)
-        deadline = self._deadline(timeout)
-        return line.again(lambda: tidy(line, deadline), deadline) if isinstance(line, WalLine) else 0
+        return fetch_lag(line.catalog, line.record) if isinstance(line, WalLine) else Lag(line.name)
 
     def outcome(self, token: bytes, *, timeline: str = DEFAULT, table: str | None = None) -> int | None:
         """What became of a commit whose outcome was unknown: its time, or None if it is not there and never will be.
@@ -286,15 +340,17 @@ class Tables:
     ) -> None:
         self.close()
 
-    def _run(self, name: str, make: Callable[[Schema], Statement], timeout: float | None) -> Done:
-        self._writable("a change")
+    def _run(self, name: str, make: Callable[[Schema], Statement], timeout: float | None, *, dry_run: bool) -> Done:
+        dry_run = parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("a change")
         deadline = self._deadline(timeout)
 
         def act(line: Line) -> Done:
             def call() -> Done:
                 line.look()
                 view = line.view(name)
-                return run(line, view, make(view.schema), deadline)
+                return run(line, view, make(view.schema), deadline, dry_run=dry_run)
 
             return line.again(call, deadline)
 
@@ -311,13 +367,16 @@ class Tables:
             except InvalidUsage:  # perhaps the table that now has this name is on another timeline
                 if catalog.fetch().find(name).timeline == known.timeline:
                     raise
-        contents = catalog.fetch()
+        return act(self._line_by(self._timeline_of(name)))
+
+    def _timeline_of(self, name: str) -> TimelineRecord:
+        contents = self.controller.catalog.fetch()
         record = contents.find(name)
         if record.timeline is None:
             raise InvalidUsage(
                 f"{name!r} is a collection, and no table: read it with controller.open_reader", table=name
             )
-        return act(self._line_by(contents.timelines[record.timeline]))
+        return contents.timelines[record.timeline]
 
     def _line(self, timeline: str) -> Line:
         timeline = parse_collection_name(timeline)
@@ -356,6 +415,14 @@ class Tables:
         if record.mode == "wal":
             _make_wal(self, wal_shard(record.id))
         return record
+
+    def _settle_drop(self, name: str, deadline: Deadline) -> None:
+        """Finish a drop of the table of this name that another process has left, so that the name is free."""
+        contents = self.controller.catalog.fetch()
+        if (known := contents.named(name)) is not None:
+            for command in contents.pending(known.id):
+                if command.what == "drop":
+                    settle(self.controller.catalog, command, deadline)
 
     def _writable(self, what: str) -> None:
         if self.client.read_only:

@@ -1,7 +1,7 @@
-"""The newest rows of a timeline's WAL, as one process knows them: what is not in the tables yet, and what just came.
+"""The newest rows of a timeline's WAL, as one process keeps them in memory: at most some megabytes of them.
 
-SUBTLE: rows stay here until they are known to be in their table and no open transaction began before them. So what a
-transaction has to check when it commits is always here, or the transaction is refused.
+What is in its table, and newer than which no transaction is open, goes first; then the oldest rows, where there are too
+many. These are read from the WAL when they are needed: see `WalLine.entries`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from persist_lib.kernel.columns import integers
 from persist_lib.schema.schema import DIFF, Schema
 
 CHUNK_ROWS = 8192
+MOST_BYTES = 64 << 20
+"""How much of a WAL one process keeps in memory. Beyond that it keeps the newer half, and reads what is older."""
+ENTRY_BYTES = 1024
+"""What a row of a WAL takes in memory besides its data, about."""
 
 
 @dataclass(slots=True)
@@ -33,6 +37,11 @@ class Entry:
         """Whether it says that the table is another one from its time on."""
         return self.chunk < 0
 
+    @property
+    def size(self) -> int:
+        """What it takes in memory, about."""
+        return len(self.data) + ENTRY_BYTES
+
     def rows(self, schema: Schema) -> pa.Table:
         """Its rows in the table's columns. Columns that are newer than the row are null in it."""
         if self._rows is None:
@@ -41,6 +50,8 @@ class Entry:
             except pa.ArrowInvalid as error:
                 raise Corrupt(f"a row of the WAL at {self.time} for table {self.table} does not decode") from error
         found = self._rows
+        if found.nbytes > len(self.data):
+            self._rows = None  # it was compressed: keeping both would take more memory than `size` says
         if found.schema.equals(schema.contents):
             return found
         columns = [
@@ -69,35 +80,55 @@ def entries_of(updates: pa.Table) -> list[Entry]:
 
 
 class Tail:
-    """The entries of a WAL with times from some time on, by table, in order."""
+    """The entries of a WAL with times after `start`, by table, in order. `size` is what they take, in bytes."""
 
     def __init__(self) -> None:
         self._by_table: dict[str, list[Entry]] = {}
+        self.start = self.size = 0
 
     def add(self, entries: list[Entry]) -> None:
-        """Add newer entries."""
+        """Add newer entries. Where there are too many then, the older ones go, and `start` moves."""
         for entry in entries:
             self._by_table.setdefault(entry.table, []).append(entry)
+        self.size += sum(entry.size for entry in entries)
+        if self.size > MOST_BYTES:
+            self._forget_oldest()
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def begin(self, start: int) -> None:
+        """Forget everything, and begin after a time."""
         self._by_table.clear()
+        self.start, self.size = start, 0
 
     def of(self, table: str, after: int, to: int) -> list[Entry]:
         """The entries of a table with times in `(after, to]`."""
         return [entry for entry in self._by_table.get(table, ()) if after < entry.time <= to]
-
-    def first_from(self, table: str, time: int) -> int | None:
-        """The time of the table's first row at or after a time; marks do not count."""
-        return next((e.time for e in self._by_table.get(table, ()) if e.time >= time and not e.is_mark), None)
 
     def tables(self) -> list[str]:
         """The tables that have entries."""
         return [table for table, entries in self._by_table.items() if entries]
 
     def drop(self, table: str, to: int) -> None:
-        """Forget a table's entries up to a time."""
-        if kept := [entry for entry in self._by_table.get(table, ()) if entry.time > to]:
+        """Forget a table's entries up to a time, which nobody needs any more."""
+        entries = self._by_table.get(table)
+        if entries and entries[0].time <= to:
+            kept = [entry for entry in entries if entry.time > to]
+            self.size -= sum(entry.size for entry in entries) - sum(entry.size for entry in kept)
             self._by_table[table] = kept
-        else:
-            self._by_table.pop(table, None)
+            if not kept:
+                del self._by_table[table]
+
+    def forget(self, to: int) -> None:
+        """Forget all entries up to a time."""
+        if to > self.start:
+            self.start = to
+            for table in self.tables():
+                self.drop(table, to)
+
+    def _forget_oldest(self) -> None:
+        newest_first = sorted((e for es in self._by_table.values() for e in es), key=lambda e: e.time, reverse=True)
+        size = 0
+        for entry in newest_first:
+            size += entry.size
+            if size > MOST_BYTES // 2:
+                self.forget(entry.time)  # all rows of one time stay, or go
+                return

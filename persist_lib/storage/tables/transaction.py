@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 SHOWN = 3
 
 
-def run(line: Line, view: View, statement: Statement, deadline: Deadline) -> Done:
-    """Carry out one statement, again until nothing that it looks at was committed in between."""
+def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry_run: bool = False) -> Done:
+    """Carry out one statement, again until nothing that it looks at was committed in between.
+
+    With `dry_run`, only say what it would do to what is there now.
+    """
     wanted, schema = statement.wanted, view.schema
     old, seen = empty_table(schema.contents), -1
     is_read, races = False, 0
@@ -54,8 +57,8 @@ def run(line: Line, view: View, statement: Statement, deadline: Deadline) -> Don
                 pins.close()
                 pins.push(newer.pop_all())
             changes, counts = statement.changes(old)
-            if not changes.num_rows:
-                return Done(None, 0, b"", spent.cost, *counts)
+            if dry_run or not changes.num_rows:
+                return Done(None, changes.num_rows, b"", spent.cost, *counts)
             done = line.try_commit([(view, changes)], as_of, deadline)
             if done is not None:
                 return Done(done.time, changes.num_rows, done.token, spent.cost, *counts)
@@ -72,9 +75,8 @@ class Transaction:
     at the end, and an error in the block ends it with nothing written. `time` is when it was committed, None before.
     """
 
-    def __init__(self, line: WalLine, timeout_s: float) -> None:
-        self._line = line
-        self._timeout_s = timeout_s
+    def __init__(self, line: WalLine, timeout_s: float, *, dry_run: bool = False) -> None:
+        self._line, self._timeout_s, self._is_dry = line, timeout_s, dry_run
         self._pins = ExitStack()
         self._pending: dict[str, tuple[View, pa.Table]] = {}
         self._is_open = True
@@ -141,8 +143,8 @@ class Transaction:
         checked, races = self.as_of, 0
         try:
             with Spending() as spent:
-                if not changes:
-                    return Done(None, 0, b"", spent.cost)
+                if self._is_dry or not changes:
+                    return Done(None, count, b"", spent.cost)
                 while True:
                     newest = self._line.upper - 1
                     self._check(changes, keys, checked, newest)
@@ -200,20 +202,19 @@ class Transaction:
             for view, _ in changes:
                 if view.id in line.gone:
                     raise line.dropped(view.name)
-                entries = line.tail.of(view.id, from_, to)
-                if from_ < line.start or any(entry.is_mark for entry in entries):
+                if from_ < line.since or (entries := line.entries(view.id, from_, to)).has_mark():
                     raise WriteConflict(
                         f"table {view.name!r} was handed over to another rendition, or this process was away for "
                         "longer than its lease, since the transaction began. Nothing was written; run it again",
                         table=view.name, keys=[],
                     )  # fmt: skip
-                theirs = [entry.rows(view.schema) for entry in entries]
-                if theirs and (found := _common(view, keys[view.id], pa.concat_tables(theirs))):
-                    raise WriteConflict(
-                        f"table {view.name!r}: another transaction has changed keys that this one changes, and was "
-                        f"first: {found}. Nothing was written; run it again, as it reads the newest rows then",
-                        table=view.name, keys=found,
-                    )  # fmt: skip
+                for entry in entries:
+                    if found := _common(view, keys[view.id], entry.rows(view.schema)):
+                        raise WriteConflict(
+                            f"table {view.name!r}: another transaction has changed keys that this one changes, and was "
+                            f"first: {found}. Nothing was written; run it again, as it reads the newest rows then",
+                            table=view.name, keys=found,
+                        )  # fmt: skip
 
     def _check_open(self) -> None:
         if not self._is_open:

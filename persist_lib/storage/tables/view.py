@@ -38,6 +38,8 @@ class View:
         self.client, self.record = client, record
         self.reader = CollectionReader(client, record, "ms", None, owner or "table")
         self.command = self.timeline().last.command
+        self.checked = -1
+        """Up to which time the WAL was known to be applied when all shards were read last."""
         self._promiser: WriteHandle | None = None
         self._writers: dict[int, CollectionWriter] = {}
 
@@ -66,6 +68,12 @@ class View:
         for span in self.timeline().spans[-2:]:
             for name in span.rendition.names:
                 freshen(self.client, name, heads)
+
+    def fetch(self) -> None:
+        """Read the newest states of the table's shards."""
+        for span in self.timeline().spans[-2:]:
+            for name in span.rendition.names:
+                self.client.machine(name).fetch()
 
     def is_current(self) -> bool:
         """Whether no other rendition followed since it was opened."""

@@ -7,17 +7,21 @@ table, so nothing is missed in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_lib.errors import LeaseExpired, SinceViolation, TimedOut, UpperMismatch
+from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read.changes import Changes
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import DIFF
 from persist_lib.storage.catalog import Catalog
+from persist_lib.storage.effects import HOLD
 from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.tables import applying
 from persist_lib.storage.tables.contents import TableSnapshot
@@ -30,15 +34,48 @@ from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.times import format_token
 
+COLUMNS = [*SCHEMA.names, DIFF]
+ROUND_BYTES = 8 << 20
+"""How much of the WAL is added up at once for a read."""
+
+
+class Entries:
+    """Rows of the WAL of one table, in order, without its marks: from memory, and before that from the WAL itself."""
+
+    def __init__(self, table: str, older: Changes | None, newer: list[Entry]) -> None:
+        self._table, self._older, self._newer = table, older, newer
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return self._older is not None or any(not entry.is_mark for entry in self._newer)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (entry for entry in self.all() if not entry.is_mark)
+
+    def all(self) -> Iterator[Entry]:
+        """The same with marks. What is read from the WAL is not kept."""
+        if self._older is not None:
+            where = Where.of(SCHEMA.data, pc.field("table") == self._table)
+            for table in self._older.selected(COLUMNS, where):
+                yield from entries_of(table)
+        yield from self._newer
+
+    def has_mark(self) -> bool:
+        """Whether the table became another one, or was dropped."""
+        return any(entry.is_mark for entry in self.all())
+
 
 class WalLine(Line):
-    """A timeline with a WAL. `upper` is the WAL's, as of the last look; `start` is where its tail begins."""
+    """A timeline with a WAL. `upper` is the WAL's, as of the last look.
+
+    What is in the WAL from `since` on can be read by this process. All rows up to `floor` are in their tables.
+    """
 
     def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
         super().__init__(catalog, record, owner)
         self.shard = wal_shard(record.id)
         self.tail = Tail()
-        self.upper = self.start = self._loaded = 0
+        self.upper = self.since = self.floor = self._loaded = 0
         self._reader: ReadHandle | None = None
         self._writer: WriteHandle | None = None
         self.gone: set[str] = set()
@@ -74,11 +111,9 @@ class WalLine(Line):
 
     def changed(self, view: View, from_: int, to: int, wanted: Wanted) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
-        with self.lock:
-            entries = self.tail.of(view.id, from_, to)
-            if from_ < self.start or any(entry.is_mark for entry in entries):
-                return None
-            return added_up(wanted.schema, *_rows(entries, wanted))
+        if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_mark():
+            return None
+        return added_up(wanted.schema, *_rows(entries, wanted))
 
     def try_commit(
         self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
@@ -125,7 +160,29 @@ class WalLine(Line):
         with self.pinned(time):
             return self.again(lambda: self._snapshot(name, time, want, deadline), deadline)
 
-    def settled(self, view: View, as_of: int, deadline: Deadline) -> tuple[Span, int, list[Entry]]:
+    def entries(self, table: str, after: int, to: int) -> Entries:
+        """The rows of a table with times in `(after, to]`. Raises SinceViolation where the WAL has given up some."""
+        with self.lock:
+            older, start = None, min(self.tail.start, to)
+            if after < start:
+                reader = self._reader or self._register()
+                older = Changes(reader, reader.acquire(after), after, start, Spending())
+            return Entries(table, older, self.tail.of(table, max(after, start), to))
+
+    def lacking(self, view: View, span: Span, to: int) -> tuple[int, Entries]:
+        """The upper of a rendition, and the rows up to a time that the WAL has and the rendition does not.
+
+        SUBTLE: rows up to `floor` are in their tables, and may be gone from the WAL. But this process may know a table
+        as it was before that: then it is read anew.
+        """
+        with self.lock:
+            upper = view.upper(span)
+            if upper <= self.floor and view.checked < self.floor:
+                view.fetch()
+                view.checked, upper = self.floor, view.upper(span)
+            return upper, self.entries(view.id, max(upper - 1, self.floor), to)
+
+    def settled(self, view: View, as_of: int, deadline: Deadline) -> tuple[Span, int, Entries]:
         """The span that covers a time, the upper of its rendition, which can be read, and what the WAL has beyond it.
 
         SUBTLE: all of it at once, as entries go from the tail when upper moves.
@@ -133,9 +190,9 @@ class WalLine(Line):
         while True:
             with self.lock:
                 span = view.timeline().at(as_of)
-                upper = view.upper(span)
+                upper, entries = self.lacking(view, span, as_of)
                 if as_of < upper or not needs_settling(span, upper):
-                    return span, upper, [e for e in self.tail.of(view.id, upper - 1, as_of) if not e.is_mark]
+                    return span, upper, entries
             self._catch_up(view, as_of, upper, deadline)
 
     def writer(self) -> WriteHandle:
@@ -148,7 +205,7 @@ class WalLine(Line):
         """Give up what this process holds, and what it knows of the WAL."""
         with self.lock:
             super().reset()
-            self.tail.clear()
+            self.tail.begin(0)
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
@@ -162,7 +219,8 @@ class WalLine(Line):
 
     def _register(self) -> ReadHandle:
         self._reader = self.client.open_reader(self.shard, SCHEMA, purpose=self.owner or "tables")
-        self.start = self._loaded = self._reader.since.time or 0
+        self.since = self.floor = self._loaded = self._reader.since.time or 0
+        self.tail.begin(self._loaded)
         return self._reader
 
     def _load(self) -> None:
@@ -170,19 +228,33 @@ class WalLine(Line):
         reader = self._reader or self._register()
         upper = reader.upper.time or 0
         if self._loaded < upper - 1:
-            changes = Changes(reader, reader.acquire(self._loaded), self._loaded, upper - 1, Spending())
-            entries = entries_of(changes.to_arrow())
-            changes.release()
-            self.tail.add(entries)
-            self.gone |= {entry.table for entry in entries if entry.chunk == DROPPED}
-            for table in {entry.table for entry in entries if entry.is_mark} & self._views.keys():
-                self._views[table].reader.timeline()  # read anew: a handover that the look may not have seen
+            try:
+                self._add(Changes(reader, reader.acquire(self._loaded), self._loaded, upper - 1, Spending()))
+            except BaseException:
+                self.tail.begin(self._loaded)  # some may be in it already: it is read again
+                raise
             self._loaded = upper - 1
-            if not reader.read_only:
-                reader.let_go(at(self._loaded))
+        hold = reader.machine.state.holds.get(HOLD)
+        # SUBTLE: a pinned time keeps its WAL, so that a commit can see what was changed since.
+        self.floor = max(self.floor, min(self._loaded, (hold.since.time or 0) if hold is not None else 0))
+        done = self.oldest(self.floor)
+        self.tail.forget(done)
+        if not reader.read_only:
+            reader.let_go(at(done))
         if (error := reader.expired(reader.machine.state)) is not None:
             raise error
         self.upper = upper
+
+    def _add(self, changes: Changes) -> None:
+        marked = set()
+        for table in changes.batches():
+            entries = entries_of(table)
+            self.tail.add(entries)
+            self.gone |= {entry.table for entry in entries if entry.chunk == DROPPED}
+            marked |= {entry.table for entry in entries if entry.is_mark}
+        changes.release()
+        for name in marked & self._views.keys():
+            self._views[name].reader.timeline()  # read anew: a handover that the look may not have seen
 
     def _freshen(self, view: View) -> None:
         if view.id in self.gone:
@@ -250,8 +322,13 @@ class WalLine(Line):
         )  # fmt: skip
 
 
-def _rows(entries: list[Entry], wanted: Wanted) -> list[pa.Table]:
-    """The wanted rows of what the WAL has: at most one table."""
-    if not entries:
-        return []
-    return [wanted.kept(added_up(wanted.schema, *(entry.rows(wanted.schema) for entry in entries)))]
+def _rows(entries: Entries, wanted: Wanted) -> list[pa.Table]:
+    """The wanted rows of what the WAL has, some megabytes of it added up at a time."""
+    found: list[pa.Table] = []
+    pending, size = list[pa.Table](), 0
+    for entry in entries:
+        pending.append(entry.rows(wanted.schema))
+        size += pending[-1].nbytes
+        if size > ROUND_BYTES:
+            found, pending, size = [*found, wanted.kept(added_up(wanted.schema, *pending))], [], 0
+    return [*found, wanted.kept(added_up(wanted.schema, *pending))] if pending else found

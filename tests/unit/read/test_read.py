@@ -124,7 +124,7 @@ def test_a_time_that_is_not_complete_is_waited_for_and_then_timed_out(world: Wor
         read.snapshot(3, timeout=2)
     assert told.value.timeout_s == 2
     assert 2 <= world.clock.monotonic() - start < 3
-    with pytest.raises(TimedOut):
+    with pytest.raises(TimedOut, match=r"shard s: upper has to pass 3, and upper is \[3\]\. "):
         read.snapshot(3, timeout=0)
     assert world.clock.monotonic() - start < 3, "no time is no time, not the default"
     with pytest.raises(TimedOut):

@@ -248,7 +248,7 @@ def test_an_empty_shard_is_an_empty_frame(client: persist.Client) -> None:
     assert load(client, changes="true") is None
     reader = source(client).reader(source(client).schema())
     assert list(reader.read(d.InputPartition(None))) == [], "Spark's own partition, where there is none"
-    with pytest.raises(TimedOut, match="upper to pass 0"):
+    with pytest.raises(TimedOut, match="upper has to pass 0, and upper is"):
         load(client, as_of="0")
 
 
@@ -267,9 +267,10 @@ def test_an_empty_shard_is_an_empty_frame(client: persist.Client) -> None:
         ({"diff": "true", "changes": "true"}, "exclude"),
         ({"changes": "true", "as_of": "0"}, "not as_of"),
         ({"changes": "false", "from": "0"}, "from is about changes"),
+        ({"as_of": "-1"}, r"must be an integer in \[0, 2\*\*64\), got -1$"),
         ({"as_of": "yesterday"}, "plain integers, not a clock"),
         ({"partition_bytes": "many"}, "number of bytes"),
-        ({"path": "others"}, "two shards"),
+        ({"path": "others"}, "one shard or one collection"),
         ({"shard": "../x"}, "shard"),
         ({"location": "memory:"}, "lives in one process"),
         ({"consensus": "postgresql://me:secret@h/db"}, "holds a password"),

@@ -70,7 +70,8 @@ def added(pairs: Iterable[tuple[Any, int]]) -> Counter[Any]:
 
 def source(client: persist.Client, name: str = "orders", **options: str) -> PersistSource:
     """The source with options, as Spark makes it."""
-    return PersistSource({"location": client.url, "shard": name, **options})
+    named = {} if "collection" in options else {"shard": name}
+    return PersistSource({"location": client.url, **named, **options})
 
 
 def read(reader: DataSourceReader | DataSourceStreamReader, partitions: Iterable[Any]) -> pa.Table | None:

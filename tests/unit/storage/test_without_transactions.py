@@ -53,6 +53,28 @@ def test_definite_appends_and_one_shard_work_across_handovers(world: World, mode
     check(controller, told, 0, (told.last.upper.time or 1) - 1)
 
 
+def test_a_table_with_a_wal_works_and_a_handover_of_it_is_refused_before_it_is_decided(world: World) -> None:
+    tables = world.client().controller().tables()
+    schema = persist.Schema({"id": "int64 not null"}, {"cents": "int64"}, unique=True)
+    for name in ("a", "b"):
+        tables.create(name, schema, mode="wal", shards=2)
+    with tables.transaction() as t:
+        t.insert("a", [{"id": n, "cents": n} for n in range(5)])
+        t.insert("b", [{"id": 1, "cents": 1}])
+    tables.controller.tend()
+    assert (len(tables.read("a").to_pylist()), tables.lag().rows) == (5, 0)
+    tables.controller.make_rendition("a", shards=3, copy=True)
+    tables.controller.copy_rendition("a", 2)
+    for dry_run in (True, False):
+        with pytest.raises(persist.InvalidUsage, match=r"table 'a' .* WAL.*transactions.*Nothing was changed"):
+            tables.controller.hand_over("a", 2, dry_run=dry_run)
+    assert tables.controller.describe("a").pending == ()
+    tables.upsert("a", [{"id": 1, "cents": 9}])
+    tables.controller.drop_rendition("a", 2)
+    tables.drop("a")
+    assert tables.list() == ["b"]
+
+
 def test_several_shards_that_exclude_writers_are_refused(world: World) -> None:
     controller = world.client().controller()
     with pytest.raises(persist.InvalidUsage, match="transactions"):

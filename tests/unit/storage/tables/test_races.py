@@ -95,3 +95,40 @@ def test_a_transaction_goes_on_where_others_changed_other_keys() -> None:
     with pytest.raises(persist.WriteConflict):
         t.commit()
     assert read(others, "a") == {1: 13, 2: 22}
+
+
+def test_in_yolo_mode_two_statements_share_a_time_only_where_no_read_came_in_between() -> None:
+    """What was read stays: a read moves the tables that lag, so that a statement at work then gets a later time."""
+    for reads in (False, True):
+        world = World()
+        others = world.client().controller().tables()
+        for name in ("a", "b"):
+            others.create(name, UNIQUE, mode="yolo")
+            others.insert(name, rows((1, 1)))
+        rival = Rival(world.inner.consensus)
+        tables = world.client(rival=rival).controller().tables()
+        tables.upsert("b", rows((1, 2)))  # its writer is registered
+        found: list[tuple[int, dict[int, int]]] = []
+        first: list[int] = []
+
+        def theirs(others: Tables = others, first: list[int] = first) -> None:
+            first.append(others.upsert("a", rows((1, 3))).time or 0)
+
+        def a_read(others: Tables = others, found: list[tuple[int, dict[int, int]]] = found) -> None:
+            time = others.read_time()
+            found.append(
+                (time, read(others, "a", time) | {-id_: cents for id_, cents in read(others, "b", time).items()})
+            )
+
+        rival.before_next(lambda theirs=theirs, a_read=a_read, reads=reads: (theirs(), a_read() if reads else None))  # type: ignore[misc]
+        time = tables.upsert("b", rows((1, 4))).time or 0
+        assert rival.waiting == 0
+        assert (time == first[0], time > first[0]) == (not reads, reads)
+        for as_of, contents in found:
+            assert contents == {1: 3, -1: 2}
+            assert (
+                read(others, "a", as_of) | {-id_: cents for id_, cents in read(others, "b", as_of).items()} == contents
+            )
+        now = others.read_time()
+        assert (read(others, "a", now), read(others, "b", now)) == ({1: 3}, {1: 4})
+        assert (others.upsert("a", rows((1, 5))).time or 0) > time, "what begins after both has a later time than both"

@@ -1,0 +1,158 @@
+"""Compare a rendition of a collection with the active one, on Spark where they are large. Changes nothing.
+
+    compare.py --location file:./data --collection orders --rendition 3
+    spark-submit compare.py --location s3+cas://bucket/data --collection orders --rendition 3 --keep
+
+Tasks compare ranges of keys, and their findings add up to what `controller.compare` says. With --keep the difference
+itself is kept, and listeners that pass the handover read it instead of merging both renditions, if the handover is at
+the time after the one that was compared. A rendition that was handed over to is compared at its handover. Kill it at
+any point: nothing is left but garbage. What is kept goes with the old rendition.
+
+Exit status: 0 if it was compared, 1 if something failed, 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from jobs import program
+from jobs import tasks as t
+from jobs.engine import SparkEngine
+from jobs.parallel import in_parallel
+from jobs.rebuild import LOCAL_TASKS, TASK_BYTES, Tells, compared
+from jobs.session import build_session
+from jobs.signals import Unfinished, end, run
+from jobs.stop import Stop
+from persist_lib.client import Client
+from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.storage import Controller
+from persist_lib.storage.comparing import Comparison
+from persist_lib.storage.judging import Judged, Judging, Work
+from persist_lib.storage.judging import run as run_work
+from persist_lib.times import TimeLike
+
+
+def compare(
+    controller: Controller, name: str, rendition: int, *, to: int | None = None, as_of: TimeLike | None = None,
+    keep: bool = False, engine: SparkEngine | None = None, stop: Stop | None = None,
+    tells: Tells = lambda *_: None, timeout: float | None = None,
+) -> Comparison:  # fmt: skip
+    """What `controller.compare` answers, by tasks: on Spark with an `engine`, otherwise by threads of this process."""
+    stop = stop or Stop()
+    with controller.begin_comparison(name, rendition, to=to, as_of=as_of, keep=keep, timeout=timeout) as begun:
+        pieces = LOCAL_TASKS if engine is None else max(engine.pieces(begun.size, TASK_BYTES), 1)
+        works = begun.works(pieces, here=engine is None)
+        pair = begun.pair
+        says = f"{name}: comparing renditions {pair.old.number} and {pair.new.number} as of {pair.is_}"
+        if engine is None:
+            return begun.total(_local(begun, works, stop, says, tells))
+        return begun.total(_on_spark(engine, works, says, tells))
+
+
+def _local(begun: Judging, works: Sequence[Work], stop: Stop, says: str, tells: Tells) -> list[Judged]:
+    inner = Stop()
+    stop.on_set(inner.set)
+    found = []
+    for answer in in_parallel(begun.run_here, works, LOCAL_TASKS, inner):
+        found.append(answer)
+        tells(says, len(found), len(works))
+    return found
+
+
+def _on_spark(engine: SparkEngine, works: Sequence[Work], says: str, tells: Tells) -> list[Judged]:
+    encoded = pickle.dumps(list(works))
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from run_all(batches, encoded)
+
+    answers = engine.answers(len(works), work, says, lambda done, of: tells(says, done, of))
+    for row in answers:
+        if row["error"] is not None:
+            raise t.raised(row["error"])
+    return [pickle.loads(msgspec.msgpack.decode(row["result"])) for row in answers]  # noqa: S301 - our tasks made it
+
+
+def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes) -> Iterator[pa.RecordBatch]:
+    """Carry out the tasks whose indices come in; yields their answers. Runs on executors."""
+    works = pickle.loads(encoded)  # noqa: S301 - the driver made it
+    for batch in batches:
+        for index in batch.column(0).to_pylist():
+            with Spending() as spent:
+                outcome = t.attempt(partial(_pickled, works[index]))
+            yield t.answer(index, outcome, spent.cost)
+
+
+def _pickled(work: Work) -> bytes:
+    """The answer of a task. Samples have values of all types, which pickle keeps."""
+    return pickle.dumps(run_work(work))
+
+
+def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
+    """Run the program; returns its exit status."""
+    parsed = _parser().parse_args(argv)
+    unfinished = unfinished or Unfinished()
+    name = parsed.collection
+    try:
+        with program.telling() as tells, program.opened_client(parsed) as client, client.controller() as controller:
+            unfinished.begin([name])
+            _run(client, controller, parsed, tells)
+            unfinished.done(name)
+    except PersistError as error:
+        print(f"{name}  FAILED: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidUsage) else 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = program.place_arguments(__doc__ or "")
+    parser.add_argument("--collection", required=True)
+    parser.add_argument("--rendition", type=int, required=True, help="the rendition that is judged")
+    parser.add_argument("--to", type=int, help="the rendition it is compared with; without it the active one")
+    parser.add_argument("--as-of", help="a time; without it the newest that both have")
+    parser.add_argument("--keep", action="store_true", help="keep the difference for listeners at the handover")
+    parser.add_argument("--engine", choices=("auto", "local", "spark"), default="auto", help="auto: Spark for much")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for each step (3600)")
+    return parser
+
+
+def _run(
+    client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Terminal | program.Pipes
+) -> None:
+    name, text = parsed.collection, parsed.as_of
+    as_of = None if text is None else int(text) if text.isascii() and text.isdigit() else text
+    tells.begin(1, "planning")
+    stop = Stop()
+    try:
+        found = compare(
+            controller, name, parsed.rendition, to=parsed.to, as_of=as_of, keep=parsed.keep,
+            engine=_engine(client, controller, parsed, stop), stop=stop, tells=tells.step, timeout=parsed.timeout,
+        )  # fmt: skip
+    except BaseException:
+        stop.set()
+        raise
+    for line in compared(name, found):
+        tells.says(line)
+    says = f"rendition {found.new} beside {found.old} as of {found.as_of}" + (", kept" if parsed.keep else "")
+    tells.done(name, program.spent(client.metrics().cost), says)
+
+
+def _engine(client: Client, controller: Controller, parsed: argparse.Namespace, stop: Stop) -> SparkEngine | None:
+    if client.url.startswith("memory:") or parsed.engine == "local":
+        return None
+    renditions = controller.describe(parsed.collection).renditions
+    size = sum(client.inspect(shard).state.size for one in renditions for shard in one.shards)
+    if parsed.engine == "auto" and size <= client.config.spark_above_bytes:
+        return None
+    return SparkEngine(client, partial(build_session, program.spark_settings(parsed)), stop=stop)
+
+
+if __name__ == "__main__":
+    end(run(partial(main, sys.argv[1:])))

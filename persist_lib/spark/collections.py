@@ -1,0 +1,265 @@
+"""Collections on Spark: what tasks read of a rendition's shards, and of a handover, planned from one timeline.
+
+A section of a collection's history (`slices.Section`) is read from the renditions that are the collection at its times.
+Within a rendition each task has slices of its shards. A handover is the difference of two renditions: each task merges
+one range of keys of all shards of both. Planners hold nothing but the rendition shard, at the earliest time that they
+need: while that is held, no history from then on is given up in any data shard, and no rendition is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.client import Client
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.errors import LeaseExpired, NotFound, ShardFinished
+from persist_lib.format.predicate import Where
+from persist_lib.read.handle import ReadHandle
+from persist_lib.read.snapshot import KeyRange
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.spark.slices import (
+    LEAST_BYTES,
+    MERGE_BYTES,
+    Section,
+    Slice,
+    cut_at,
+    cuts,
+    plan_slices,
+    read_slice,
+    whole_slice,
+)
+from persist_lib.storage.comparing import in_columns
+from persist_lib.storage.conform import check_additive, is_additive, widened
+from persist_lib.storage.controller import Controller
+from persist_lib.storage.difference import difference
+from persist_lib.storage.reader import CollectionReader
+from persist_lib.storage.records import CollectionRecord
+from persist_lib.storage.timeline import Span, Timeline
+from persist_lib.times import TimeLike, Times
+
+PURPOSE = "Spark"
+
+
+class Shown(NamedTuple):
+    """What a read shows of rows: these columns of the schema, of the rows that `where` keeps."""
+
+    schema: Schema
+    names: tuple[str, ...]
+    where: Where | None = None
+
+    def read_of(self, found: Schema) -> tuple[tuple[str, ...], Where | None]:
+        """What to read of a shard that has other columns: all that is needed, and the filter where it can be used."""
+        where = self.where
+        needed = self.names if where is None else dict.fromkeys((*self.names, *where.names))
+        usable = where if where is not None and set(where.names) <= set(found.names) else None
+        return tuple(name for name in needed if name in found.names), usable
+
+    def of(self, table: pa.Table) -> pa.Table:
+        """The rows of a table as they are shown."""
+        whole = self.schema.updates if TIME in table.schema.names else self.schema.contents
+        own = [name for name in (TIME, DIFF) if name in whole.names]
+        needed = self.names if self.where is None else dict.fromkeys((*self.names, *self.where.names))
+        found = widened(table, pa.schema([whole.field(name) for name in (*needed, *own)]))
+        kept = found if self.where is None else self.where.kept(found)
+        return kept.select([*self.names, *own])
+
+
+class Pieces(msgspec.Struct, frozen=True):
+    """Slices of one section in the shards of one rendition. A task reads them one after the other."""
+
+    collection: str
+    slices: tuple[Slice, ...]
+    shown: Shown
+
+    @property
+    def section(self) -> Section:
+        """What they are slices of."""
+        return self.slices[0].section
+
+    @property
+    def inputs(self) -> tuple[TaskInput, ...]:
+        """The runs that they are read from."""
+        return tuple(run for piece in self.slices for run in piece.inputs)
+
+    def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
+        """Their rows, shard by shard, each in order."""
+        with _Guard(self.collection):
+            for piece in self.slices:
+                for table in read_slice(client, piece, pool):
+                    if (found := self.shown.of(table)).num_rows:
+                        yield found
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What a handover at `time` changes in one range of keys: all that is new there, minus all that was."""
+
+    collection: str
+    time: int
+    old: tuple[Slice, ...]
+    new: tuple[Slice, ...]
+    shown: Shown
+
+    @property
+    def section(self) -> Section:
+        """The updates at this one time."""
+        return Section(None, self.time, self.time + 1)
+
+    @property
+    def inputs(self) -> tuple[TaskInput, ...]:
+        """The runs that it is read from."""
+        return tuple(run for piece in (*self.old, *self.new) for run in piece.inputs)
+
+    def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
+        """The difference, in order of keys."""
+        share = MERGE_BYTES // max(1, len(self.old) + len(self.new))
+        schema = self.shown.schema
+        with _Guard(self.collection):
+            was, is_ = (
+                [in_columns(read_slice(client, one, pool, share), one.schema, schema) for one in side]
+                for side in (self.old, self.new)
+            )
+            for table in difference(schema, was, is_, self.time, MERGE_BYTES):
+                if (found := self.shown.of(table)).num_rows:
+                    yield found
+
+
+Piece = Pieces | Handover
+
+
+class _Guard:
+    """Says what it means where a shard of a collection is gone."""
+
+    def __init__(self, collection: str) -> None:
+        self._collection = collection
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ShardFinished):
+            raise LeaseExpired(
+                f"collection {self._collection}: a rendition that this query reads was taken away, as the lease of the "
+                "query ended. Run it again, at a later time if need be; nothing wrong was read",
+                collection=self._collection,
+            ) from error
+
+
+def find(client: Client, name: str) -> CollectionRecord:
+    """The collection of that name. Raises NotFound."""
+    with Controller(client) as controller:
+        controller.describe(name) if controller.catalog.fetch().find(name).state == "making" else None
+        return controller.catalog.fetch().find(name)
+
+
+def is_collection(client: Client, name: str) -> bool:
+    """Whether there is a collection of that name."""
+    with Controller(client) as controller:
+        return controller.catalog.fetch().named(name) is not None
+
+
+def unleased(client: Client, collection: CollectionRecord, schema: Schema | None = None) -> CollectionReader:
+    """A reader of the collection for those who plan. It holds nothing."""
+    with Controller(client) as controller:
+        renditions = controller.catalog.fetch().renditions_of(collection.id)
+    if not renditions:
+        raise NotFound(f"collection {collection.name!r} was dropped", collection=collection.name)
+    return CollectionReader(client, collection, renditions[0].columns.times, schema, PURPOSE, is_leased=False)
+
+
+def as_they_were(reader: CollectionReader, as_of: TimeLike) -> None:
+    """Read in the columns of the rendition of a time, where its rows cannot be given in the newest columns."""
+    time = Times(reader.schema.times, reader.client.runtime.clock_ms).as_of(as_of)
+    reader.check_since(time)
+    span = reader.timeline().at(time)
+    if not is_additive(reader.schema, reader.shards_of(span.rendition)[0].schema):
+        reader.adopt(span)
+
+
+class Steps:
+    """Plans sections of one collection."""
+
+    def __init__(self, reader: CollectionReader, shown: Shown, slice_bytes: int | None, slots: int) -> None:
+        self._reader, self._shown, self._slice_bytes, self._slots = reader, shown, slice_bytes, slots
+        self._timeline: Timeline = reader.timeline()
+
+    def pieces(self, section: Section, keys: KeyRange = KeyRange()) -> Iterator[Piece]:  # noqa: B008 - a tuple
+        """What tasks read of a section, each a part of it. All its times must be promised and complete."""
+        if section.as_of is not None:
+            yield from self._within(self._timeline.at(section.as_of), section, keys)
+            return
+        for start, end, span in self._timeline.over(section.lower, section.upper):
+            first = start
+            if (old := before(self._timeline, span)) is not None and start == span.start:
+                yield from self._handover(old, span, keys)
+                first += 1
+            if end is None or first < end:
+                yield from self._within(span, Section(None, first, end), keys)
+
+    def _within(self, span: Span, section: Section, keys: KeyRange) -> Iterator[Pieces]:
+        found: list[Slice] = []
+        handles = self._handles(span)
+        for handle in handles:
+            names, where = self._shown.read_of(handle.schema)
+            found += plan_slices(
+                handle, section, names=names, where=where, keys=keys, slice_bytes=self._slice_bytes,
+                slots=-(-self._slots // len(handles)),
+            )  # fmt: skip
+        for group in _packed(found, self._slice_bytes or LEAST_BYTES):
+            yield Pieces(self._reader.name, tuple(group), self._shown)
+
+    def _handover(self, old: Span, new: Span, keys: KeyRange) -> Iterator[Handover]:
+        sides = [
+            [
+                whole_slice(handle, section, names=handle.schema.names, where=self._where(handle), keys=keys)
+                for handle in self._handles(span)
+            ]
+            for span, section in handover_sections(old, new)
+        ]
+        wholes = [whole for side in sides for whole in side if whole.inputs]
+        if not wholes:
+            return
+        edges = cuts(self._reader.client.reads, wholes, self._slice_bytes, self._slots)
+        was, is_ = ([cut_at(whole, edges) for whole in side if whole.inputs] for side in sides)
+        for place in range(len(edges) + 1):
+            ours, theirs = (tuple(one for cut in side if (one := cut[place]) is not None) for side in (was, is_))
+            if ours or theirs:
+                yield Handover(self._reader.name, new.start, ours, theirs, self._shown)
+
+    def _where(self, handle: ReadHandle) -> Where | None:
+        return self._shown.read_of(handle.schema)[1]
+
+    def _handles(self, span: Span) -> Sequence[ReadHandle]:
+        found = self._reader.shards_of(span.rendition)
+        for handle in found:
+            check_additive(self._reader.name, self._shown.schema, handle.schema, span.start)
+        return found
+
+
+def before(timeline: Timeline, span: Span) -> Span | None:
+    """The span before another; None for the first that is known."""
+    return next((one for one, other in pairwise(timeline.spans) if other == span), None)
+
+
+def handover_sections(old: Span, new: Span) -> list[tuple[Span, Section]]:
+    """What a handover is the difference of: the contents on both sides of it."""
+    return [(old, Section(new.start - 1)), (new, Section(new.start))]
+
+
+def _packed(slices: Sequence[Slice], least: int) -> Iterator[list[Slice]]:
+    """Small slices put together, in their order, so that each group has about so many bytes."""
+    group: list[Slice] = []
+    size = 0
+    for piece in slices:
+        group.append(piece)
+        size += sum(part.size for run in piece.inputs for part in run.parts)
+        if size >= least:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,0 +1,251 @@
+"""`persist table`: the life of tables at a shell, transactions from files, dry runs, failures, what machines get."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import persist_lib as persist
+from tests.integration.test_cli import Shell
+from tests.integration.test_cli_collections import jsonl
+
+COLUMNS = ("--key", "id:int64 not null", "--value", "cents:int64", "--value", "note:string", "--unique")
+
+
+def row(id_: int, cents: int, note: str | None = None) -> dict[str, object]:
+    return {"id": id_, "cents": cents, "note": note}
+
+
+@pytest.fixture
+def sh(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "data")
+
+
+@pytest.fixture
+def bank(sh: Shell, tmp_path: Path) -> Shell:
+    """Two tables on a timeline with a WAL, of which one has rows."""
+    sh("table", "create", "accounts", *COLUMNS, "--mode", "wal", "--shards", 2)
+    sh("table", "create", "entries", "--key", "entry:string", "--value", "cents:decimal128(30, 2)")
+    sh("table", "insert", "accounts", jsonl(tmp_path / "rows.jsonl", *(row(n, 100 * n, "x") for n in range(1, 5))))
+    return sh
+
+
+def read(sh: Shell, name: str = "accounts", *words: object) -> dict[object, object]:
+    found = sh.json("table", "read", name, *words)["rows"]
+    assert all(one["_diff"] == 1 for one in found)
+    return {one.get("id", one.get("entry")): one["cents"] for one in found}
+
+
+def test_a_table_is_made_once_listed_and_shown(sh: Shell):
+    assert "would create bank/accounts" in sh("table", "create", "bank/accounts", *COLUMNS, "--dry-run")
+    assert not sh.root.exists()
+    said = sh("table", "create", "bank/accounts", *COLUMNS, "--mode", "wal", "--command", "c1")
+    assert said.startswith("created bank/accounts on timeline default (wal): 1 shard, ")
+    assert sh("table", "create", "bank/accounts", *COLUMNS, "--command", "c1") == said
+    assert "already" in sh.fails(1, "table", "create", "bank/accounts", *COLUMNS)
+    assert "is in wal mode" in sh.fails(2, "table", "create", "x", *COLUMNS, "--mode", "yolo")
+    sh("collection", "create", "orders", "--key", "id:int64")
+    assert sh("table", "list", "--names") == "bank/accounts\n"
+    assert re.search(r" bank/accounts +default +wal +1 .* - *\n", sh("table", "list"))
+    assert "is a collection, and no table" in sh.fails(2, "table", "show", "orders")
+    assert "is a collection, and no table" in sh.fails(2, "table", "drop", "orders", "--yes")
+    assert "there is no collection 'nowhere'" in sh.fails(1, "table", "read", "nowhere")
+
+
+def test_show_and_list_tell_how_far_a_table_is_behind_until_it_is_tended(bank: Shell):
+    text = bank("table", "show", "accounts")
+    assert re.search(r"behind +1 commit, .* in the WAL alone since 20\d\d-", text)
+    found = bank.json("table", "show", "accounts")
+    assert [(one["commits"], one["size"]) for one in found["behind"]] == [(1, found["wal"][0]["unapplied"])]
+    assert found["wal"][0]["waits_ms"] >= 0
+    assert re.search(r" accounts +default +wal +2 .* 1 commit, [\d.]+ (B|KiB)", bank("table", "list"))
+    assert bank("collection", "tend", "--dry-run").count(" apply ") == 1
+    assert bank.json("table", "show", "accounts")["behind"] == found["behind"], "a dry run changes nothing"
+    said = bank("collection", "tend")
+    assert " apply " in said
+    assert "tidy" in said
+    assert re.search("behind +nothing: it has all that was committed", bank("table", "show", "accounts"))
+    assert bank.json("table", "list")["tables"][0]["behind"] == []
+    assert "nothing to do" in bank("collection", "tend")
+    assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
+
+
+def test_rows_are_inserted_upserted_updated_and_deleted_from_files_and_from_standard_input(bank: Shell, tmp_path: Path):
+    said = bank("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1), row(2, 200, "x"), row(9, 9)))
+    assert re.match(r"accounts: 1 inserted, 1 updated, 1 unchanged \(3 updates\) at 20\d\d-", said)
+    typed = '{"id": 3, "cents": 3}\n{"id": 7, "cents": 7}\n'
+    said = bank.run("table", "update", "accounts", "-", typed=typed).stdout
+    assert re.match(r"accounts: 1 updated \(2 updates\) at", said), "a key without rows is left alone"
+    assert bank.json("table", "read", "accounts", "--key", 3)["rows"] == [{**row(3, 3, "x"), "_diff": 1}]
+    said = bank("table", "delete", "accounts", jsonl(tmp_path / "d.jsonl", {"id": 9}, {"id": 10}))
+    assert said.startswith("accounts: 1 unchanged, 1 deleted (1 update) at")
+    said = bank("table", "insert", "accounts", jsonl(tmp_path / "i.jsonl", row(11, 11)))
+    assert said.startswith("accounts: 1 inserted (1 update) at")
+    assert read(bank) == {1: 1, 2: 200, 3: 3, 4: 400, 11: 11}
+    found = bank.json("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1)))
+    assert (found["time"], found["updates"], found["unchanged"]) == (None, 0, 1)
+    assert bank.run("table", "insert", "accounts", "-", typed="").stdout.startswith("accounts: no keys (0 updates)")
+
+
+@pytest.mark.parametrize(
+    ("verb", "rows", "counts"),
+    [
+        ("insert", [row(11, 1)], {"inserted": 1, "updates": 1}),
+        ("upsert", [row(1, 5), row(12, 5)], {"inserted": 1, "updated": 1, "updates": 3}),
+        ("update", [{"id": 1, "note": None}], {"updated": 1, "updates": 2}),
+        ("delete", [{"id": 1}, {"id": 99}], {"deleted": 1, "updates": 1}),
+    ],
+)
+def test_a_dry_run_counts_and_changes_nothing(
+    bank: Shell, tmp_path: Path, verb: str, rows: list[dict[str, object]], counts: dict[str, int]
+):
+    before = bank.files().keys()
+    found = bank.json("table", verb, "accounts", jsonl(tmp_path / "r.jsonl", *rows), "--dry-run")
+    assert {name: found[name] for name in ("inserted", "updated", "deleted", "updates") if found[name]} == counts
+    assert (found["time"], found["token"]) == (None, "")
+    assert bank.files().keys() == before
+    assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
+
+
+def test_a_constraint_that_would_break_writes_nothing(bank: Shell, tmp_path: Path):
+    rows = jsonl(tmp_path / "i.jsonl", row(20, 1), row(1, 1))
+    for words in ((), ("--dry-run",)):
+        assert "Nothing was written" in bank.fails(1, "table", "insert", "accounts", rows, *words)
+    assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
+
+
+@pytest.mark.parametrize(
+    ("verb", "lines", "says"),
+    [
+        ("update", ['{"id": 1, "cent": 1}'], "has no column 'cent'. Did you mean cents?"),
+        ("update", ['{"id": 1}'], "some of ['cents', 'note'], which change: got ['id']"),
+        ("update", ['{"cents": 1}'], "id"),
+        ("update", ['{"id": 1, "cents": 1}', '{"id": 2, "note": "n"}'], "line 2 has the columns ['id', 'note']"),
+        ("update", ['{"id": 1, "cents": 1}', '{"id": 1, "cents": 2}'], "id"),
+        ("upsert", ['{"id": 1, "cents": "much", "note": ""}'], "cannot be read"),
+        ("delete", ['{"id": 1, "cents": 1}'], "cents"),
+        ("insert", ["[1]"], "each line must be an object"),
+    ],
+)
+def test_wrong_rows_are_refused_and_named(bank: Shell, tmp_path: Path, verb: str, lines: list[str], says: str):
+    (tmp_path / "wrong.jsonl").write_text("\n".join(lines) + "\n")
+    assert says in bank.fails(2, "table", verb, "accounts", tmp_path / "wrong.jsonl")
+    assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
+
+
+def statement(table: str, op: str, **columns: object) -> str:
+    return json.dumps({"table": table, "op": op, "row": columns})
+
+
+TRANSFER = [
+    statement("accounts", "update", id=1, cents=90),
+    statement("accounts", "update", id=2, cents=210),
+    statement("accounts", "update", id=3, note="only this"),
+    '{"table": "entries", "op": "insert", "row": {"entry": "e1", "cents": 1234567890123456789012345678.25}}',
+    statement("accounts", "delete", id=4),
+]
+
+
+def test_a_file_of_statements_is_one_transaction_over_several_tables(bank: Shell, tmp_path: Path):
+    path = tmp_path / "transfer.jsonl"
+    path.write_text("\n".join(TRANSFER) + "\n\n")
+    found = bank.json("table", "transact", path, "--dry-run")
+    counts = {"inserted": 0, "updated": 3, "unchanged": 0, "deleted": 1}
+    assert (found["tables"]["accounts"], found["tables"]["entries"]["inserted"], found["time"]) == (counts, 1, None)
+    assert (read(bank), read(bank, "entries")) == ({1: 100, 2: 200, 3: 300, 4: 400}, {})
+    found = bank.json("table", "transact", path)
+    assert found["tables"]["accounts"] == counts
+    assert read(bank) == {1: 90, 2: 210, 3: 300}
+    assert read(bank, "entries") == {"e1": "1234567890123456789012345678.25"}, "no digit is lost"
+    assert read(bank, "entries", "--as-of", found["time"] - 1) == {}
+    with bank.client() as client, client.controller().tables() as tables:
+        assert tables.outcome(bytes.fromhex(found["token"])) == found["time"]
+    assert "committed at 20" in bank("table", "outcome", found["token"])
+    said = bank.run("table", "transact", "-", typed=statement("accounts", "upsert", id=1, cents=90, note="x"))
+    assert said.stdout == "accounts: 1 unchanged\nnothing was changed\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "says"),
+    [
+        ([], 2, "has no statements"),
+        (["{"], 2, "line 1 is no statement"),
+        ([TRANSFER[0], '{"table": "accounts", "op": "merge", "row": {}}'], 2, "line 2 is no statement"),
+        ([TRANSFER[0], '{"table": "accounts", "op": "upsert", "row": [1]}'], 2, "line 2 is no statement"),
+        ([TRANSFER[0], '{"table": "accounts", "row": {}}'], 2, "line 2 is no statement"),
+        ([TRANSFER[0], statement("entries", "insert", entry="e", cent=1)], 2, "line 2: "),
+        ([TRANSFER[0], statement("nowhere", "insert", id=1)], 1, "there is no collection 'nowhere'"),
+        ([TRANSFER[0], statement("accounts", "insert", id=1, cents=1, note="")], 1, "unique"),
+    ],
+)
+def test_a_transaction_with_a_wrong_statement_writes_nothing(
+    bank: Shell, tmp_path: Path, lines: list[str], code: int, says: str
+):
+    path = tmp_path / "wrong.jsonl"
+    path.write_text("\n".join(lines))
+    assert says in bank.fails(code, "table", "transact", path)
+    assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
+
+
+def test_on_a_timeline_in_yolo_mode_there_are_no_transactions(sh: Shell, tmp_path: Path):
+    sh("table", "create", "accounts", *COLUMNS)
+    path = tmp_path / "t.jsonl"
+    path.write_text(TRANSFER[0])
+    assert "is in YOLO mode" in sh.fails(2, "table", "transact", path)
+    sh("table", "insert", "accounts", jsonl(tmp_path / "i.jsonl", row(1, 1)))
+    assert "behind" not in sh("table", "show", "accounts")
+    assert read(sh) == {1: 1}
+
+
+def test_changes_and_listening_give_each_update_once_applied_or_not(bank: Shell, tmp_path: Path):
+    first = bank.json("table", "read", "accounts")["as_of"]
+    bank("collection", "tend")
+    second = bank.json("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1, "x")))["time"]
+    third = bank.json("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 2, "x")))["time"]
+    found = bank.json("table", "changes", "accounts", "--from", first)["rows"]
+    assert sorted((one["cents"], one["_diff"]) for one in found) == [(1, -1), (1, 1), (2, 1), (100, -1)]
+    found = bank.json("table", "changes", "accounts", "--from", first, "--to", second)["rows"]
+    assert sorted((one["cents"], one["_diff"]) for one in found) == [(1, 1), (100, -1)]
+    assert bank.json("table", "changes", "accounts", "--from", third)["rows"] == []
+    assert "changes go forward" in bank.fails(2, "table", "changes", "accounts", "--from", third, "--to", second)
+    events = [
+        json.loads(line)
+        for line in bank("table", "listen", "accounts", "--as-of", second, "--no-wait", "--json").splitlines()
+    ]
+    assert [one["cents"] for one in events[0]["updates"]] == [1, 2]
+    assert events[-1]["progress"] == [third + 1]
+    assert "cents=2" in bank("table", "listen", "accounts", "--as-of", second, "--until", third), "it ends"
+
+
+def test_sql_reads_what_is_not_applied_yet_and_all_tables_at_one_time(bank: Shell, tmp_path: Path):
+    (tmp_path / "t.jsonl").write_text("\n".join(TRANSFER))
+    bank("table", "transact", tmp_path / "t.jsonl")
+    found = bank.json("sql", "select count(*) n, sum(cents) c, (select count(*) from entries) e from accounts")
+    assert found["rows"] == [{"n": 3, "c": 600, "e": 1}]
+    assert len({one["as_of"] for one in found["tables"]}) == 1
+
+
+def test_a_table_is_dropped_by_name_and_a_dry_run_drops_nothing(bank: Shell):
+    assert "accounts would be dropped" in bank("table", "drop", "accounts", "--dry-run")
+    assert bank("table", "list", "--names") == "accounts\nentries\n"
+    done = bank.run("table", "drop", "accounts", typed="account\n")
+    assert (done.exit_code, "that is not 'accounts'" in done.stderr) == (2, True)
+    assert "accounts is dropped" in bank("table", "drop", "accounts", "--yes")
+    assert bank("table", "list", "--names") == "entries\n"
+
+
+def test_formats_are_those_of_snapshots(bank: Shell, tmp_path: Path):
+    assert bank("table", "read", "accounts", "--format", "csv", "--columns", "cents").splitlines()[:2] == [
+        '"cents","_diff"', "100,1",
+    ]  # fmt: skip
+    out = tmp_path / "accounts.parquet"
+    bank("table", "read", "accounts", "--format", "parquet", "-o", out)
+    bank("table", "create", "copy", *COLUMNS)
+    bank("table", "insert", "copy", out)
+    assert read(bank, "copy") == read(bank)
+    assert "Parquet can only be written to a file" in bank.fails(2, "table", "read", "accounts", "-f", "parquet")
+    with persist.open(f"file:{bank.root}") as client:
+        assert len(client.controller().tables().read("accounts").to_pylist()) == 4

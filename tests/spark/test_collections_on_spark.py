@@ -1,0 +1,189 @@
+"""Collections in Spark itself: frames, scans, SQL and streams, across a handover, with the tasks in other processes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+
+import persist_lib as persist
+from persist_lib.spark import create_view, register, scan
+from tests.unit.spark.test_collections import Told
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def source(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+@pytest.fixture
+def world(client: persist.Client) -> Told:
+    made, rng = Told(client), random.Random(3)
+    made.append(rng, 50, times=2, negative=False)
+    made.hand_over(2, drop=7)
+    made.append(rng, 50, negative=False)
+    return made
+
+
+def multiset(frame: DataFrame) -> Counter[Any]:
+    return Counter(tuple(row) for row in frame.collect())
+
+
+def load(spark: SparkSession, client: persist.Client, **options: Any) -> DataFrame:
+    given = {"location": client.url, "collection": "orders", **options}
+    return spark.read.format("persist").options(**given).load()
+
+
+def test_frames_scans_views_and_functions_have_what_the_account_says(
+    source: SparkSession, client: persist.Client, world: Told
+) -> None:
+    last = world.upper - 1
+    for as_of in range(world.upper):
+        assert multiset(load(source, client, as_of=as_of)) == world.contents(as_of)
+        frame = scan(source, collection="orders", location=client.url, as_of=as_of)
+        assert multiset(frame) == world.contents(as_of)
+    moved = multiset(load(source, client, changes="true").select("a", "b", "v", "_time", "_diff"))
+    assert moved == Counter({(*data, at, n): 1 for (data, at), n in world.changes(None, last).items()})
+    some = load(source, client, columns="b,a", where="a > 20").filter(col("b") == "x")
+    assert multiset(some) == Counter({
+        (b, a): sum(n for (c, d, _), n in world.contents(last).items() if (c, d) == (a, b))
+        for a, b, _ in world.contents(last) if b == "x" and a > 20
+    })  # fmt: skip
+    view = create_view(source, "orders_then", collection="orders", location=client.url, as_of=1)
+    world.append(random.Random(1), 10, negative=False)
+    assert multiset(source.sql("SELECT * FROM orders_then")) == world.contents(1) == multiset(view)
+    joined = source.sql("SELECT count(*) AS n FROM orders_then JOIN orders_then AS other USING (a, b, v)").collect()
+    assert joined[0].n == sum(n * n for data, n in world.contents(1).items() if None not in data)
+    source.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW orders_now USING persist OPTIONS "
+        f"(location '{client.url}', collection 'orders')"
+    )
+    assert multiset(source.sql("SELECT * FROM orders_now")) == world.contents(world.upper - 1)
+    asked = f"persist_as_of(collection => 'orders', as_of => '1', location => '{client.url}')"
+    assert multiset(source.sql(f"SELECT * FROM {asked}")) == world.contents(1)
+
+
+def test_what_cannot_be_is_said(source: SparkSession, client: persist.Client, world: Told) -> None:
+    frame = load(source, client)
+    for how in (frame.write.mode("append"), frame.write.mode("overwrite")):
+        with pytest.raises(PySparkException, match=r"cannot write to collection 'orders' yet.*Nothing was written"):
+            how.format("persist").options(location=client.url, collection="orders").save()
+    with pytest.raises(PySparkException, match="but a collection of that name"):
+        source.read.format("persist").options(location=client.url, shard="orders").load()
+    with pytest.raises(persist.InvalidUsage, match="option collection"):
+        scan(source, location=client.url)
+    with pytest.raises(persist.InvalidUsage, match="one shard or one collection"):
+        scan(source, "orders", collection="orders", location=client.url)
+    with pytest.raises(persist.InvalidUsage, match="shard must be"):
+        scan(source, 7, location=client.url)  # type: ignore[arg-type]
+    assert world.controller.describe("orders").upper == persist.at(world.upper)
+
+
+def test_a_stream_goes_on_from_its_checkpoint_after_handovers(
+    source: SparkSession, client: persist.Client, world: Told, tmp_path: Path
+) -> None:
+    """A query reads until it has all, is stopped, and is started again after a handover and a retention of nothing."""
+    seen: dict[int, Counter[Any]] = {}
+
+    def sink(frame: DataFrame, epoch: int) -> None:
+        found = multiset(frame.select("a", "b", "v", "_diff"))
+        assert seen.setdefault(epoch, found) == found, "an epoch is another when it is repeated"
+
+    def run() -> None:
+        options: dict[str, Any] = {
+            "location": client.url,
+            "collection": "orders",
+            "changes": "true",
+            "hold": "sums",
+            "max_updates": 40,
+        }
+        frame = source.readStream.format("persist").options(**options).load()
+        query = (
+            frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+
+    def total() -> Counter[Any]:
+        found: Counter[Any] = Counter()
+        for batch in seen.values():
+            for (*data, diff), count in batch.items():
+                found[tuple(data)] += diff * count
+        return Counter({data: n for data, n in found.items() if n})
+
+    run()
+    assert total() == world.contents(world.upper - 1)
+    rng = random.Random(9)
+    world.controller.alter("orders", retention=0)
+    world.append(rng, 60, times=2)
+    world.hand_over(4, drop=11)
+    world.append(rng, 60)
+    world.controller.tend("orders")
+    run()
+    assert total() == world.contents(world.upper - 1)
+    count = len(seen)
+    run()
+    assert len(seen) == count, "nothing is new"
+    world.append(rng, 5)
+    run()  # Spark says that a batch is done when it plans the next one
+    assert total() == world.contents(world.upper - 1)
+    world.controller.tend("orders")
+    assert [one.number for one in world.controller.describe("orders").renditions] == [3], "nobody needs the others"
+
+
+def test_a_stream_of_rows_follows_a_collection_that_grows(
+    source: SparkSession, client: persist.Client, tmp_path: Path
+) -> None:
+    world = Told(client)
+    world.append(random.Random(1), 30, negative=False)
+    frame = source.readStream.format("persist").options(location=client.url, collection="orders").load()
+    query = frame.writeStream.format("memory").queryName("grown").option(
+        "checkpointLocation", str(tmp_path / "grown")
+    ).start()  # fmt: skip
+    try:
+        query.processAllAvailable()
+        world.hand_over(1)
+        world.append(random.Random(2), 30, negative=False)
+        deadline = time.monotonic() + 60
+        while multiset(source.table("grown")) != world.contents(1) and time.monotonic() < deadline:
+            query.processAllAvailable()
+            time.sleep(0.2)
+        assert multiset(source.table("grown")) == world.contents(1)
+    finally:
+        query.stop()
+
+
+def test_a_handover_is_read_by_several_tasks(source: SparkSession, client: persist.Client) -> None:
+    count = 60_000
+    controller = client.controller()
+    schema = persist.Schema(key={"k": "int64 not null"}, value={"v": "string"})
+    controller.create("orders", schema, shards=2, mode="compare_and_append")
+    with controller.open_writer("orders") as write:
+        write.append_now(pa.table({"k": range(count), "v": [f"{i:032x}" for i in range(count)]}))
+    made = controller.make_rendition("orders", shards=3, copy=True).number
+
+    def without(rows: pa.Table) -> pa.Table:
+        return rows.filter(pa.array([k % 1000 != 0 for k in rows["k"].to_pylist()]))
+
+    controller.copy_rendition("orders", made, transform=without)
+    controller.hand_over("orders", made)
+    controller.copy_rendition("orders", made, transform=without, to_end=True)
+    with controller.open_writer("orders") as write:
+        write.upsert([{"k": -1, "v": "new"}])
+    options: dict[str, Any] = {"from": 0, "changes": "true", "partition_bytes": 65536}
+    frame = scan(source, collection="orders", location=client.url, **options)
+    assert frame.rdd.getNumPartitions() > 3
+    expected = Counter({(k, f"{k:032x}", 1, -1): 1 for k in range(0, count, 1000)}) + Counter({(-1, "new", 1, 1): 1})
+    assert multiset(frame) == expected
