@@ -123,7 +123,7 @@ def _one_line(value: bytes) -> bytes:
     if b"\n" not in value:
         return value
     try:
-        return msgspec.json.format(msgspec.json.encode(msgspec.json.decode(value, type=msgspec.Raw)), indent=-1)
+        return msgspec.json.format(value, indent=-1)
     except (msgspec.DecodeError, RecursionError):
         return value
 

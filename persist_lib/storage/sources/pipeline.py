@@ -95,7 +95,12 @@ class Pipeline:
         return rows
 
     def _transformed(self, rows: pa.Table) -> pa.Table:
-        made = self._transform(rows) if self._transform is not None else rows
+        if self._transform is None:
+            return rows
+        try:
+            made = self._transform(rows)
+        except Exception as error:
+            raise InvalidUsage(f"the transform {self.meaning.transform} failed: {error!r}") from error
         if not isinstance(made, pa.Table) or TIME not in made.column_names:
             raise InvalidUsage(
                 f"the transform {self.meaning.transform} must return a pyarrow.Table of rows with _time: got "

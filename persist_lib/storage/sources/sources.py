@@ -209,8 +209,8 @@ class Sources:
         report, ingestion = Report(self.controller, record.health, instance), self.open(name, owner=instance)
         try:
             return _run(self, name, ingestion, report, stop, told, interval_s, until_idle=until_idle)
-        except PersistError as error:
-            report.say("failed", f"{type(error).__name__}: {error.message}")
+        except Exception as error:
+            report.say("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
             report.close()

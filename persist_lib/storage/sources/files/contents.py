@@ -11,6 +11,7 @@ from persist_lib.convert.lines.unpacking import DamagedFile, same_size, unpacked
 from persist_lib.storage.sources.files.folders import Opened
 
 PIECE = 4 * MIB
+FIRST = 64 << 10
 HEAD = 1024
 TAIL = 4096
 NEWLINE = b"\n"
@@ -30,9 +31,9 @@ class Contents:
         """Bytes `[start, end)`, cut at the end."""
         return self._opened.range(start, end)
 
-    def head(self) -> bytes:
-        """Its first bytes."""
-        return self.range(0, HEAD)
+    def first(self, count: int) -> bytes:
+        """Its first bytes, at most `FIRST`. They are kept where reading them again would cost much."""
+        return self.range(0, count)
 
     def keep(self, address: int) -> None:
         """Bytes from there on will be asked for, in any order."""
@@ -81,10 +82,10 @@ class Packed(Contents):
                 self._at += gone
         return bytes(self._window[max(0, start - self._at) : max(0, end - self._at)])
 
-    def head(self) -> bytes:
+    def first(self, count: int) -> bytes:
         if not self._head:
-            self._head = self.range(0, HEAD)
-        return self._head
+            self._head = self.range(0, FIRST)
+        return self._head[:count]
 
     def _next(self) -> bytes | None:
         try:
@@ -102,7 +103,7 @@ def check_of(contents: Contents, address: int) -> str:
     tail = contents.range(max(0, address - TAIL), address)
     if len(tail) < min(TAIL, address):
         return ""
-    head = contents.head()[:address]
+    head = contents.first(HEAD)[:address]
     return xxhash.xxh3_64_hexdigest(head + b"\0" + tail, seed=address)
 
 

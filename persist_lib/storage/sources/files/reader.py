@@ -20,7 +20,7 @@ import xxhash
 
 from persist_lib.errors import Diverged, Gone, NotFound
 from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, line_end
-from persist_lib.storage.sources.files.folders import File, Folder
+from persist_lib.storage.sources.files.folders import File, Folder, Opened
 from persist_lib.storage.sources.files.lines import BOM, tables
 from persist_lib.storage.sources.protocol import START, Mark
 
@@ -28,6 +28,8 @@ Identity = Literal["path", "first line"]
 LONGEST_FIRST_LINE = 64 << 10
 ROTATED = re.compile(r"([.-][0-9][0-9t:_]*)+$")
 """What is put behind the name of a log when it is rotated."""
+ATTEMPTS = 3
+"""How often a file is looked for that is not where it was: one that is being renamed may be in no list."""
 REMEMBERED = 100_000
 """Files whose first lines are remembered."""
 
@@ -55,7 +57,7 @@ class LineFiles:
             if left <= 0 or self._sizes.get(file, file.size if file.packing is None else -1) == before.address:
                 continue
             try:
-                with self._contents(file) as contents:
+                with self._contents(file, partition) as contents:
                     mark = self._mark(partition, file, contents, before, left)
             except (FileNotFoundError, NotFound):  # between the list and now; the next list tells
                 continue
@@ -78,13 +80,16 @@ class LineFiles:
         """The lines from `start` to `end`."""
         if start.address >= end.address:
             return
-        file = self._find(partition, start, end)
-        try:
-            with self._contents(file) as contents:
-                yield from self._read(partition, file, contents, start, end)
-        except (FileNotFoundError, NotFound) as error:
-            self._files = {}
-            raise self._gone(partition, start) from error
+        for attempt in range(ATTEMPTS):
+            file = self._find(partition, end, is_new=attempt > 0)
+            try:
+                if file is not None:
+                    with self._contents(file, partition) as contents:
+                        yield from self._read(partition, file, contents, start, end)
+                        return
+            except (FileNotFoundError, NotFound):  # it was renamed since it was listed, or is gone
+                continue
+        raise self._gone(partition, start)
 
     def _read(self, partition: str, file: File, contents: Contents, start: Mark, end: Mark) -> Iterator[pa.Table]:
         contents.keep(start.address)
@@ -153,37 +158,45 @@ class LineFiles:
         if key not in self._first:
             try:
                 with self._contents(file) as contents:
-                    line = contents.range(0, LONGEST_FIRST_LINE)
+                    self._first[key] = self._first_line(file, contents)
             except (FileNotFoundError, NotFound):
                 return None
-            end = line.find(b"\n")
-            if end < 0 and len(line) < LONGEST_FIRST_LINE and self._may_grow and file.packing is None:
-                return None
-            self._first[key] = xxhash.xxh3_128_hexdigest(line[:end] if end >= 0 else line) if line else None
         return self._first[key]
 
-    def _find(self, partition: str, start: Mark, end: Mark) -> File:
+    def _find(self, partition: str, end: Mark, *, is_new: bool) -> File | None:
+        """The file of a partition, by the last list, or by a new one where that cannot have all of it."""
         file = self._files.get(partition)
-        if file is None or (file.packing is None and file.size < end.address) or self._identity != "path":
+        if is_new or file is None or (file.packing is None and file.size < end.address):
             self._files = self._listed()
             file = self._files.get(partition)
-        if file is None:
-            raise self._gone(partition, start)
         return file
 
     @contextmanager
-    def _contents(self, file: File) -> Iterator[Contents]:
-        """What is in a file. Of the packed one that was read last, what was unpacked is kept."""
+    def _contents(self, file: File, partition: str | None = None) -> Iterator[Contents]:
+        """What is in a file. Of the packed one that was read last, what was unpacked is kept.
+
+        Raises FileNotFoundError if the file is not the partition (any more): it was rotated since it was listed.
+        """
         with self._folder.open(file) as opened:
-            if file.packing is None:
-                yield Contents(opened)
-            elif self._packed is not None and self._packed[0] == file:
-                self._packed[1].reopen(opened)
-                yield self._packed[1]
-            else:
-                packed = Packed(opened, file.packing)
-                self._packed = (file, packed)
-                yield packed
+            contents = Contents(opened) if file.packing is None else self._unpacking(file, opened)
+            if partition is not None and self._identity != "path" and self._first_line(file, contents) != partition:
+                raise FileNotFoundError(file.path)
+            yield contents
+
+    def _unpacking(self, file: File, opened: Opened) -> Packed:
+        if self._packed is not None and self._packed[0] == file:
+            self._packed[1].reopen(opened)
+        else:
+            self._packed = (file, Packed(opened, str(file.packing)))
+        return self._packed[1]
+
+    def _first_line(self, file: File, contents: Contents) -> str | None:
+        """A digest of the first line; None for a file that has none yet."""
+        line = contents.first(LONGEST_FIRST_LINE)
+        end = line.find(b"\n")
+        if end < 0 and len(line) < LONGEST_FIRST_LINE and self._may_grow and file.packing is None:
+            return None
+        return xxhash.xxh3_128_hexdigest(line[:end] if end >= 0 else line) if line else None
 
     def _gone(self, partition: str, mark: Mark) -> Gone:
         return Gone(

@@ -16,6 +16,8 @@ from persist_lib.errors import Diverged, Gone, InvalidUsage, NotFound
 from persist_lib.storage.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
 from persist_lib.storage.sources.files import Files, contents
 from persist_lib.storage.sources.files import lines as lines_module
+from persist_lib.storage.sources.files.folders import File
+from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.protocol import START, Mark, SourceReader
 from persist_lib.testing.servers import CREDENTIALS, S3Server
 
@@ -188,6 +190,36 @@ def test_a_rotated_log_is_the_same_partition_under_its_first_line(tmp_path: Path
     assert read_all(reader, monday, START, new[monday]).num_rows == 3
     (tuesday,) = set(new) - {monday}
     assert read_all(reader, tuesday, START, new[tuesday]).column("value").to_pylist() == [b"tuesday 1"]
+
+
+@pytest.mark.parametrize("moment", ["marking", "reading"])
+def test_a_log_that_is_rotated_between_a_look_and_a_read_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    path = tmp_path / "app.log"
+    path.write_bytes(b"monday 1\nmonday 2\n")
+    reader = Files(place=str(tmp_path), format="text", identity="first line").open()
+    bound = dict(reader.high_watermarks({}, 1 << 20))
+    (monday,) = bound
+    listed = LineFiles._listed
+
+    def rotated(self: LineFiles) -> dict[str, File]:
+        found = listed(self)
+        monkeypatch.setattr(LineFiles, "_listed", listed)
+        path.rename(tmp_path / "app.log.1")
+        path.write_bytes(b"tuesday 1\n" * 10)
+        return found
+
+    if moment == "marking":
+        with path.open("ab") as file:
+            file.write(b"monday 3\n")
+        monkeypatch.setattr(LineFiles, "_listed", rotated)
+        assert monday not in reader.high_watermarks(bound, 1 << 20)
+        bound |= reader.high_watermarks(bound, 1 << 20)
+        assert bound[monday].address == 27
+    else:
+        rotated(reader)  # type: ignore[arg-type]
+    assert read_all(reader, monday, START, bound[monday]).column("value").to_pylist()[:2] == [b"monday 1", b"monday 2"]
 
 
 def test_new_files_are_new_partitions(tmp_path: Path) -> None:

@@ -241,6 +241,8 @@ def test_a_function_in_the_middle() -> None:
     found = [(1, b'{"n": 1, "word": "a"}'), (2, b'{"n": 2, "word": "b"}')]
     made = apply(Pipeline(Decoding(), Meaning(transform=name), SCHEMA, decoded), found)
     assert as_counter(made.output) == Counter({(2, "b-b", 2): 1})
+    with pytest.raises(InvalidUsage, match="doubled failed: KeyError"):
+        apply(Pipeline(Decoding(), Meaning(transform=name), SCHEMA), [(1, line(1))])
     wrong = Pipeline(Decoding(), Meaning(transform=f"{__name__}:shuffled", envelope="upsert"), SCHEMA)
     with pytest.raises(InvalidUsage, match="order of _time"):
         apply(wrong, [(1, line(1)), (2, line(2))])

@@ -159,6 +159,21 @@ def test_windows_bound_memory_and_change_nothing(place: Place, monkeypatch: pyte
     assert len(times) > 10
 
 
+def test_messages_of_several_files_come_in_the_order_of_their_times(place: Place) -> None:
+    """Three times that are bound before any of them is made durable, so that they are one window."""
+    place.create(meaning=Meaning(envelope="upsert"))
+    instance = place.sources.open("s")
+    for name, word in (("a", "first"), ("b", "second"), ("a", "third")):
+        place.write(f"{name}.jsonl", row(1, word))
+        place.world.clock.advance(1)
+        instance._mint(place.sources.client.runtime.deadline(10))
+    instance.step()
+    instance.close()
+    assert place.words() == {1: "third"}
+    times = sorted({one["_time"] for one in place.history()})
+    assert [place.words(int(time.timestamp() * 1000))[1] for time in times] == ["first", "second", "third"]
+
+
 def test_a_second_instance_that_was_late_appends_the_same_again(place: Place) -> None:
     place.write("a.jsonl", row(1, "a"), row(2, "b"), b"bad")
     place.create(meaning=Meaning(envelope="upsert", keep_raw=True))
