@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.records import HOLD
 from persist_lib.storage.sources.targets import Target
+from tests import servers
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -484,3 +486,53 @@ def test_what_is_declared_wrong_makes_nothing(place: Place, match: str, call: Ca
     with pytest.raises(persist.PersistError, match=match):
         call(place)
     assert place.sources.list() == place.controller.list() == []
+
+
+def test_a_sources_collection_is_resharded_while_it_is_ingested(place: Place) -> None:
+    place.create(meaning=Meaning(envelope="upsert"))
+    other = Sources(place.world.client().controller()).open("s")
+    expected: dict[int, str] = {}
+
+    def more(n: int) -> int:
+        for id_ in range(n, n + 4):
+            place.write("a.jsonl", row(id_ % 6, f"w{n}"))
+            expected[id_ % 6] = f"w{n}"
+        time: int = place.catch_up().time
+        assert place.words() == expected
+        return time
+
+    more(0)
+    other.step()
+    new = place.controller.make_rendition("s", shards=3, copy=True)
+    place.controller.copy_rendition("s", new.number)
+    before = more(3), dict(expected)
+    place.controller.hand_over("s", new.number)
+    place.controller.copy_rendition("s", new.number, to_end=True)
+    for n in range(4):
+        more(n)
+        other.step()
+    other.close()
+    assert place.controller.describe("s").active.number == 2
+    assert place.words(before[0] - 1) == before[1]
+
+
+@pytest.mark.slow
+def test_a_source_on_s3_alone_where_there_are_no_transactions(tmp_path: Path) -> None:
+    servers.use_test_credentials()
+    server, name = servers.s3_server(), f"t{os.urandom(8).hex()}"
+    world = World(server.location(name), 0, server.location(name, "s3+cas"))
+    try:
+        place = Place(world, tmp_path / "in")
+        place.create(meaning=Meaning(envelope="upsert", keep_raw=True), shards=3)
+        other = Sources(world.client().controller()).open("s")
+        for n in range(3):
+            place.write("a.jsonl", *(row(id_, f"w{n}") for id_ in range(5)), b"bad")
+            place.catch_up()
+            other.step()
+        other.close()
+        assert place.words() == dict.fromkeys(range(5), "w2")
+        assert len(place.contents("s/errors")) == 3
+        place.sources.drop("s")
+        assert place.controller.list() == []
+    finally:
+        world.close()
