@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from persist_lib.arguments import parse_seconds
 from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,
@@ -85,14 +86,16 @@ class Ingestion:
     def step(self, timeout: float | None = None, *, mints: bool = True) -> Progress:
         """Bind what is there now, and make all that is bound durable. With `mints=False` others bind.
 
+        Each window may take `timeout` seconds to be written, by default those of the client's configuration.
+
         Raises Gone and Diverged, which stay so; HoldConflict when the source was reset or dropped; and what may pass
         (`PASSING`): then call it again. NotFound once it was dropped.
         """
-        deadline = self._client.runtime.deadline(self._client.config.timeout_s if timeout is None else timeout)
+        timeout_s = self._client.config.timeout_s if timeout is None else parse_seconds(timeout)
         try:
             if mints:
-                self._mint(deadline)
-            return self._catch_up(deadline)
+                self._mint(self._client.runtime.deadline(timeout_s))
+            return self._catch_up(timeout_s)
         except ShardFinished as error:
             self._drop()
             raise NotFound(f"the source {self.record.name!r} was dropped", source=self.record.name) from error
@@ -130,7 +133,7 @@ class Ingestion:
                 self._targets[role] = Target(self._controller, id_, self._owner)
         return self._targets
 
-    def _catch_up(self, deadline: Deadline) -> Progress:
+    def _catch_up(self, timeout_s: float) -> Progress:
         targets = self._writing()
         time = min(target.fetch_upper() for target in targets.values())
         self._move_holds(time)
@@ -140,7 +143,7 @@ class Ingestion:
             some = self._read(window)
             made = self._pipeline.apply(some, partial(self._lookup, window))
             self._check_errors(made, window)
-            self._write(made, window, deadline)
+            self._write(made, window, self._client.runtime.deadline(timeout_s))
             messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, window.end
             self._move_holds(time)
         self._tell()
