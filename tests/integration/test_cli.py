@@ -663,6 +663,7 @@ def every_command() -> list[tuple[str, ...]]:
         ("collection", "hold"),
         ("collection", "rendition"),
         ("table",),
+        ("source",),
     ]
     found = [(*group, name) for group in [(), *groups] for name in commands(*group)]
     return [words for words in found if words not in groups]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.convert.casting import cast_column
-from persist_lib.convert.lines.changes import DELETES, ChangeLines, Truncated, parse_change
+from persist_lib.convert.lines.changes import DELETES, ChangeLines, parse_change
 from persist_lib.convert.lines.csv_lines import CsvLines, check_names, header_of
 from persist_lib.convert.lines.fitting import no_rows, without_nulls
 from persist_lib.convert.lines.json_lines import JsonLines
@@ -70,20 +70,26 @@ def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> De
     parser = ChangeLines(decoding, schema)
     try:
         sifted, _ = parser.sift(lines)
-    except Truncated:
-        for n, line in zip(kept, lines, strict=True):
-            try:
-                parse_change(line)
-            except Truncated:
-                bad[n] = "it says that the source's table was emptied (op t), which is not applied"
-            except Refused:
-                continue
-        good = [(n, line) for n, line in zip(kept, lines, strict=True) if n not in bad]
-        kept = [n for n, _ in good]
-        sifted, _ = parser.sift([line for _, line in good])
+    except InvalidUsage:  # a change that empties the table
+        emptied = [n for n, line in zip(kept, lines, strict=True) if _empties(line)]
+        bad |= dict.fromkeys(emptied, "it says that the source's table was emptied (op t), which is not applied")
+        lines = [line for n, line in zip(kept, lines, strict=True) if n not in bad]
+        kept = [n for n in kept if n not in bad]
+        sifted, _ = parser.sift(lines)
     places = np.array(kept, np.int64)
     bad |= {kept[n]: why for n, why in sifted.bad.items()}
     return Decoded(sifted.table, places[sifted.lines], dict(sorted(bad.items())))
+
+
+def _empties(line: bytes) -> bool:
+    """Whether it is a change that empties the table."""
+    try:
+        parse_change(line)
+    except Refused:
+        return False
+    except InvalidUsage:
+        return True
+    return False
 
 
 def _problems(messages: pa.Table) -> dict[int, str]:
