@@ -15,6 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Diverged, Gone, HoldConflict, InvalidUsage, NameTaken, NotFound, Refused
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.storage.names import data_shard
 from persist_lib.storage.sources import Custom, Decoding, Files, Mark, Meaning, Sources, running
 from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.pipeline import Pipeline
@@ -277,6 +278,26 @@ def test_other_rows_than_those_committed_are_diverged_and_nothing_is_written(
     monkeypatch.setattr(Pipeline, "apply", decode)
     place.catch_up()
     assert place.words() == {1: "a", 2: "b"}
+
+
+def test_rows_that_differ_in_one_shard_alone_are_found_before_the_others_are_written(place: Place) -> None:
+    """Somebody else died after the first of three shards: the collection's upper tells nothing of that."""
+    place.create(shards=3)
+    place.write("a.jsonl", *(row(n) for n in range(20)))
+    place.world.clock.advance(1)
+    instance, client = place.sources.open("s"), place.sources.client
+    instance._mint(client.runtime.deadline(10))
+    bound = instance._bindings.newest().upper
+    names = [data_shard(place.sources.find("s").collections["output"], 1, n) for n in range(3)]
+    first = names[0]
+    schema = client.inspect(first).state.schemas[-1]
+    with client.open_writer(first, schema) as write:
+        write.append([{"id": 99, "word": "alien", "_time": bound - 1}], 0, bound)
+    with pytest.raises(Diverged):
+        instance.step(mints=False)
+    instance.close()
+    uppers = [client.inspect(name).state.upper for name in names[1:]]
+    assert uppers == [persist.at(0), persist.at(0)]
 
 
 def test_two_that_differ_and_append_at_once_are_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
