@@ -163,8 +163,8 @@ class Gone(Refused):
 class Diverged(Refused):
     """A source's messages, or the rows that are made of them, are others than those that were committed before.
 
-    Fields: partition and address, where the source gives something else; collection, time, shard and rows (a few),
-    where what was made of it differs.
+    Fields: partition and address, where the source gives something else; collection, time and rows (a few),
+    and shard where it is one alone, where what was made of it differs.
     """
 
 

@@ -61,16 +61,16 @@ class Target:
             reached = min(handle.fetch_upper().time or 0, end)
             if reached > low:
                 with handle.changes(max(low - 1, 0), reached - 1) as changes:
-                    self._compare(within(rows, low, reached), changes.to_arrow())
+                    self._compare(within(rows, low, reached), changes.to_arrow(), handle.shard)
 
-    def _compare(self, mine: pa.Table, committed: pa.Table) -> None:
+    def _compare(self, mine: pa.Table, committed: pa.Table, shard: str = "") -> None:
         times = array_of(integers(committed.column(TIME).cast(pa.int64())).astype("u8"))
         diffs = array_of(-integers(committed.column(DIFF)))
         columns = {**{name: committed.column(name) for name in self.schema.names}, TIME: times, DIFF: diffs}
         turned = pa.table([columns[name] for name in mine.schema.names], names=mine.schema.names).cast(mine.schema)
         differing = consolidate(self.schema, pa.concat_tables([mine, turned]))
         if differing.num_rows:
-            raise self._diverged(differing)
+            raise self._diverged(differing, shard)
 
     def append(self, updates: pa.Table, start: int, end: int, deadline: Deadline) -> None:
         """Append what is not there yet. If somebody else wrote since `check`, it is compared again."""
@@ -118,7 +118,7 @@ class Target:
             found[name] = self._writer.shard(name).machine.fetch().seqno
         return found
 
-    def _diverged(self, differing: pa.Table) -> Diverged:
+    def _diverged(self, differing: pa.Table, shard: str) -> Diverged:
         time = int(integers(differing.column(TIME)).min())
         rows = differing.slice(0, SHOWN).to_pylist()
         described = "; ".join(
@@ -126,8 +126,8 @@ class Target:
             for row in rows
         )
         return Diverged(
-            f"collection {self.name!r}: at {self.schema.show(time)} this source makes other rows than those that are "
+            f"collection {self.name!r}{f', in shard {shard}' if shard else ''}: at {self.schema.show(time)} this source makes other rows than those that are "
             f"committed ({differing.num_rows} differ): {described}. Nothing was written. Its messages or its decoder "
             "have changed; put them back, or make a new rendition of what is right",
-            collection=self.name, time=time, rows=differing.slice(0, SHOWN).to_pylist(), count=differing.num_rows,
+            collection=self.name, shard=shard, time=time, rows=differing.slice(0, SHOWN).to_pylist(), count=differing.num_rows,
         )  # fmt: skip

@@ -293,8 +293,9 @@ def test_rows_that_differ_in_one_shard_alone_are_found_before_the_others_are_wri
     schema = client.inspect(first).state.schemas[-1]
     with client.open_writer(first, schema) as write:
         write.append([{"id": 99, "word": "alien", "_time": bound - 1}], 0, bound)
-    with pytest.raises(Diverged):
+    with pytest.raises(Diverged) as raised:
         instance.step(mints=False)
+    assert raised.value.shard == first
     instance.close()
     uppers = [client.inspect(name).state.upper for name in names[1:]]
     assert uppers == [persist.at(0), persist.at(0)]
