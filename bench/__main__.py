@@ -39,6 +39,7 @@ BENCHMARKS = {
     "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
     "tables": "bench.tables:tables",
+    "collections": "bench.collections:collections",
     "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}

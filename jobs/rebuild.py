@@ -193,12 +193,8 @@ def _run(
     figures = {"rows": done.rows, "tasks": done.tasks, **program.spent(client.metrics().cost)}
     says = f"rendition {number}"
     if parsed.hand_over:
-        start = controller.hand_over(name, number, timeout=parsed.timeout)
         function = None if parsed.transform is None else load_transform(parsed.transform)
-        controller.copy_rendition(name, number, transform=function, to_end=True, timeout=parsed.timeout)
-        if active.mode == "compare_and_append":  # else readers would see it only once somebody writes
-            with controller.open_writer(name) as write:
-                write.advance_upper(start + 1, timeout=parsed.timeout)
+        start = controller.hand_over(name, number, advance=True, transform=function, timeout=parsed.timeout)
         says = f"rendition {number} is the collection from {show(start)} on"
     tells.done(name, figures, says)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import dagster as dg
 from pydantic import Field
 
+from jobs.compare import compare
 from jobs.engine import SparkEngine
 from jobs.rebuild import rebuild
 from jobs.stop import Stop
@@ -64,6 +65,8 @@ class CompareConfig(OneConfig):
 
     to: int | None = Field(default=None, ge=1, description="the other rendition; empty: the active one")
     as_of: str | None = Field(default=None, description="9, or 2026-11-22T12:00Z; empty: the newest time of both")
+    keep: bool = Field(default=False, description="keep the difference for listeners, if the handover is right after")
+    engine: str = Field(default="auto", description="auto: Spark for much data, else local; spark; local")
     timeout: float = Field(default=600.0, gt=0, description="seconds")
 
 
@@ -191,10 +194,12 @@ def compare_op(mount: Mount) -> dg.OpDefinition:
     """Say what a rendition would change."""
 
     def compared(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Event]:
-        with _controlling(context, mount) as controller:
-            found = controller.compare(
-                config.collection, config.rendition, to=config.to, as_of=_time(config.as_of), timeout=config.timeout
-            )
+        with _controlling(context, mount) as controller, _stopping() as stop:
+            found = compare(
+                controller, config.collection, config.rendition, to=config.to, as_of=_time(config.as_of),
+                keep=config.keep, timeout=config.timeout, stop=stop,
+                engine=_engine(context, mount, controller, config, stop),
+            )  # fmt: skip
             _add_partitions(context, mount, [config.collection])
             says = f"{found.appeared} keys appear, {found.vanished} vanish, {found.changed} change"
             context.log.info("%s: rendition %d beside %d: %s", config.collection, found.new, found.old, says)
@@ -237,15 +242,14 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
     def rebuilt(context: dg.OpExecutionContext, config: RebuildConfig) -> Iterator[Event]:
         name = config.collection
         with _controlling(context, mount) as controller, _stopping() as stop:
-            if config.engine not in ("auto", "spark", "local"):
-                raise InvalidUsage(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
+            engine = _engine(context, mount, controller, config, stop)
             number = config.rendition
             if number is None:
                 made = controller.make_rendition(name, shards=config.shards, copy=True, command=_command(context))
                 number = made.number
             done = rebuild(
                 controller, name, number, transform=config.transform, timeout=config.timeout, stop=stop,
-                engine=_engine(context, mount, controller, config, stop),
+                engine=engine,
             )  # fmt: skip
             found = controller.describe(name)
         says = f"rendition {number} has all that was before {found.schema.show(done.copied.upper)}"
@@ -265,7 +269,7 @@ def _lags(controller: Controller) -> list[Lag]:
 
 
 def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]]) -> dg.OpDefinition:
-    keys = {mount.persist, mount.spark} if name == "rebuild" else {mount.persist}
+    keys = {mount.persist, mount.spark} if name in ("compare", "rebuild") else {mount.persist}
     decorate = dg.op(name=mount.named(f"{name}_of_collections"), description=says, out={}, required_resource_keys=keys)
     return decorate(run)
 
@@ -304,8 +308,11 @@ def _stopping() -> Iterator[Stop]:
 
 
 def _engine(
-    context: dg.OpExecutionContext, mount: Mount, controller: Controller, config: RebuildConfig, stop: Stop
-) -> SparkEngine | None:
+    context: dg.OpExecutionContext, mount: Mount, controller: Controller, config: RebuildConfig | CompareConfig,
+    stop: Stop,
+) -> SparkEngine | None:  # fmt: skip
+    if config.engine not in ("auto", "spark", "local"):
+        raise InvalidUsage(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
     client: Client = controller.client
     shards = controller.describe(config.collection).active.shards
     is_here = client.url.startswith("memory:") or (

@@ -371,10 +371,13 @@ def _do_all(steps: Sequence[Callable[[], None]]) -> None:
     """Do the steps one after the other, each even if those before it failed.
 
     SUBTLE: this is no stack of callbacks (ExitStack). An interrupt while such a stack is filled would make it do the
-    last steps without the first.
+    last steps without the first. It halves, as a client may have more handles than Python has room for calls.
     """
-    if steps:
+    if len(steps) > 1:
+        half = len(steps) // 2
         try:
-            steps[0]()
+            _do_all(steps[:half])
         finally:
-            _do_all(steps[1:])
+            _do_all(steps[half:])
+    elif steps:
+        steps[0]()

@@ -21,6 +21,8 @@ class Told:
     def __init__(self) -> None:
         self.renditions = {1: Model()}
         self.starts = [(0, 1)]
+        self.schema: persist.Schema | None = None
+        """The columns in which it is checked; None for the newest."""
 
     def active(self, time: int) -> int:
         return next(number for start, number in reversed(self.starts) if start <= time)
@@ -81,13 +83,15 @@ def write(controller: Controller, told: Told, times: Iterable[int], rows: int = 
     with controller.open_writer("c") as writer:
         for time in times:
             made = [row(10 * i + time % 10, word, time) for i in range(rows)]
-            (writer.append if writer.mode == "append" else writer.compare_and_append)(made, time, time + 1)
+            added = dict.fromkeys(name for name in writer.schema.names if name not in SCHEMA.names)
+            append = writer.append if writer.mode == "append" else writer.compare_and_append
+            append([{**one, **added} for one in made], time, time + 1)
             told.last.append(updates(made), persist.at(time), persist.at(time + 1))
 
 
 def check(controller: Controller, told: Told, first: int, last: int) -> None:
     """Every time from `first` to `last` reads as the model says, as a snapshot and as changes."""
-    with controller.open_reader("c") as reader:
+    with controller.open_reader("c", told.schema) as reader:
         for time in range(first, last + 1):
             assert contents_of(reader.snapshot(time, timeout=1).to_arrow()) == told.contents(time), f"as of {time}"
         moved = updates_of(reader.changes(first, last, timeout=1).to_arrow())

@@ -8,6 +8,7 @@ import typer
 
 from persist_lib.cli import (
     by_key,
+    capabilities,
     changing,
     collection_rows,
     collections,
@@ -136,9 +137,10 @@ kept = typer.Typer(no_args_is_help=True, help="Collections, their renditions, an
 app.add_typer(kept, name="collection", rich_help_panel=COLLECTIONS)
 command(kept, "list", collections.list_, LOOKING)
 command(kept, "show", collections.show, LOOKING)
-command(kept, "capabilities", collections.capabilities, LOOKING)
+command(kept, "capabilities", capabilities.capabilities, LOOKING)
 command(kept, "create", collections.create, CHANGING)
 command(kept, "alter", collections.alter, CHANGING)
+command(kept, "evolve", collections.evolve, CHANGING)
 command(kept, "rename", collections.rename, CHANGING)
 command(kept, "drop", collections.drop, CHANGING)
 command(kept, "tend", collections.tend, CHANGING)
@@ -157,9 +159,9 @@ command(made, "copy", renditions.copy)
 command(made, "drop", renditions.drop)
 kept_by = typer.Typer(no_args_is_help=True, help="Keep a collection's history by name, across handovers.")
 kept.add_typer(kept_by, name="hold", rich_help_panel=CHANGING)
-command(kept_by, "set", collections.set_hold)
-command(kept_by, "release", collections.release_hold)
-command(kept_by, "list", collections.list_holds)
+command(kept_by, "set", capabilities.set_hold)
+command(kept_by, "release", capabilities.release_hold)
+command(kept_by, "list", capabilities.list_holds)
 fed = typer.Typer(no_args_is_help=True, help="Outside data as collections: what is declared, and how it is.")
 app.add_typer(fed, name="source", rich_help_panel=COLLECTIONS)
 command(fed, "list", sources.list_, LOOKING)

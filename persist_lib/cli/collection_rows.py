@@ -20,12 +20,16 @@ from persist_lib.cli.collections import columns_of, controlling
 from persist_lib.cli.reading import (
     AT_ONCE_S,
     Columns,
+    End,
     Format,
+    Idle,
     Key,
     Limit,
     Output,
+    Start,
     Time,
     Wait,
+    Waits,
     key_values,
     kind_of,
     print_rows,
@@ -120,19 +124,10 @@ def changes(
 def listen(
     session: Session,
     name: Collection,
-    as_of: Annotated[
-        str, typer.Option("--as-of", metavar="TIME", help="Start just after this time.", show_default=False)
-    ],
-    until: Annotated[
-        str, typer.Option(metavar="FRONTIER", help="End there: 20, or [] for the end of all times.")
-    ] = "[]",
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Fail if nothing comes for this long.", show_default=False),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait for more updates, or print those that are there and end.")
-    ] = True,
+    as_of: Start,
+    until: End = "[]",
+    timeout: Idle = None,
+    wait: Waits = True,
     replace: Annotated[
         bool, typer.Option("--replace", help="At a handover to other columns: all old rows out, all new rows in.")
     ] = False,

@@ -10,11 +10,12 @@ import typer
 from rich.console import RenderableType
 
 from persist_lib.cli import units
-from persist_lib.cli.arguments import Collection, Command, DryRun, confirm, each, parse_frontier
-from persist_lib.cli.history import Hold, distance_of
+from persist_lib.cli.arguments import Collection, Command, DryRun, confirm, each
+from persist_lib.cli.history import distance_of
 from persist_lib.cli.layout import Fitted
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.schemas import (
+    Added,
     Clock,
     KeyColumns,
     Like,
@@ -22,7 +23,10 @@ from persist_lib.cli.schemas import (
     Unique,
     ValueColumns,
     build_schema,
+    new_columns,
+    parse_columns,
     schema_value,
+    with_columns,
 )
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable, worst
@@ -30,7 +34,6 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.frontier import Antichain
     from persist_lib.storage import Controller, Description, RenditionDescription
     from persist_lib.storage.describe import Tended
 
@@ -208,6 +211,32 @@ def rename(session: Session, name: Collection, to: NewCollection, command: Comma
     session.answer(description_value(found), f"{name} is now {to}")
 
 
+def evolve(
+    session: Session, name: Collection, add: Added = None, command: Command = None, dry_run: DryRun = False
+) -> None:
+    """Add value columns to a collection. Rows from before have null in them.
+
+    Columns are added at the end, and may be null; types are written as for `persist evolve`. Doing it again changes
+    nothing. Readers, listeners and writers that are open go on in their columns. A copy that is under way has to be
+    handed over to and finished first, or dropped.
+
+    \b
+    persist collection evolve orders --add note:string --dry-run
+    persist collection evolve orders --add note:string --add 'seen:timestamp\\[us, UTC]'
+    """
+    if not add:
+        raise InvalidUsage("name a column to add, as in --add note:string")
+    with controlling(session, read_only=dry_run) as controller:
+        newest = controller.describe(name).schema
+        schema = with_columns(newest, new_columns(name, newest, parse_columns(add)))
+        found = controller.evolve(name, schema, dry_run=dry_run, command=command)
+    value = {"collection": name, "dry_run": dry_run, **jsonable(found), "schema": schema_value(found.schema)}
+    columns = ", ".join(str(column) for column in found.schema.value if column.name in found.added)
+    said = f"{'would add' if dry_run else 'added'} {columns}" if found.added else "has these columns already"
+    is_now = "would be" if dry_run and found.added else "is"
+    session.answer(value, f"{name}: {said}; the schema {is_now} {found.schema}")
+
+
 def drop(
     session: Session,
     name: Collection,
@@ -277,75 +306,6 @@ def tend(
     session.answer({"dry_run": dry_run, **jsonable(done)}, *steps_table(done, ""), said)
 
 
-def set_hold(
-    session: Session,
-    name: Collection,
-    hold: Hold,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Keep history from this time on. Default: all there is.", show_default=False),
-    ] = None,
-) -> None:
-    """Keep a collection's history from a time on, durably, whatever its retention, across handovers.
-
-    \b
-    persist collection hold set orders audit --since 100
-    """
-    words = None if since is None else parse_frontier(since, "since")
-    with controlling(session, read_only=False) as controller:
-        found = controller.describe(name)
-        at: Any = found.since if words is None else words
-        controller.set_hold(name, hold, at)
-        kept = next(one.since for one in controller.capabilities(name) if (one.kind, one.id) == ("hold", hold))
-    said = f"{name}: hold {hold} keeps history from {_shown(found, kept)} on"
-    session.answer({"collection": name, "hold": hold, "since": jsonable(kept), **clock(found.schema.times)}, said)
-
-
-def release_hold(session: Session, name: Collection, hold: Hold) -> None:
-    """Release a hold of a collection. History goes when the collection is tended next.
-
-    \b
-    persist collection hold release orders audit
-    """
-    with controlling(session, read_only=False) as controller:
-        controller.release_hold(name, hold)
-    session.answer({"collection": name, "hold": hold}, f"{name}: hold {hold} is released")
-
-
-def list_holds(session: Session, name: Collection) -> None:
-    """List a collection's holds. The one named `collection` is moved by its retention.
-
-    \b
-    persist collection hold list orders
-    """
-    with controlling(session) as controller:
-        found = controller.describe(name)
-        held = [one for one in controller.capabilities(name) if one.kind == "hold"]
-    table = plain_table("hold", "since")
-    for one in held:
-        table.add_row(one.id, _shown(found, one.since))
-    value = {"collection": name, "holds": {one.id: jsonable(one.since) for one in held}, **clock(found.schema.times)}
-    session.answer(value, table)
-
-
-def capabilities(session: Session, name: Collection) -> None:
-    """List who may read a collection, and from when on, who holds its history, and who writes it.
-
-    A hold is durable. A reader or writer has a lease, which ends soon after its process does.
-
-    \b
-    persist collection capabilities orders
-    """
-    with controlling(session) as controller:
-        found = controller.describe(name)
-        held = controller.capabilities(name)
-    table = plain_table("may", "id", "owner", "since", "lease until", "shard")
-    for one in held:
-        until = "" if one.lease_until is None else units.moment(one.lease_until)
-        table.add_row(one.kind, one.id, one.owner, _shown(found, one.since), until, one.shard)
-    session.answer({"collection": name, "capabilities": jsonable(held), **clock(found.schema.times)}, table)
-
-
 def description_value(found: Description) -> dict[str, Any]:
     """A collection for machines."""
     value = {**jsonable(found), "schema": schema_value(found.schema), "shards": list(found.active.shards)}
@@ -411,10 +371,6 @@ def steps_table(done: Tended, what: str) -> list[RenderableType]:
             step.collection, step.action if step.action == "wait" else f"{what}{step.action}", step.subject, step.reason
         )
     return [table]
-
-
-def _shown(found: Description, frontier: Antichain | None) -> str:
-    return "" if frontier is None else found.schema.show(frontier)
 
 
 def columns_of(text: str | None) -> list[str] | None:

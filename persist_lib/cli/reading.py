@@ -19,6 +19,20 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.read.listen import Event
     from persist_lib.schema.schema import Schema
 
+Start = Annotated[
+    str,
+    typer.Option("--as-of", metavar="TIME", help="Start just after this time: 9, or '1 hour ago'.", show_default=False),
+]
+End = Annotated[str, typer.Option("--until", metavar="FRONTIER", help="End there: 20, or [] for the end of all times.")]
+Idle = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", min=0, metavar="SECONDS", help="Fail if nothing comes for this long.", show_default=False
+    ),
+]
+Waits = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait for more updates, or print those that are there and end.")
+]
 Time = Annotated[
     str | None,
     typer.Option(
@@ -161,22 +175,10 @@ def key_values(schema: Schema, given: Sequence[str] | None) -> list[object] | No
 def listen(
     session: Session,
     shard: Shard,
-    as_of: Annotated[
-        str,
-        typer.Option(
-            "--as-of", metavar="TIME", help="Start just after this time: 9, or '1 hour ago'.", show_default=False
-        ),
-    ],
-    until: Annotated[
-        str, typer.Option(metavar="FRONTIER", help="End there: 20, or [] for the end of all times.")
-    ] = "[]",
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Fail if nothing comes for this long.", show_default=False),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait for more updates, or print those that are there and end.")
-    ] = True,
+    as_of: Start,
+    until: End = "[]",
+    timeout: Idle = None,
+    wait: Waits = True,
 ) -> None:
     """Follow a shard: every update after a time, once, at its exact time.
 

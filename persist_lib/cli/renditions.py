@@ -15,19 +15,30 @@ from persist_lib.cli import formats, units
 from persist_lib.cli.arguments import Collection, Command, DryRun, time_words
 from persist_lib.cli.collections import Hashed, Shards, columns_of, controlling, rendition_value, steps_table
 from persist_lib.cli.render import plain_table
-from persist_lib.cli.schemas import KeyColumns, Like, NonNegative, Unique, ValueColumns, build_schema
+from persist_lib.cli.schemas import KeyColumns, Like, NonNegative, Unique, ValueColumns, build_schema, schema_value
 from persist_lib.cli.session import Advance, Session
 from persist_lib.cli.values import clock, jsonable
 from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import at as frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     import pyarrow as pa
 
     from persist_lib.schema.schema import Schema
     from persist_lib.storage.comparing import Comparison
+    from persist_lib.storage.describe import HandoverPlan
 
 Transform = Callable[["pa.Table"], "pa.Table"]
 Rendition = Annotated[int, typer.Argument(metavar="N", help="The rendition's number.", show_default=False)]
+Function = Annotated[
+    str | None,
+    typer.Option(
+        "--transform",
+        metavar="FILE.py:FUNCTION",
+        show_default=False,
+        help="Makes of each pyarrow.Table of old rows one of new rows; also module:function.",
+    ),
+]
 
 
 def make(
@@ -80,14 +91,7 @@ def copy(
     session: Session,
     name: Collection,
     number: Rendition,
-    transform: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:FUNCTION",
-            show_default=False,
-            help="Makes of each pyarrow.Table of old rows one of new rows; also module:function.",
-        ),
-    ] = None,
+    transform: Function = None,
     to_end: Annotated[
         bool, typer.Option("--to-end", help="Go on until it was handed over to and has all that was before.")
     ] = False,
@@ -107,8 +111,10 @@ def copy(
     """
     function = None if transform is None else load_function(transform)
     with controlling(session, read_only=False) as controller, session.progress(f"copy {name}") as advance:
-        counted = _Counted(function, advance)
-        done = controller.copy_rendition(name, number, transform=counted, to_end=to_end, timeout=timeout)
+        counted = Counted(advance)
+        done = controller.copy_rendition(
+            name, number, transform=function, to_end=to_end, progress=counted, timeout=timeout
+        )
         schema = controller.describe(name).schema
     said = f"rendition {number} of {name} is copied up to {schema.show(done.upper)}"
     if done.is_complete:
@@ -126,28 +132,14 @@ def drop(
     One that was the collection goes by itself, once the history before its end is given up.
 
     \b
-    persist collection rendition drop orders 3 --dry-run
+    persist collection rendition drop orders 3 --dry-run    what would go, and who is in the way
+    persist collection rendition drop orders 3
     """
     with controlling(session, read_only=dry_run) as controller:
-        if dry_run:
-            found = next((one for one in controller.describe(name).renditions if one.number == number), None)
-            steps: list[RenderableType] = (
-                [] if found is None else [f"{shard} would be finished" for shard in found.shards]
-            )
-            if found is None or found.start is not None:
-                why = (
-                    "the collection has no such rendition"
-                    if found is None
-                    else "it is the collection at times that can be read"
-                )
-                raise InvalidUsage(f"rendition {number} of {name} cannot be dropped: {why}")
-            session.answer(
-                {"collection": name, "rendition": number, "dry_run": True, "shards": list(found.shards)}, *steps
-            )
-            return
-        done = controller.drop_rendition(name, number, command=command)
-    value = {"collection": name, "rendition": number, "dry_run": False, **jsonable(done)}
-    session.answer(value, *steps_table(done, ""), f"rendition {number} of {name} is dropped")
+        done = controller.drop_rendition(name, number, dry_run=dry_run, command=command)
+    value = {"collection": name, "rendition": number, "dry_run": dry_run, **jsonable(done)}
+    said = f"rendition {number} of {name} {'would be' if dry_run else 'is'} dropped"
+    session.answer(value, *steps_table(done, "would " if dry_run else ""), said)
 
 
 def compare(
@@ -203,30 +195,66 @@ def hand_over(
     force: Annotated[
         bool, typer.Option("--force", help="Also if its data does not reach the time: readers then wait for it.")
     ] = False,
+    advance: Annotated[
+        bool,
+        typer.Option("--advance", help="See to it that readers see it: finish the copy, and move upper past the time."),
+    ] = False,
+    transform: Function = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once readers see it.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, metavar="SECONDS", help="How long --advance and --wait may take.")
+    ] = 3600.0,
     command: Command = None,
     dry_run: DryRun = False,
 ) -> None:
     """Make a rendition the collection from a time on. Nothing before that time changes.
 
-    Readers and listeners that are open go on: a listener gets the difference of both renditions at that time. To go
-    back, hand over to the old rendition again, while it is there and is kept up to date.
+    Readers and listeners that are open go on: a listener gets the difference of both renditions at that time. They see
+    it once upper has passed the time: with --advance at once, else when writers come there. To go back, hand over to
+    the old rendition again, while it is there and is kept up to date.
 
     \b
-    persist collection hand-over orders 2 --dry-run     at which time it would be
-    persist collection hand-over orders 2
+    persist collection hand-over orders 2 --dry-run     when it would be, what is left to copy, why it is refused
+    persist collection hand-over orders 2 --advance     with all that it takes, in one call
     """
     time = None if at is None else time_words(at, "--at")
-    with controlling(session, read_only=dry_run) as controller:
+    function = None if transform is None else load_function(transform)
+    if dry_run:
+        with controlling(session) as controller:
+            plan = controller.plan_handover(name, number, at=time, force=force)
+        value = {"collection": name, **jsonable(plan), "dry_run": True, **clock(plan.schema.times)}
+        value["schema"] = schema_value(plan.schema)
+        session.answer(value, *_planned(name, plan, advance=advance))
+        if plan.refused:
+            raise typer.Exit(1)
+        return
+    with controlling(session, read_only=False) as controller:
         found = controller.describe(name)
-        when = controller.hand_over(name, number, at=time, force=force, dry_run=dry_run, command=command)
+        when = controller.hand_over(
+            name, number, at=time, force=force, advance=advance, transform=function, wait=wait, command=command,
+            timeout=timeout,
+        )  # fmt: skip
         new = next(one for one in found.renditions if one.number == number)
-    value = {"collection": name, "rendition": number, "at": when, "dry_run": dry_run, **clock(found.schema.times)}
-    said = f"{'would be' if dry_run else 'is'} the collection from {found.schema.show(when)} on"
-    session.answer(value, f"rendition {number} of {name} {said}")
-    if new.copies is not None and not dry_run:
+    value = {"collection": name, "rendition": number, "at": when, "dry_run": False, **clock(found.schema.times)}
+    session.answer(value, f"rendition {number} of {name} is the collection from {found.schema.show(when)} on")
+    if new.copies is not None and not advance:
         session.note(
             f"finish the copy, writers wait for it: persist collection rendition copy {name} {number} --to-end"
         )
+
+
+def _planned(name: str, plan: HandoverPlan, *, advance: bool) -> Iterator[str]:
+    """A plan for people."""
+    show = plan.schema.show
+    if plan.refused:
+        yield f"would be refused: {plan.refused}"
+        return
+    yield f"rendition {plan.rendition} of {name} would be the collection from {show(plan.at)} on, after {plan.follows}"
+    if plan.is_copy:
+        rest = "" if frontier(plan.at) <= plan.reached else f"; the rest up to {show(plan.at)} is copied then"
+        yield f"it is copied up to {show(plan.reached)}{rest}"
+    seen = "at once" if advance else f"once upper, now {show(plan.upper)}, has passed {show(plan.at)}"
+    yield f"readers would see it {seen}"
 
 
 def comparison_shown(found: Comparison, schema: Schema) -> Iterator[RenderableType]:
@@ -285,13 +313,12 @@ def load_function(text: str) -> Transform:
     return function
 
 
-class _Counted:
-    """A transformation, or none, that tells how many rows have come by."""
+class Counted:
+    """The progress of a copy, for a bar; and how many rows it has read."""
 
-    def __init__(self, transform: Transform | None, advance: Advance) -> None:
-        self._transform, self._advance, self.rows = transform, advance, 0
+    def __init__(self, advance: Advance) -> None:
+        self._advance, self.rows = advance, 0
 
-    def __call__(self, table: pa.Table) -> pa.Table:
-        self.rows += table.num_rows
-        self._advance(self.rows, 0)
-        return table if self._transform is None else self._transform(table)
+    def __call__(self, done: int, total: int) -> None:
+        self.rows = done
+        self._advance(done, total)

@@ -134,7 +134,7 @@ def evolve(session: Session, shard: Shard, add: Added = None, dry_run: DryRun = 
         if state.is_finished():
             raise _finished(shard)
         newest = state.schemas[-1]
-        new = _new_columns(shard, newest, parse_columns(add))
+        new = new_columns(shard, newest, parse_columns(add))
         evolved = with_columns(newest, new)
         newest.check_additive(evolved)
         if new and not dry_run:
@@ -213,13 +213,13 @@ def with_columns(schema: Schema, new: tuple[Column, ...]) -> Schema:
     return msgspec.structs.replace(schema, value=schema.value + new) if new else schema
 
 
-def _new_columns(shard: str, newest: Schema, asked: tuple[Column, ...]) -> tuple[Column, ...]:
+def new_columns(shard: str, newest: Schema, asked: tuple[Column, ...]) -> tuple[Column, ...]:
     """The columns that the shard does not have. Raises SchemaMismatch for one that it has otherwise."""
     there = {column.name: column for column in newest.columns}
     for column in asked:
         if there.get(column.name, column) != column:
             raise SchemaMismatch(
-                f"shard {shard} has a column ({there[column.name]}) already, which cannot become ({column}). "
+                f"{shard} has a column ({there[column.name]}) already, which cannot become ({column}). "
                 "Add a column with another name",
                 shard=shard, actual=newest,
             )  # fmt: skip

@@ -182,12 +182,12 @@ def delete(session: Session, name: Table, file: Input, dry_run: DryRun = False) 
     )
 
 
-def transact(session: Session, file: Input, timeline: Timeline = "default", dry_run: DryRun = False) -> None:
+def transact(session: Session, file: Input, dry_run: DryRun = False) -> None:
     """Carry out a file of statements on several tables as one transaction: all of it or nothing, at one time.
 
     Each line is a JSON object with `table`, `op` (insert, upsert, update or delete) and `row`: all columns; for update
-    the key and what changes, for delete the key. It needs a timeline with a WAL. If another one changed a key
-    meanwhile, it is refused (exit code 1) with nothing written: run it again.
+    the key and what changes, for delete the key. The tables are on one timeline with a WAL. If another transaction
+    changed a key meanwhile, it is refused (exit code 1) with nothing written: run it again.
 
     \b
     persist table transact transfer.jsonl --dry-run
@@ -197,6 +197,7 @@ def transact(session: Session, file: Input, timeline: Timeline = "default", dry_
 
     with input_of(file) as path, tabling(session, read_only=dry_run) as tables:
         statements = parse_statements(path, "standard input" if file == STDIN else file)
+        timeline, _ = tables.timeline_of(statements[0].table)
         with tables.transaction(timeline, dry_run=dry_run) as transaction:
             counted = [(one, carry_out(transaction, tables, one)) for one in statements]
             done = None if dry_run else transaction.commit()

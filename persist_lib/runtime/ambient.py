@@ -87,6 +87,10 @@ class Deadline(msgspec.Struct, frozen=True):
         """Seconds left, never below zero."""
         return max(0.0, self.ends - self.runtime.monotonic())
 
+    def left_s(self) -> float:
+        """Seconds left, as the timeout of a call: at least a millisecond, as calls take no less."""
+        return max(0.001, self.remaining_s())
+
     def has_passed(self) -> bool:
         """Whether no time is left."""
         return self.runtime.monotonic() >= self.ends

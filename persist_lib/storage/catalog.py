@@ -3,6 +3,9 @@
 Its rows are (kind, id) -> body: collections by their minted id, renditions by `collection/number`, commands by the id
 that their callers gave them. A change is one compare-and-append at the catalog's upper, so that all changes by all
 processes come one after the other. Its times are a clock, so that it can be read as of a moment.
+
+SUBTLE: the schema does not say that rows are unique. A change retracts the row that it replaces as of the upper at
+which it is appended, so they are; and to have the shard look that up again would cost more with each collection.
 """
 
 from __future__ import annotations
@@ -15,8 +18,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from persist_lib.arguments import did_you_mean
 from persist_lib.client import Client
-from persist_lib.errors import InvalidUsage, NewerFormat, NotFound, SchemaMismatch, SinceViolation, UpperMismatch
-from persist_lib.frontier import MINIMUM, Antichain
+from persist_lib.errors import (
+    InvalidUsage,
+    InvariantViolated,
+    NewerFormat,
+    NotFound,
+    SchemaMismatch,
+    SinceViolation,
+    UpperMismatch,
+)
+from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -34,9 +45,7 @@ from persist_lib.storage.small import append_once, out_of_time, unheld
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.times import next_time
 
-SCHEMA = Schema(
-    key={"kind": "string not null", "id": "string not null"}, value={"body": "string not null"}, times="ms", unique=True
-)
+SCHEMA = Schema(key={"kind": "string not null", "id": "string not null"}, value={"body": "string not null"}, times="ms")
 RETENTION = "90 days"
 """How long a new catalog keeps its own history."""
 MOST_COMMANDS = 10_000
@@ -108,9 +117,10 @@ class Catalog:
             upper = reader.upper if is_known else reader.fetch_upper()
         except NotFound:
             return NOTHING
-        if self._known is None or self._known.upper != upper:
-            self._known = _contents(upper, self._read(reader, upper, self._known))
-        return self._known
+        known = self._known
+        if known is None or known.upper != upper:
+            self._known = known = _contents(upper, self._read(reader, upper, known))
+        return known
 
     @staticmethod
     def _read(reader: ReadHandle, upper: Antichain, known: Contents | None) -> Records:
@@ -124,14 +134,23 @@ class Catalog:
         with reader.snapshot((upper.time or 1) - 1) as snapshot:
             return _applied({}, snapshot.to_pylist())
 
-    def change(self, decide: Decide[T], deadline: Deadline) -> T:
-        """Change what `decide` makes of the newest contents, in one transition. No change is no transition."""
+    def latest(self) -> Contents:
+        """The newest contents that this process has read or made; read from the location if it knows none."""
+        return self._known or self.fetch()
+
+    def change(self, decide: Decide[T], deadline: Deadline, *, from_latest: bool = False) -> T:
+        """Change what `decide` makes of the newest contents, in one transition. No change is no transition.
+
+        With `from_latest` it is tried from the newest contents that this process knows, without a request: for a
+        `decide` that refuses nothing, and makes no change only where none can ever be needed any more.
+        """
         write = self._open_writer()
         races = 0
         while True:
-            contents = self.fetch()
+            contents = self.latest() if from_latest and not races else self.fetch()
             changes, answer = decide(contents)
-            rows = _updates(contents, {**changes, **_trimmed(contents, changes)})
+            changes = {**changes, **_trimmed(contents, changes)}
+            rows = _updates(contents, changes)
             if not rows:
                 return answer
             time = next_time(SCHEMA, write.machine.shard, contents.upper, self.client.runtime)
@@ -142,6 +161,8 @@ class Catalog:
             except UpperMismatch:
                 races += 1
             else:
+                made = {key: record and _stored(key, record) for key, record in changes.items()}
+                self._known = _contents(at(time + 1), _changed(contents.records, made))
                 return answer
             if deadline.has_passed():
                 raise out_of_time("the catalog", deadline, f"other commands were first {races} times")
@@ -216,18 +237,40 @@ def without(*records: Record) -> dict[tuple[str, str], Record | None]:
 def _applied(records: dict[tuple[str, str], Record], rows: Iterable[Mapping[str, Any]]) -> Records:
     for row in rows:
         key = str(row["kind"]), str(row["id"])
-        where = f"row {key[0]} {key[1]} of the catalog"
-        if key[0] not in KINDS:
-            raise NewerFormat(
-                f"{where} is of a kind that this release does not know: use a newer release of persist-lib. Nothing "
-                "was changed",
-                kind=key[0],
-            )
-        if row[DIFF] < 0:
-            records.pop(key, None)
+        if row[DIFF] == -1 and key in records:
+            del records[key]
+        elif row[DIFF] == 1 and key not in records:
+            records[key] = _decoded(key, row["body"])
         else:
-            records[key] = decode(KINDS[key[0]], row["body"], where)
+            raise InvariantViolated(
+                f"{_where(key)} is there twice, or is taken away and was not there: somebody else has written to the "
+                "shard. Restore it to a time before that with client.restore",
+                kind=key[0], id=key[1],
+            )  # fmt: skip
     return records
+
+
+def _changed(records: Records, changes: Changes) -> Records:
+    return {key: record for key, record in {**records, **changes}.items() if record is not None}
+
+
+def _where(key: tuple[str, str]) -> str:
+    return f"row {key[0]} {key[1]} of the catalog"
+
+
+def _decoded(key: tuple[str, str], body: str) -> Record:
+    if key[0] not in KINDS:
+        raise NewerFormat(
+            f"{_where(key)} is of a kind that this release does not know: use a newer release of persist-lib. Nothing "
+            "was changed",
+            kind=key[0],
+        )
+    return decode(KINDS[key[0]], body, _where(key))
+
+
+def _stored(key: tuple[str, str], record: Record) -> Record:
+    """A record as it will be read: what was asked is JSON then."""
+    return _decoded(key, encode(record))
 
 
 def _contents(upper: Antichain, records: Records) -> Contents:
@@ -238,20 +281,10 @@ def _contents(upper: Antichain, records: Records) -> Contents:
     return Contents(upper, found["collection"], renditions, found["command"], found["timeline"], records)  # type: ignore[arg-type]
 
 
-def _old(contents: Contents, key: tuple[str, str]) -> Record | None:
-    kind, id_ = key
-    if kind == "rendition":
-        collection, _, number = id_.partition("/")
-        return contents.renditions.get((collection, int(number)))
-    if kind == "timeline":
-        return contents.timelines.get(id_)
-    return (contents.collections if kind == "collection" else contents.commands).get(id_)
-
-
 def _updates(contents: Contents, changes: Changes) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for key, record in changes.items():
-        old = _old(contents, key)
+        old = contents.records.get(key)
         if old == record:
             continue
         row = {"kind": key[0], "id": key[1]}

@@ -30,12 +30,34 @@ Transform = Callable[[pa.Table], pa.Table]
 and `_diff` of the row that each one comes from."""
 
 
+Progress = Callable[[int, int], object]
+"""Called with how many rows were read so far, and how many are to be read in all, as far as is known."""
+
+
 class Copied(NamedTuple):
     """How far a rendition is copied: `upper` is its own, `goal` where the old one is, or the handover."""
 
     upper: Antichain
     goal: Antichain
     is_complete: bool
+
+
+class Reading:
+    """How many rows a copy has read, of how many as far as is known: each new shard's share is read by itself."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._done = self._total = 0
+
+    def begin(self, rows: int) -> None:
+        """A stretch of so many rows begins."""
+        self._total += rows
+
+    def add(self, rows: int) -> None:
+        """So many rows more were read."""
+        self._done += rows
+        if self._progress is not None:
+            self._progress(self._done, max(self._done, self._total))
 
 
 HOLDS = "copy-r"
@@ -53,6 +75,7 @@ def copy_step(
     new: RenditionRecord,
     transform: Transform | None,
     deadline: Deadline,
+    reading: Reading,
 ) -> Copied:
     """Copy the next stretch, if there is one. What another copier has copied already is not copied again.
 
@@ -86,11 +109,19 @@ def copy_step(
         last = begun.since.time or 0
     except SinceViolation:  # the old rendition has come further since, or another copier has
         return Copied(upper, goal, is_complete=False)
+    reading.begin(len(new.names) * _rows_in(reader, old, first, last))
     for index, name in enumerate(new.names):
-        share = _Share(reader, old, new, index, first, last, transform, deadline)
+        share = _Share(reader, old, new, index, first, last, transform, deadline, reading)
         with client.open_writer(name, new.columns) as write:
-            write.append(share, first, last + 1, timeout=max(0.001, deadline.remaining_s()))
+            write.append(share, first, last + 1, timeout=deadline.left_s())
     return Copied(meet(client, new.names), goal, is_complete=False)
+
+
+def _rows_in(reader: CollectionReader, old: RenditionRecord, first: int, last: int) -> int:
+    """About how many rows a stretch has: batches are counted whole."""
+    states = [handle.machine.state for handle in reader.shards_of(old)]
+    batches = [batch for state in states for batch in state.trace]
+    return sum(one.count for one in batches if at(first) < one.upper and one.lower <= at(last))
 
 
 def handed_over_at(timeline: Timeline, new: RenditionRecord) -> int | None:
@@ -104,8 +135,9 @@ class _Share:
 
     def __init__(
         self, reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, index: int, first: int, last: int,
-        transform: Transform | None, deadline: Deadline,
+        transform: Transform | None, deadline: Deadline, reading: Reading,
     ) -> None:  # fmt: skip
+        self._reading = reading
         self._reader, self._old, self._new, self._index = reader, old, new, index
         self._first, self._last, self._transform, self._deadline = first, last, transform, deadline
 
@@ -121,6 +153,7 @@ class _Share:
 
     def _mine(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         for table in tables:
+            self._reading.add(table.num_rows)
             made = transformed(table, self._transform, self._new.columns)
             share = routed(self._new, made)[self._index]
             if share.num_rows:

@@ -57,6 +57,35 @@ class Description(msgspec.Struct, frozen=True):
         return next(rendition for rendition in self.renditions if rendition.active)
 
 
+class Evolved(msgspec.Struct, frozen=True):
+    """What adding columns did, or would do: `added` are their names, `renditions` those that got them.
+
+    Both are empty where the collection had `schema` already.
+    """
+
+    schema: Schema
+    added: tuple[str, ...]
+    renditions: tuple[int, ...]
+
+
+class HandoverPlan(msgspec.Struct, frozen=True):
+    """What a handover would do now: from the time `at` on, `rendition` is the collection in place of `follows`.
+
+    Readers see it once the collection's upper, which is `upper` now, has passed `at`. `reached` is how far the
+    rendition has data; where it is a copy (`is_copy`), the rest up to `at` is copied after the handover, and writers
+    wait for that. `refused` says why it would be refused; it is empty if it would be done.
+    """
+
+    rendition: int
+    follows: int
+    at: int
+    schema: Schema
+    upper: Antichain
+    reached: Antichain
+    is_copy: bool
+    refused: str = ""
+
+
 class Capability(msgspec.Struct, frozen=True):
     """What somebody may do with a collection: read from `since` on, or write.
 

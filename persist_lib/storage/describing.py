@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from persist_lib.client import Client
+from persist_lib.core.state import State
 from persist_lib.frontier import Antichain, at
+from persist_lib.storage.at_once import states_of
 from persist_lib.storage.catalog import Contents
 from persist_lib.storage.describe import Capability, Description, RenditionDescription
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.timeline import Renditions, Timeline
-from persist_lib.storage.upper import upper_of
+from persist_lib.storage.upper import upper_by
 
 
 def timeline_of(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> Timeline:
@@ -25,11 +27,16 @@ def describe(client: Client, contents: Contents, collection: CollectionRecord) -
     renditions = contents.renditions_of(collection.id)
     timeline = timeline_of(client, collection, renditions[0])
     # SUBTLE: a rendition may have been made, and handed over to, after the catalog was read.
-    numbers = {record.number for record in renditions}
-    later = {span.rendition.number: span.rendition for span in timeline.spans if span.rendition.number not in numbers}
-    renditions += [msgspec.structs.replace(record, state="live", begun=True) for record in later.values()]
-    found = [_described(client, record, timeline) for record in renditions]
-    upper = upper_of(client, timeline)
+    spanned = {span.rendition.number: span.rendition for span in timeline.spans}
+    known = {record.number: record for record in renditions if record.state != "making"}
+    begun = {number: msgspec.structs.replace(one, state="live", begun=True) for number, one in spanned.items()}
+    numbered = {record.number: record for record in renditions} | begun | known
+    renditions = [numbered[number] for number in sorted(numbered)]
+    names = [name for record in renditions if record.state != "making" for name in record.names]
+    states = dict(zip(names, states_of(client, names), strict=True))
+    found = [_described(record, timeline, [states[n] for n in record.names if n in states]) for record in renditions]
+    uppers = {one.number: one.upper for one in found}
+    upper = upper_by(timeline, lambda rendition: uppers[rendition.number])
     active = next(rendition for rendition in found if rendition.active)
     pending = tuple(f"{command.what} ({command.id})" for command in contents.pending(collection.id))
     return Description(
@@ -46,20 +53,18 @@ def capabilities(client: Client, contents: Contents, collection: CollectionRecor
         Capability("read", reader, entry.purpose, collection.shard, entry.since, entry.lease_until)
         for reader, entry in sorted(state.readers.items())
     ]
-    for rendition in contents.renditions_of(collection.id):
-        for shard in rendition.names:
-            writers = client.inspect(shard).state.writers
-            found += [
-                Capability("write", id_, entry.purpose, shard, None, entry.lease_until)
-                for id_, entry in sorted(writers.items())
-                if entry.purpose == "ingest"
-            ]
-    return found
+    renditions = [one for one in contents.renditions_of(collection.id) if one.state != "making"]
+    shards = [shard for rendition in renditions for shard in rendition.names]
+    return found + [
+        Capability("write", id_, entry.purpose, shard, None, entry.lease_until)
+        for shard, state in zip(shards, states_of(client, shards), strict=True)
+        for id_, entry in sorted(state.writers.items())
+        if entry.purpose == "ingest"
+    ]
 
 
-def _described(client: Client, record: RenditionRecord, timeline: Timeline) -> RenditionDescription:
+def _described(record: RenditionRecord, timeline: Timeline, states: Sequence[State]) -> RenditionDescription:
     span = next((span for span in reversed(timeline.spans) if span.rendition.number == record.number), None)
-    states = [] if record.state == "making" else [client.inspect(name).state for name in record.names]
     since = max((state.since for state in states), default=at(0))
     upper = min((state.upper for state in states), default=at(0))
     is_active = timeline.spans != () and timeline.last.rendition.number == record.number

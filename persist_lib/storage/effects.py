@@ -15,11 +15,12 @@ import msgspec
 
 from persist_lib.client import Client
 from persist_lib.core.state import State
-from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch
+from persist_lib.errors import HoldConflict, Indeterminate, SchemaMismatch, ShardFinished, SinceViolation, UpperMismatch
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.storage.at_once import at_once
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
-from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord
+from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.storage.small import append_once, out_of_time
 from persist_lib.storage.timeline import Renditions, Timeline, row_of, schema_for
 from persist_lib.storage.wal import DROPPED, append_of, has_wal, mark, wal_shard
@@ -33,7 +34,7 @@ HOLD = "collection"
 
 def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> CommandRecord:
     """Take the steps of a pending command, and say in the catalog what came of it."""
-    contents = catalog.fetch()
+    contents = catalog.latest()  # where others have finished it meanwhile, the steps do nothing
     current = contents.commands.get(command.id)
     if current is None or not current.pending:
         return current or command
@@ -46,6 +47,8 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
             begin(catalog.client, collection, contents.renditions[(collection.id, 1)])
         case "make rendition":
             make_shards(catalog.client, contents.renditions[(collection.id, current.asked["rendition"])])
+        case "evolve":
+            evolve(catalog.client, contents, current)
         case "hand over":
             found = hand_over(catalog, contents, collection, current, deadline)
             if isinstance(found, str):
@@ -58,7 +61,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
             mark(catalog.client, collection, DROPPED, deadline)
         case _:  # the others are done by the append that decides them
             pass
-    return catalog.change(lambda now: _done(now, current, answer, refused), deadline)
+    return catalog.change(lambda now: _done(now, current, answer, refused), deadline, from_latest=True)
 
 
 def _done(
@@ -75,6 +78,10 @@ def _done(
         changes |= setting(_live(collection), _live(first))
     elif collection is not None and known.what == "make rendition":
         changes |= setting(_live(contents.renditions[(collection.id, known.asked["rendition"])]))
+    elif collection is not None and known.what == "evolve":
+        changes |= setting(
+            *(msgspec.structs.replace(one, schema=known.asked["schema"]) for one in _evolving(contents, known))
+        )
     elif collection is not None and known.what == "drop":
         changes |= setting(msgspec.structs.replace(collection, state="dropping"))
     elif collection is not None and known.what == "hand over" and not refused:
@@ -89,10 +96,40 @@ def _live(record: R) -> R:
 
 def make_shards(client: Client, rendition: RenditionRecord) -> None:
     """Make the rendition's shards, each with the hold that keeps its history."""
-    for name in rendition.names:
+
+    def make(name: str) -> None:
         with suppress(ShardFinished):  # made, and dropped since, by processes that were faster
             client.open_writer(name, rendition.columns).close()
         _hold(client, name)
+
+    at_once(client.runtime, make, rendition.names)
+
+
+def _evolving(contents: Contents, command: CommandRecord) -> list[RenditionRecord]:
+    found = (contents.renditions.get((command.collection, number)) for number in command.asked["renditions"])
+    return [record for record in found if record is not None]
+
+
+def evolve(client: Client, contents: Contents, command: CommandRecord) -> None:
+    """Add columns to the shards of renditions.
+
+    SUBTLE: the first shard of each comes last. Its schema is the collection's for whoever opens it.
+    """
+    schema = schema_of(command.asked["schema"])
+
+    def add(name: str) -> None:
+        if schema not in client.inspect(name).state.schemas:
+            try:
+                client.evolve_schema(name, schema)
+            except ShardFinished:
+                pass  # dropped since, by processes that were faster
+            except SchemaMismatch:
+                if schema not in client.inspect(name).state.schemas:  # else others were first, and went on from there
+                    raise
+
+    for record in _evolving(contents, command):
+        at_once(client.runtime, add, record.names[1:])
+        add(record.names[0])
 
 
 def begin(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> None:

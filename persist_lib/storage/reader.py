@@ -24,6 +24,7 @@ from persist_lib.read.handle import ReadHandle, parse_columns
 from persist_lib.read.snapshot import Snapshot
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.at_once import at_once
 from persist_lib.storage.changes import CollectionChanges
 from persist_lib.storage.conform import check_additive, is_additive
 from persist_lib.storage.difference import retracted
@@ -128,17 +129,14 @@ class CollectionReader:
         chosen = None if names is None else [name for name in names if name in had]
         if names is None and len(had) > len(self.schema.names):
             chosen = self.schema.names
-        parts: list[Snapshot] = []
-        for handle in found:
-            remaining_s = deadline.remaining_s()
-            parts.append(
-                self._guarded(
-                    lambda handle=handle, remaining_s=remaining_s: handle.snapshot(  # type: ignore[misc]
-                        time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-                        timeout=remaining_s,
-                    )
-                )
+
+        def snapshot_of(handle: ReadHandle) -> Snapshot:
+            return handle.snapshot(
+                time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
+                timeout=deadline.remaining_s(),
             )  # fmt: skip
+
+        parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found))
         return CollectionSnapshot(
             self.name, time, rendition.number, self.schema, rendition.hash_columns, names, parts,
             self.client.runtime, self.client.config.merge_bytes,
@@ -211,19 +209,25 @@ class CollectionReader:
     def shards_of(self, rendition: RenditionRecord) -> list[ReadHandle]:
         """Readers of a rendition's shards, opened when first needed, in this reader's schema if they have it."""
         if rendition.number not in self._shards:
-            found = []
-            try:
-                for name in rendition.names:
-                    schemas = self.client.machine(name).fetch().state.schemas
-                    wanted = getattr(self, "schema", None)
-                    schema = wanted if wanted in schemas else None
-                    found.append(self._open(name, schema or schemas[-1]))
-            except BaseException:
-                for handle in found:
-                    handle.close()
-                raise
-            self._shards[rendition.number] = found
+            self._shards[rendition.number] = self._open_all(rendition.names)
         return self._shards[rendition.number]
+
+    def _open_all(self, names: Sequence[str]) -> list[ReadHandle]:
+        found: dict[str, ReadHandle] = {}
+
+        def open_(name: str, schema: Schema | None) -> None:
+            schemas = self.client.machine(name).fetch().state.schemas
+            found[name] = self._open(name, schema if schema is not None and schema in schemas else schemas[-1])
+
+        try:
+            open_(names[0], getattr(self, "schema", None))
+            # SUBTLE: while columns are being added, the first shard gets them last. All are read in its columns.
+            at_once(self.client.runtime, lambda name: open_(name, found[names[0]].schema), names[1:])
+        except BaseException:
+            for handle in found.values():
+                handle.close()
+            raise
+        return [found[name] for name in names]
 
     def known(self, time: int, deadline: Deadline) -> Span:
         """The span that covers a time, once that is complete and promised. Raises TimedOut."""
@@ -240,7 +244,7 @@ class CollectionReader:
 
     def upper_of(self, span: Span) -> Antichain:
         """The least upper of the shards of the span's rendition, read from the location."""
-        return min(handle.fetch_upper() for handle in self.shards_of(span.rendition))
+        return min(at_once(self.client.runtime, ReadHandle.fetch_upper, self.shards_of(span.rendition)))
 
     def promise(self, upper: Antichain, deadline: Deadline) -> None:
         """See to it that no handover can be before `upper`, up to which the data is there."""
@@ -289,9 +293,8 @@ class CollectionReader:
     def close(self) -> None:
         """Give up what this reader holds. Idempotent."""
         self._closed = True
-        for handles in list(self._shards.values()):
-            for handle in handles:
-                handle.close()
+        handles = [handle for handles in list(self._shards.values()) for handle in handles]
+        at_once(self.client.runtime, ReadHandle.close, handles)
         if self._promiser is not None:
             self._promiser.close()
         self._holder.close()

@@ -19,7 +19,7 @@ Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]
 Kind = Literal["collection", "table"]
 TableMode = Literal["yolo", "wal"]
-What = Literal["create", "alter", "rename", "drop", "make rendition", "drop rendition", "hand over"]
+What = Literal["create", "alter", "rename", "drop", "evolve", "make rendition", "drop rendition", "hand over"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

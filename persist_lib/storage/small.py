@@ -29,7 +29,7 @@ def append_once(write: WriteHandle, rows: list[dict[str, object]], lower: int, u
     token = write.machine.runtime.token()
     while True:
         try:
-            write.compare_and_append(rows, lower, upper, timeout=max(0.001, deadline.remaining_s()), token=token)
+            write.compare_and_append(rows, lower, upper, timeout=deadline.left_s(), token=token)
         except (Indeterminate, LeaseExpired):  # after the latter, the handle registers anew
             if deadline.has_passed():
                 raise

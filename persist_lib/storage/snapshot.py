@@ -82,7 +82,7 @@ class CollectionSnapshot(Doors):
         else:
             with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
                 tables = [table for found in pool.map(self._at_once, self._parts) for table in found]
-        return pa.concat_tables([empty_table(self.schema), *tables]).combine_chunks()
+        return pa.concat_tables([empty_table(self.schema), *tables])
 
     def splits(self, n: int) -> list[CollectionSplit]:
         """Cut the snapshot into at most `n` disjoint splits of about equal size, whose union is the snapshot.

@@ -27,13 +27,14 @@ from persist_lib.storage.upper import meet, upper_of
 
 
 def tend(
-    catalog: Catalog, deadline: Deadline, *, only: str | None = None, dry_run: bool = False, as_if_dropped: bool = False
-) -> Tended:
+    catalog: Catalog, deadline: Deadline, *, only: str | None = None, dry_run: bool = False,
+    as_if_dropped: bool = False, given_up: int | None = None,
+) -> Tended:  # fmt: skip
     """Look after the collection with this id, or after all, and then after the WALs of tables.
 
     With `dry_run` nothing is changed.
 
-    `as_if_dropped` says what would be done once it is dropped.
+    `as_if_dropped` says what would be done once it is dropped, `given_up` once this rendition of it is given up.
     """
     done: list[Step] = []
     for id_, found in sorted(catalog.fetch().collections.items()):
@@ -41,7 +42,7 @@ def tend(
             continue
         collection = msgspec.structs.replace(found, state="dropping") if as_if_dropped else found
         try:
-            for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run).steps():
+            for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run, given_up=given_up).steps():
                 done.append(step)
                 if not dry_run:
                     do()
@@ -61,9 +62,12 @@ def tend(
 class _Tending:
     """Looking after one collection."""
 
-    def __init__(self, catalog: Catalog, collection: CollectionRecord, deadline: Deadline, *, dry_run: bool) -> None:
+    def __init__(
+        self, catalog: Catalog, collection: CollectionRecord, deadline: Deadline, *, dry_run: bool,
+        given_up: int | None = None,
+    ) -> None:  # fmt: skip
         self._catalog, self._client, self._deadline = catalog, catalog.client, deadline
-        self._collection, self._is_dry = collection, dry_run
+        self._collection, self._is_dry, self._given_up = collection, dry_run, given_up
 
     def steps(self) -> Iterator[tuple[Step, Do]]:
         """Each step, and how to take it. The next one is found when that was done."""
@@ -76,7 +80,10 @@ class _Tending:
         contents = self._catalog.fetch()
         if not self._is_dry:  # it may have been dropped by a command that was settled
             self._collection = collection = contents.collections.get(collection.id, collection)
-        renditions = contents.renditions_of(collection.id)
+        renditions = [
+            msgspec.structs.replace(record, state="dropping") if record.number == self._given_up else record
+            for record in contents.renditions_of(collection.id)
+        ]
         if collection.state == "dropping":
             yield from self._take_away(renditions)
             return

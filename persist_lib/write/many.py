@@ -6,6 +6,7 @@ compare-and-set over the rows of all shards decides. This needs a Consensus with
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -146,7 +147,7 @@ def _no_append(found: object) -> InvalidUsage:
 
 
 def _check_distinct(shards: Sequence[str]) -> None:
-    twice = sorted({shard for shard in shards if shards.count(shard) > 1})
+    twice = sorted(shard for shard, count in Counter(shards).items() if count > 1)
     if twice:
         raise InvalidUsage(
             f"shard {', '.join(twice)} is appended to twice in one call: make one append of both. Nothing was written",

@@ -137,7 +137,7 @@ def _append(
     with open_writer(schema) as write:
         time = next_time(schema, write.machine.shard, state.upper, deadline.runtime)
         timed = (at_time(table, time) for table in tables)
-        timeout = max(0.001, deadline.remaining_s())
+        timeout = deadline.left_s()
         return write.compare_and_append(timed, state.upper, at(time + 1), timeout=timeout)
 
 

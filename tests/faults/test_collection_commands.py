@@ -18,7 +18,7 @@ from persist_lib.location.wrap.around import Operation
 from persist_lib.storage import Controller
 from persist_lib.testing import Fate, Outcome
 from tests.renditions import Listening, Told, check, write
-from tests.worlds import SCHEMA, World, row, updates
+from tests.worlds import SCHEMA, WIDER, World, row, updates
 
 CHANGING = {"compare_and_set", "compare_and_set_many", "set", "delete", "truncate"}
 CONFIG = persist.Config(timeout_s=2, inline_bytes=0)
@@ -79,6 +79,11 @@ def after_a_handover(controller: Controller, told: Told) -> None:
     told.hand_over(2, start)
 
 
+def after_a_whole_handover(controller: Controller, told: Told) -> None:
+    after_a_handover(controller, told)
+    controller.copy_rendition("c", 2, to_end=True)
+
+
 def with_an_old_rendition(controller: Controller, told: Told) -> None:
     after_a_handover(controller, told)
     controller.copy_rendition("c", 2, to_end=True)
@@ -107,6 +112,28 @@ def hand_on(controller: Controller, told: Told) -> None:
     upper = controller.describe("c").upper.time or 0
     told.last.upper = persist.at(upper)
     write(controller, told, range(upper, upper + 2))
+
+
+def advanced(controller: Controller, told: Told) -> None:
+    start = controller.hand_over("c", 2, command="hand", advance=True, wait=True)
+    told.copy(2, 1)
+    told.hand_over(2, start)
+    found = controller.describe("c")
+    assert found.upper == persist.at(start + 1)
+    told.last.upper = found.upper
+    write(controller, told, range(start + 1, start + 2))
+
+
+def given_up(controller: Controller, told: Told) -> None:
+    controller.drop_rendition("c", 2, command="one")
+    controller.tend()
+    assert [one.number for one in controller.describe("c").renditions] == [1]
+    assert [hold for shard in controller.client.shards() for hold in held(controller, shard)] == []
+    write(controller, told, range(5, 6))
+
+
+def held(controller: Controller, shard: str) -> list[str]:
+    return [hold for hold in controller.client.inspect(shard).state.holds if hold.startswith("copy")]
 
 
 def copied_to_end(controller: Controller, told: Told) -> None:
@@ -147,6 +174,17 @@ def dropped(controller: Controller, told: Told) -> None:
     write(controller, told, range(2))
 
 
+def evolved(controller: Controller, told: Told) -> None:
+    told.schema = SCHEMA
+    assert controller.evolve("c", WIDER, command="one").added == ("more",)
+    assert controller.evolve("c", WIDER, command="one").added == ("more",)
+    found = controller.describe("c")
+    assert {one.schema for one in found.renditions} == {WIDER}
+    for shard in (shard for one in found.renditions for shard in one.shards):
+        assert controller.client.inspect(shard).state.schemas == (SCHEMA, WIDER)
+    write(controller, told, range(5, 7))
+
+
 def renamed(controller: Controller, told: Told) -> None:
     controller.rename("c", "d", command="one")
     controller.rename("d", "c", command="two")
@@ -170,6 +208,11 @@ STORIES = {
     "write": Story(some_history, write_by_token, writes_go_on),
     "tend": Story(with_an_old_rendition, lambda c: c.tend(), tended),
     "drop": Story(with_an_old_rendition, lambda c: c.drop("c", command="one"), dropped),
+    "evolve": Story(after_a_whole_handover, lambda c: c.evolve("c", WIDER, command="one"), evolved),
+    "hand over and advance": Story(
+        with_two_stretches, lambda c: c.hand_over("c", 2, command="hand", advance=True), advanced
+    ),
+    "drop a rendition": Story(with_two_stretches, lambda c: c.drop_rendition("c", 2, command="one"), given_up),
     "rename": Story(some_history, lambda c: c.rename("c", "d", command="one"), renamed),
 }
 

@@ -142,7 +142,7 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
     assert (found["equal"], found["changed"], found["columns"]) == (False, 9, {"name": 0, "cents": 9})
     assert found["samples"]["changed"][0] == {"id": 1, "cents": [10, 20]}
     said = made("collection", "rendition", "drop", "orders", 2, "--dry-run")
-    assert said.count("would be finished") == 5
+    assert said.count("would finish") == 5
     assert len(made.json("collection", "show", "orders")["renditions"]) == 2
     made("collection", "rendition", "drop", "orders", 2)
 
@@ -150,7 +150,8 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
     made("collection", "rendition", "copy", "orders", 3)
     assert "no row differs" in made("collection", "compare", "orders", 3)
     assert made("collection", "hand-over", "orders", 3, "--dry-run") == (
-        "rendition 3 of orders would be the collection from 1 on\n"
+        "rendition 3 of orders would be the collection from 1 on, after 1\n"
+        "it is copied up to [1]\nreaders would see it once upper, now [1], has passed 1\n"
     )
     assert made.json("collection", "show", "orders")["renditions"][0]["active"]
     assert made.json("collection", "hand-over", "orders", 3, "--command", "h")["at"] == 1
@@ -164,7 +165,7 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
     assert made.json("collection", "changes", "orders", "--from", 0)["rows"] == [
         {"id": 70, "name": "x", "cents": 7, "_time": 1, "_diff": 1}
     ]
-    assert "it is the collection at times" in made.fails(2, "collection", "rendition", "drop", "orders", 3, "--dry-run")
+    assert "is the collection at times" in made.fails(1, "collection", "rendition", "drop", "orders", 3, "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,55 @@ def test_other_columns_come_with_a_rendition(made: Shell, tmp_path: Path):
     made("collection", "rendition", "copy", "orders", 2, "--transform", f"{tmp_path}/in_dollars.py:convert")
     assert "only rendition 2 has dollars: not compared" in made("collection", "compare", "orders", 2)
     assert "go with the columns" in made.fails(2, "collection", "rendition", "make", "orders", "--unique")
+
+
+def test_a_handover_in_one_call_and_what_is_said_before(made: Shell, tmp_path: Path):
+    (tmp_path / "fixes.py").write_text(FIXES)
+    assert "made rendition 2" in made("collection", "rendition", "make", "orders", "--shards", 2, "--copy")
+    function = ("--transform", f"{tmp_path / 'fixes.py'}:doubled")
+    said = made("collection", "hand-over", "orders", 2, "--dry-run")
+    assert "rendition 2 of orders would be the collection from 1 on, after 1" in said
+    assert "it is copied up to [0]; the rest up to 1 is copied then" in said
+    assert "readers would see it once upper, now [1], has passed 1" in said
+    plan = made.json("collection", "hand-over", "orders", 2, "--dry-run")
+    assert (plan["at"], plan["follows"], plan["refused"], plan["dry_run"]) == (1, 1, "", True)
+    done = made.run("collection", "hand-over", "orders", 1, "--dry-run", "--json")
+    assert done.exit_code == 1
+    assert "is the collection already" in json.loads(done.stdout)["refused"]
+    assert "is for advance" in made.fails(2, "collection", "hand-over", "orders", 2, *function)
+    said = made("collection", "hand-over", "orders", 2, "--advance", "--wait", *function)
+    assert said.strip() == "rendition 2 of orders is the collection from 1 on"
+    assert contents(made) == {n: 20 * n for n in range(10)}
+
+
+def test_a_dry_run_of_giving_up_a_rendition_says_what_goes(made: Shell):
+    made("collection", "rendition", "make", "orders", "--shards", 2)
+    found = made.json("collection", "rendition", "drop", "orders", 2, "--dry-run")
+    assert [step["action"] for step in found["steps"]] == ["finish", "finish", "forget"]
+    assert "rendition 2 of orders would be dropped" in made("collection", "rendition", "drop", "orders", 2, "--dry-run")
+    assert "is the collection at times" in made.fails(1, "collection", "rendition", "drop", "orders", 1, "--dry-run")
+    assert len(made.json("collection", "show", "orders")["renditions"]) == 2
+    assert "rendition 2 of orders is dropped" in made("collection", "rendition", "drop", "orders", 2)
+
+
+def test_columns_are_added_to_all_shards(made: Shell, tmp_path: Path):
+    add = ("--add", "note:string", "--add", "seen:timestamp[us, UTC]")
+    said = made("collection", "evolve", "orders", *add, "--dry-run")
+    assert said.startswith("orders: would add note: string, seen: timestamp[us, UTC]; the schema would be ")
+    assert len(made.json("collection", "show", "orders")["schema"]["value"]) == 2
+    done = made.json("collection", "evolve", "orders", *add)
+    assert (done["added"], done["renditions"]) == (["note", "seen"], [1])
+    assert "has these columns already" in made("collection", "evolve", "orders", *add)
+    assert "has a column" in made.fails(2, "collection", "evolve", "orders", "--add", "note:int64")
+    assert "name a column" in made.fails(2, "collection", "evolve", "orders")
+    made(
+        "collection",
+        "upsert",
+        "orders",
+        jsonl(tmp_path / "n.jsonl", {"id": 3, "name": "n", "cents": 1, "note": "x", "seen": None}),
+    )
+    found = made.json("collection", "snapshot", "orders")["rows"]
+    assert {row["id"]: row["note"] for row in found if row["note"]} == {3: "x"}
 
 
 def test_history_is_kept_by_retention_and_holds(made: Shell):

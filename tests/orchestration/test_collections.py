@@ -119,7 +119,9 @@ def test_a_rendition_is_rebuilt_compared_and_handed_over(
     assert built.success, why(built)
     assert (metadata(built, "sales/orders")["rendition"], metadata(built, "sales/orders")["rows"]) == (2, 4)
 
-    found = metadata(run(folder, instance, "compare", collection="sales/orders", rendition=2), "sales/orders")
+    judged = run(folder, instance, "compare", collection="sales/orders", rendition=2, keep=True, engine="local")
+    found = metadata(judged, "sales/orders")
+    assert any(shard.endswith(".r1.kept") for shard in controller.client.shards())
     assert (found["equal"], found["equal_keys"], found["changed"]) == (True, 4, 0)
     assert {row.data["column"]: row.data["changed"] for row in found["columns"].records} == {"cents": 0}
 
@@ -166,6 +168,7 @@ def test_a_run_that_starts_again_hands_over_once(controller: Any, folder: Path, 
         ("handover", {"collection": "sales/orders", "rendition": 1}, "HandoverRefused"),
         ("compare", {"collection": "sales/orders", "rendition": 7}, "has no rendition 7"),
         ("compare", {"collection": "sales/orders", "rendition": 1, "as_of": "soon"}, "InvalidUsage"),
+        ("compare", {"collection": "sales/orders", "rendition": 1, "engine": "abacus"}, "engine must be"),
         ("rebuild", {"collection": "sales/orders", "engine": "abacus"}, "engine must be"),
         ("rebuild", {"collection": "sales/orders", "rendition": 1}, "is written independently"),
         ("collections", {"collections": ["nowhere"]}, "there is no collection 'nowhere'"),

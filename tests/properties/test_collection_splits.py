@@ -168,7 +168,7 @@ def test_what_is_asked_wrongly_names_the_collection(world: World) -> None:
             reader.snapshot(columns="word")
         for n in (0, -1, True, 1.5, "2", None):
             with pytest.raises(persist.InvalidUsage, match="number of splits"):
-                reader.snapshot().splits(n)  # type: ignore[arg-type]
+                reader.snapshot().splits(n)
 
 
 def test_a_reader_in_the_old_columns_reads_old_times_after_a_change_that_is_not_additive(world: World) -> None:

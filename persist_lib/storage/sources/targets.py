@@ -37,6 +37,7 @@ class Target:
         self._writer: CollectionWriter = controller.open_writer(self.name)
         self._reader: CollectionReader | None = None
         self._checked: dict[str, int] = {}
+        self._said = ""
 
     @property
     def schema(self) -> Schema:
@@ -49,7 +50,10 @@ class Target:
 
     def check(self, updates: pa.Table, start: int, end: int) -> None:
         """Raise Diverged if what is committed in `[start, end)` is anything else than these consolidated updates."""
-        self._checked = self._seqnos()
+        self._checked, self._said = self._seqnos(), "Nothing was written"
+        self._check(updates, start, end)
+
+    def _check(self, updates: pa.Table, start: int, end: int) -> None:
         reader, upper = self._opened(), self.fetch_upper()
         if min(upper, end) > start:
             with reader.changes(max(start - 1, 0), min(upper, end) - 1) as changes:
@@ -81,7 +85,8 @@ class Target:
             # SUBTLE: an append needs a writer's registration, whose end is a transition too. So whoever appended since
             # the check is registered still, or has left more than one transition.
             if others or version.seqno > checked + 1:
-                self.check(updates, start, end)
+                self._said = "Another instance was first at these times, and this one may have written others"
+                self._check(updates, start, end)
                 return
 
     def lookup(self, keys: pa.Table, as_of: int) -> pa.Table:
@@ -122,12 +127,13 @@ class Target:
         time = int(integers(differing.column(TIME)).min())
         rows = differing.slice(0, SHOWN).to_pylist()
         described = "; ".join(
-            f"{'here' if row.pop(DIFF) > 0 else 'committed'}: {shown({n: v for n, v in row.items() if n != TIME})}"
+            f"{'here' if row[DIFF] > 0 else 'committed'}: {shown({n: v for n, v in row.items() if n not in {TIME, DIFF}})}"
             for row in rows
         )
+        where = f", in shard {shard}" if shard else ""
         return Diverged(
-            f"collection {self.name!r}{f', in shard {shard}' if shard else ''}: at {self.schema.show(time)} this source makes other rows than those that are "
-            f"committed ({differing.num_rows} differ): {described}. Nothing was written. Its messages or its decoder "
-            "have changed; put them back, or make a new rendition of what is right",
-            collection=self.name, shard=shard, time=time, rows=differing.slice(0, SHOWN).to_pylist(), count=differing.num_rows,
+            f"collection {self.name!r}{where}: at {self.schema.show(time)} this source makes other rows than those that "
+            f"are committed ({differing.num_rows} differ): {described}. {self._said}. Its messages or its decoder have "
+            "changed: put back what there was; otherwise see what `persist source reset` would lose",
+            collection=self.name, shard=shard, time=time, rows=rows, count=differing.num_rows,
         )  # fmt: skip

@@ -90,7 +90,7 @@ def apply_table(line: WalLine, view: View, deadline: Deadline) -> int | None:
     if not pieces:
         return None
     # SUBTLE: the promise first. Else a handover below could lose what is appended here.
-    known = view.promise(wal_upper, max(0.001, deadline.remaining_s()))
+    known = view.promise(wal_upper, deadline.left_s())
     count = 0
     for span, start, end, entries in pieces:
         now = known.at(end - 1)
@@ -99,7 +99,7 @@ def apply_table(line: WalLine, view: View, deadline: Deadline) -> int | None:
         write, lower = view.writer(span.rendition), start
         with suppress(UpperMismatch):  # a copier is not that far, or another applier is further
             for rows, upper in rounds(entries, write.schema, end):
-                write.append(rows, lower, upper, timeout=max(0.001, deadline.remaining_s()))
+                write.append(rows, lower, upper, timeout=deadline.left_s())
                 count, lower = count + rows.num_rows, upper
     return count
 

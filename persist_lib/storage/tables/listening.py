@@ -94,7 +94,7 @@ class TableListen:
         newer.__enter__()
         self._pins.__exit__(None, None, None)
         self._pins, self._frontier = newer, upper
-        view.let_go(line.oldest(upper - 1))
+        view.let_go(min(line.oldest(upper - 1), view.upper(view.timeline().last) - 1))  # it may be behind the WAL
         return [*found, Progress(at(upper))]
 
     def close(self) -> None:
@@ -126,7 +126,8 @@ class TableListen:
         _, own, _ = line.settled(view, upper - 1, deadline)
         own = min(own, upper)
         found = list(updates_between(view.reader, first - 1, own - 1, deadline)) if own > first else []
-        entries = line.entries(view.id, max(first, own) - 1, upper - 1)
+        # What is up to `floor` is in the table, as `settled` knows it, and may be gone from the WAL.
+        entries = line.entries(view.id, max(first - 1, own - 1, line.floor), upper - 1)
         if rows := [at_time(entry.rows(view.schema), entry.time) for entry in entries]:
             found.append(consolidate(view.schema, pa.concat_tables([empty_table(view.schema.updates), *rows])))
         return found

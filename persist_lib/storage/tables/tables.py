@@ -321,7 +321,7 @@ class Tables:
             verdict = self.client.judge_append(line.shard, token, lower, upper)
             if verdict.answer != "open":
                 return None if verdict.seqno is None else (upper.time or 1) - 1
-            line.writer().advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+            line.writer().advance_upper(upper, timeout=deadline.left_s())
         raise TypeError(line)
 
     def close(self) -> None:

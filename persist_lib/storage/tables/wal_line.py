@@ -133,9 +133,7 @@ class WalLine(Line):
         sending(token)
         try:
             until_decided(
-                lambda: write.compare_and_append(
-                    updates, lower, time + 1, timeout=max(0.001, deadline.remaining_s()), token=token
-                ),
+                lambda: write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=token),
                 deadline,
             )
         except UpperMismatch:
@@ -226,6 +224,9 @@ class WalLine(Line):
     def _load(self) -> None:
         """Read what is new in the state of the WAL that this process knows."""
         reader = self._reader or self._register()
+        if reader.read_only and at(self._loaded) < reader.since:  # it holds nothing, and the WAL was tidied meanwhile
+            self.reset()
+            reader = self._register()
         upper = reader.upper.time or 0
         if self._loaded < upper - 1:
             try:

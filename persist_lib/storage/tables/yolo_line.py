@@ -84,7 +84,7 @@ class YoloLine(Line):
         try:
             until_decided(
                 lambda: write.append_on(
-                    span.command, rows, lower, time + 1, timeout=max(0.001, deadline.remaining_s()), token=token
+                    span.command, rows, lower, time + 1, timeout=deadline.left_s(), token=token
                 ),
                 deadline, doubts,
             )  # fmt: skip
@@ -150,7 +150,7 @@ class YoloLine(Line):
         return found
 
     def _advance(self, view: View, upper: int, deadline: Deadline) -> None:
-        self._writer(view).advance_upper(upper, timeout=max(0.001, deadline.remaining_s()))
+        self._writer(view).advance_upper(upper, timeout=deadline.left_s())
         pause(deadline) if view.upper(view.timeline().last) < upper else None
 
     def _let_go(self, view: View, upper: int) -> None:

@@ -301,10 +301,9 @@ def test_a_stream_has_each_change_once_across_handovers(
     world.append(rng, 10)
     drain(query)
     assert sink.contents() == world.contents(world.upper - 1)
-    holds = {
-        one.id: one.since or persist.at(0) for one in world.controller.capabilities("orders") if one.kind == "hold"
-    }
-    assert holds["h"] <= persist.at(world.upper - 1)
+    [hold] = [one.since for one in world.controller.capabilities("orders") if one.id == "h"]
+    assert hold is not None
+    assert hold <= persist.at(world.upper - 1)
     query.start()
     assert not query.step()
 

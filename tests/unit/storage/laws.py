@@ -16,7 +16,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.client import Client
 from persist_lib.frontier import at
-from persist_lib.storage import changes, effects, listen, tend, writer
+from persist_lib.storage import changes, committing, effects, listen, tend, writer
 from persist_lib.storage.catalog import setting
 from persist_lib.storage.controller import Controller
 from persist_lib.storage.difference import difference
@@ -230,7 +230,7 @@ def nor_below_what_definite_writers_appended(world: World) -> None:
 
 
 def write_unpromised(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writer, "_promise_for", lambda table, lower, upper: at(0))
+    patch.setattr(committing, "_promise_for", lambda table, lower, upper: at(0))
     patch.setattr(writer.CollectionWriter, "_promise", lambda self, upper, deadline: None)
 
 

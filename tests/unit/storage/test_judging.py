@@ -13,6 +13,7 @@ import pytest
 import persist_lib as persist
 from jobs.compare import compare
 from persist_lib.storage import Controller, changes, kept
+from persist_lib.storage.difference import difference
 from persist_lib.storage.judging import run
 from persist_lib.testing import contents_of
 from tests.renditions import Listening, Told, create, write
@@ -81,7 +82,7 @@ class Merged:
     """Counts how often both renditions were merged."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.times, inner = 0, changes.difference
+        self.times, inner = 0, difference
 
         def counted(*given: Any) -> Any:
             self.times += 1

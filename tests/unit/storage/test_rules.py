@@ -6,11 +6,9 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import InvalidName
 from persist_lib.frontier import at
 from persist_lib.storage import catalog as catalogs
 from persist_lib.storage import describing, effects
@@ -139,6 +137,17 @@ def test_an_append_beyond_a_gap_promises_nothing(world: World) -> None:
     with controller.open_writer("c") as writer, pytest.raises(persist.UpperMismatch, match="there is a gap"):
         writer.append([], 10**9, 10**9 + 1)
     assert controller.describe("c").promised == at(3)
+
+
+def test_a_reader_that_lets_go_of_more_than_there_is_waits_for_it(world: World) -> None:
+    told, controller = Told(), create(world.client())
+    write(controller, told, range(2))
+    with controller.open_reader("c") as reader:
+        reader.downgrade_since(4)
+        with pytest.raises(persist.TimedOut, match="waited"):
+            reader.snapshot(4, timeout=0.1)
+        write(controller, told, range(2, 6))
+        assert contents_of(reader.snapshot(4).to_arrow()) == told.contents(4)
 
 
 def test_two_handovers_at_once_are_one(world: World) -> None:
@@ -447,73 +456,6 @@ def test_times_of_a_clock(world: World) -> None:
         assert controller.describe("clock").retention == 3_600_000
     with pytest.raises(persist.InvalidUsage, match="must have the same"):
         controller.make_rendition("clock", schema=SCHEMA)
-
-
-BAD: dict[str, Any] = {
-    "no name": lambda c: c.create("", SCHEMA),
-    "name of another type": lambda c: c.create(3, SCHEMA),
-    "bytes as a name": lambda c: c.describe(b"c"),
-    "schema of another type": lambda c: c.create("x", {"id": "int64"}),
-    "no shards": lambda c: c.create("x", SCHEMA, shards=0),
-    "too many shards": lambda c: c.create("x", SCHEMA, shards=1025),
-    "half a shard": lambda c: c.create("x", SCHEMA, shards=1.5),
-    "truth as a number": lambda c: c.create("x", SCHEMA, shards=True),
-    "another mode": lambda c: c.create("x", SCHEMA, mode="merge"),
-    "mode of another type": lambda c: c.create("x", SCHEMA, mode=["append"]),
-    "hash of a value": lambda c: c.create("x", SCHEMA, hash_columns=["word"]),
-    "hash of text": lambda c: c.create("x", SCHEMA, hash_columns="id"),
-    "hash of nothing": lambda c: c.create("x", SCHEMA, hash_columns=[]),
-    "hash of one twice": lambda c: c.create("x", SCHEMA, hash_columns=["id", "id"]),
-    "hash of a number": lambda c: c.make_rendition("c", hash_columns=[1]),
-    "retention before": lambda c: c.create("x", SCHEMA, retention=-1),
-    "a duration of integers": lambda c: c.create("x", SCHEMA, retention="7 days"),
-    "an empty command": lambda c: c.create("x", SCHEMA, command=""),
-    "a command with a space": lambda c: c.create("x", SCHEMA, command="a b"),
-    "a timeout of text": lambda c: c.alter("c", retention=1, timeout="1"),
-    "no such rendition": lambda c: c.hand_over("c", 9),
-    "rendition of text": lambda c: c.hand_over("c", "2"),
-    "a flag of another type": lambda c: c.hand_over("c", 2, force="yes"),
-    "the end of all times": lambda c: c.hand_over("c", 2, at=2**64 - 1, force=True),
-    "a time before all": lambda c: c.hand_over("c", 2, at=-1),
-    "the active rendition": lambda c: c.hand_over("c", 1),
-    "dropping what is needed": lambda c: c.drop_rendition("c", 1),
-    "copying no copy": lambda c: c.copy_rendition("c", 2),
-    "a transformation of text": lambda c: c.copy_rendition("c", 3, transform="upper"),
-    "the layer's own hold": lambda c: c.set_hold("c", "collection", 0),
-    "a copy's hold": lambda c: c.set_hold("c", "copy-r2", 0),
-    "a hold that is not there": lambda c: c.release_hold("c", "mine"),
-    "an owner of another type": lambda c: c.open_reader("c", owner=3),
-    "a name that is taken": lambda c: c.create("c", SCHEMA),
-    "renamed to itself": lambda c: c.rename("c", "c"),
-    "no such collection": lambda c: c.open_writer("orders"),
-    "another verb": lambda c: c.open_writer("c").append([], 0, 1),
-    "no bounds": lambda c: c.open_writer("c").compare_and_append([], 1, 1),
-    "a time ahead": lambda c: c.open_writer("c").compare_and_append([row(1, "x", 9)], 2, 3),
-}
-
-
-@pytest.mark.parametrize("call", BAD.values(), ids=BAD)
-def test_bad_input_is_refused_and_changes_nothing(world: World, call: Any) -> None:
-    told, controller = Told(), create(world.client(), shards=np.int64(2))
-    write(controller, told, range(2))
-    controller.make_rendition("c")
-    controller.make_rendition("c", copy=True)
-    before = controller.catalog.fetch()._replace(upper=at(0))
-    with pytest.raises(persist.PersistError) as found:
-        call(controller)
-    assert len(str(found.value)) > 30
-    after = controller.catalog.fetch()._replace(upper=at(0))
-    assert after == before
-    check(controller, told, 0, 1)
-
-
-def test_names_with_slashes_and_numbers_of_numpy(world: World) -> None:
-    controller: Any = world.client().controller()
-    controller.create("a/b.c-1", SCHEMA, shards=np.int32(2), retention=np.int64(3))
-    assert controller.make_rendition("a/b.c-1", shards=np.uint8(3)).number == 2
-    assert controller.hand_over("a/b.c-1", np.int64(2), at=np.int64(7), force=True) == 7
-    with pytest.raises(InvalidName):
-        controller.create("a//b", SCHEMA)
 
 
 def test_nothing_goes_on_after_close_and_nothing_is_pickled(world: World) -> None:

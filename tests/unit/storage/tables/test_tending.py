@@ -135,6 +135,40 @@ def test_a_handover_without_new_rows_is_completed_by_tending(tables: Tables) -> 
         assert read(client.controller().tables(), "idle") == {}
 
 
+def test_a_listener_begins_before_what_the_wal_keeps(tables: Tables) -> None:
+    """What the WAL has given up is in the table."""
+    start = tables.read_time()
+    tables.upsert("a", rows((1, 60)))
+    tables.controller.tend()
+    tables.read_time()
+    tables.client.heartbeat()
+    tables.controller.tend()
+    tables.upsert("b", rows((7, 7)))  # the WAL goes on
+    assert wal(tables).since > persist.at(start + 1)
+    with persist.open(tables.client.url) as client, client.controller().tables() as others:
+        found = others.changes("a", start)
+        assert sorted(zip(found["cents"].to_pylist(), found["_diff"].to_pylist(), strict=True)) == [(50, -1), (60, 1)]
+        assert others.changes("b", start)["cents"].to_pylist() == [7]
+
+
+def test_a_client_that_only_reads_goes_on_where_the_wal_was_tidied_meanwhile(tables: Tables) -> None:
+    with persist.open(tables.client.url, read_only=True) as client:
+        reading = client.controller().tables()
+        assert read(reading, "a") == {1: 50, 2: 200}
+        for number in range(3):
+            tables.upsert("a", rows((1, number)))
+            tables.controller.tend()
+            tables.read_time()
+            tables.client.heartbeat()  # nobody holds the WAL's history any more
+        assert wal(tables).since > persist.at(tables.lag().first or 1)
+        assert read(reading, "a") == {1: 2, 2: 200}
+        tables.drop("a")
+        tables.controller.tend()
+        with pytest.raises(persist.NotFound):
+            reading.read("a")
+        assert read(reading, "b") == {1: 50}
+
+
 def test_a_dropped_table_is_in_nobodys_way(tables: Tables) -> None:
     tables.drop("a")
     tables.close()  # it reads the table's shards

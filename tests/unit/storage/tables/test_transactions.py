@@ -288,3 +288,18 @@ def test_a_hundred_tables_are_on_one_timeline(client: persist.Client) -> None:
     assert len(applied.tables) == 15
     assert read(tables, "t98") == {1: 98}
     assert read(tables, "t1") == {}
+
+
+def test_a_listener_goes_on_where_nothing_was_ever_applied(client: persist.Client, tables: Tables) -> None:
+    """It lets go of the table as far as that has come, and not as far as the WAL has."""
+    with tables.listen("a", 0) as listener:
+        for number in range(3):
+            tables.upsert("a", rows((1, number)))
+            events = listener.poll()
+            assert sum(isinstance(event, persist.Updates) for event in events) == 1
+            client.heartbeat()
+        tables.apply()
+        client.heartbeat()
+        tables.upsert("a", rows((1, 9)))
+        updates = [event.table for event in listener.poll() if isinstance(event, persist.Updates)]
+        assert [cents for table in updates for cents in table["cents"].to_pylist()] == [2, 9]

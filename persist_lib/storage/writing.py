@@ -1,0 +1,185 @@
+"""What a writer of a collection has open, and what it writes next: the rendition that is the collection there."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.arguments import parse_seconds
+from persist_lib.client import Client
+from persist_lib.convert.updates import check_times, iter_updates
+from persist_lib.core.cost import Cost
+from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
+from persist_lib.frontier import MINIMUM, Antichain, at
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+from persist_lib.storage.at_once import at_once, states_of
+from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.timeline import Renditions, Span, Timeline
+from persist_lib.storage.upper import meet, upper_of
+from persist_lib.times import Times, Unit
+from persist_lib.write.handle import WriteHandle
+
+PAUSE_S = 0.05
+"""Between two looks at a rendition that is still being copied."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a write did. `upper` is the collection's upper from it, `count` the updates that it brought.
+
+    After a change by key, `time` is its time, and the other counts say what became of the keys.
+    """
+
+    upper: Antichain
+    count: int
+    token: bytes
+    cost: Cost
+    time: int | None = None
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+
+
+class Writing(ABC):
+    """A writer's handles of the collection's shards, and its view of which rendition is written.
+
+    It writes one rendition only, if it was opened for one that is not the collection yet.
+    """
+
+    def __init__(
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None
+    ) -> None:
+        self.client, self.collection, self._only = client, collection, only
+        self._renditions = Renditions(client, collection.shard, unit, collection.name)
+        self._turn = threading.RLock()
+        self._writers: dict[str, WriteHandle] = {}
+        self._closed = False
+        rendition = only or self._span_to_write(self._timeline())[0].rendition
+        self.mode = rendition.mode
+        self.schema: Schema = client.machine(rendition.names[0]).fetch().state.schemas[-1]
+        self.has_transactions = _has_transactions(client)
+
+    @property
+    def name(self) -> str:
+        """The collection's name when it was opened."""
+        return self.collection.name
+
+    def fetch_upper(self) -> Antichain:
+        """How far the collection (or the rendition that this handle writes) has come: read from the location."""
+        self._check_open()
+        if self._only is not None:
+            return meet(self.client, self._only.names)
+        return upper_of(self.client, self._timeline())
+
+    def shard(self, name: str) -> WriteHandle:
+        """This writer's handle of one shard."""
+        self._check_open()
+        if name not in self._writers:
+            is_data = name != self.collection.shard
+            try:
+                self._writers[name] = self.client.open_writer(name, self.schema if is_data else self._renditions.schema)
+            except SchemaMismatch as error:
+                raise SchemaMismatch(
+                    f"collection {self.name!r} was handed over to a rendition that does not have this writer's "
+                    f"columns. Nothing was written; open a new writer. {error.message}",
+                    **error.fields,
+                ) from error
+        return self._writers[name]
+
+    @abstractmethod
+    def _settle(self, deadline: Deadline) -> None:
+        """Let the appends that were accepted before this call end. Raises NotSent if one of them failed unseen."""
+
+    def _close_handles(self) -> None:
+        """Retire this writer in all shards. Idempotent."""
+        self._closed = True
+        at_once(self.client.runtime, WriteHandle.close, list(self._writers.values()))
+
+    def _span_to_write(self, timeline: Timeline) -> tuple[Span, int | None]:
+        """The span that is written next, and where another one follows."""
+        if self._only is not None:
+            states_of(self.client, self._only.names)
+            return Span(0, None, self._only, ""), None
+        upper = upper_of(self.client, timeline)
+        span = timeline.last if upper.is_top() else timeline.at(max(upper.time or 0, timeline.since))
+        return span, span.end
+
+    def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
+        """The upper of all shards of a rendition, which is one while nobody is in between.
+
+        SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
+        """
+        names = span.rendition.names
+        uppers = {self.shard(name).upper for name in names}
+        while True:
+            upper = max(uppers, default=MINIMUM)
+            if len(uppers) == 1 and at(span.start) <= upper:
+                return upper
+            self._check_time(deadline, f"the rendition is complete up to {min(uppers, default=MINIMUM)} only")
+            deadline.pause(PAUSE_S)
+            uppers = {state.upper for state in states_of(self.client, names)}
+
+    def _timeline(self) -> Timeline:
+        timeline = self._renditions.fetch()
+        if timeline.is_closed():
+            raise self._renditions.dropped()
+        return timeline
+
+    def _parsed(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> pa.Table:
+        only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
+        tables = [empty_table(self.schema.updates)]
+        for table in iter_updates(self.schema, updates, time=only, times=times):
+            check_times(table, lower, upper, times)
+            tables.append(table)
+        return pa.concat_tables(tables)
+
+    def _times(self) -> Times:
+        return Times(self.schema.times, self.client.runtime.clock_ms)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+    def _mismatch(self, expected: Antichain, error: UpperMismatch) -> UpperMismatch:
+        actual = error.fields.get("actual")
+        show = self.schema.show
+        shown = show(actual) if isinstance(actual, Antichain) else actual
+        return UpperMismatch(
+            f"collection {self.name!r}: the append starts at {show(expected)}, but upper is {shown}: another writer "
+            "was first, or there is a gap. Nothing was written; decide from there on",
+            collection=self.name, expected=expected, actual=actual,
+        )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidUsage(f"this writer of collection {self.name!r} was closed; open a new one")
+
+    def _check_mode(self, verb: str) -> None:
+        self._check_open()
+        if (verb == "append") != (self.mode == "append"):
+            one = "write.append of identical data" if self.mode == "append" else "compare_and_append, upsert and so on"
+            raise InvalidUsage(
+                f"collection {self.name!r} has the mode {self.mode!r}, so it is written by {one}, and not by {verb}. "
+                "The mode is fixed when a collection is created, as one kind of writer would lock the other out",
+                collection=self.name, mode=self.mode,
+            )  # fmt: skip
+
+    def _check_time(self, deadline: Deadline, why: str) -> None:
+        if deadline.has_passed():
+            raise TimedOut(
+                f"collection {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. This call wrote nothing; "
+                "try again, or with a longer timeout",
+                timeout_s=deadline.timeout_s, collection=self.name,
+            )  # fmt: skip
+
+
+def _has_transactions(client: Client) -> bool:
+    try:
+        client.consensus.compare_and_set_many({})
+    except InvalidUsage:
+        return False
+    return True
