@@ -132,8 +132,8 @@ class Target:
         )
         where = f", in shard {shard}" if shard else ""
         return Diverged(
-            f"collection {self.name!r}{where}: at {self.schema.show(time)} this source makes other rows than "
-            f"are committed ({differing.num_rows} differ): {described}. {self._said}. Its messages or its decoder "
-            "have changed: put back what there was; otherwise see what `persist source reset` would lose",
+            f"collection {self.name!r}{where}: at {self.schema.show(time)} this source makes other rows than are "
+            f"committed ({differing.num_rows} differ): {described}. {self._said}. Its messages or its decoder have "
+            "changed: put back what there was; otherwise see what `persist source reset` would lose",
             collection=self.name, shard=shard, time=time, rows=rows, count=differing.num_rows,
         )  # fmt: skip
