@@ -6,7 +6,7 @@ can be read any more, and a dropped collection when nobody reads or holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 from functools import partial
 
@@ -141,12 +141,14 @@ class _Tending:
             start = handed_over_at(timeline, record)
             if record.state == "live" and (start is None or meet(self._client, record.names) < at(start)):
                 at_work.add(hold_name(record))
-        for hold in sorted(self._client.inspect(self._collection.shard).state.holds):
+        yield from self._release_others(at_work, "nothing is left to copy")
+
+    def _release_others(self, at_work: Collection[str], reason: str) -> Iterator[tuple[Step, Do]]:
+        """Release the holds of copies, but for those that are at work."""
+        state = self._state(self._collection.shard)
+        for hold in sorted(state.holds if state is not None else ()):
             if hold.startswith(HOLDS) and hold not in at_work:
-                yield (
-                    self._step("release", f"hold {hold}", "nothing is left to copy"),
-                    partial(self._release, hold),
-                )
+                yield self._step("release", f"hold {hold}", reason), partial(self._release, hold)
 
     def _release(self, hold: str) -> None:
         with suppress(HoldConflict, ShardFinished):
@@ -218,6 +220,7 @@ class _Tending:
             state = self._state(name)
             if state is not None and not state.upper.is_top():
                 yield self._step("close", name, f"{dropped}: no more writes"), partial(self._close, name)
+        yield from self._release_others((), dropped)
         yield from self._end(shard, dropped)
         if not self._is_dry and not self._is_gone(shard):
             return

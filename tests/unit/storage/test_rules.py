@@ -247,6 +247,20 @@ def test_a_copy_that_is_given_up_holds_nothing(world: World) -> None:
     assert controller.describe("c").since == at(5)
 
 
+def test_a_copy_that_nobody_finished_keeps_no_dropped_collection(world: World) -> None:
+    told, controller = Told(), create(world.client())
+    write(controller, told, range(3))
+    made = controller.make_rendition("c", copy=True).number
+    controller.copy_rendition("c", made)
+    [collection] = controller.catalog.fetch().collections.values()
+    assert f"copy-r{made}" in world.client().inspect(collection.shard).state.holds
+    controller.drop("c")
+    for _ in range(3):
+        controller.tend()
+    assert not controller.catalog.fetch().collections
+    assert controller.tend().steps == ()
+
+
 def test_two_copiers_copy_the_same_once(world: World) -> None:
     told, controller = Told(), create(world.client())
     write(controller, told, range(3))
