@@ -126,10 +126,9 @@ class Target:
     def _diverged(self, differing: pa.Table, shard: str) -> Diverged:
         time = int(integers(differing.column(TIME)).min())
         rows = differing.slice(0, SHOWN).to_pylist()
-        described = "; ".join(
-            f"{'here' if row[DIFF] > 0 else 'committed'}: {shown({n: v for n, v in row.items() if n not in {TIME, DIFF}})}"
-            for row in rows
-        )
+        data = [{name: value for name, value in row.items() if name not in {TIME, DIFF}} for row in rows]
+        sides = ["here" if row[DIFF] > 0 else "committed" for row in rows]
+        described = "; ".join(f"{side}: {shown(one)}" for side, one in zip(sides, data, strict=True))
         where = f", in shard {shard}" if shard else ""
         return Diverged(
             f"collection {self.name!r}{where}: at {self.schema.show(time)} this source makes other rows than are "
