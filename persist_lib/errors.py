@@ -17,6 +17,8 @@
     │   ├── HandoverRefused        a rendition cannot become the collection as asked (collection)
     │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
     │   ├── SchemaChanged          a collection's rows cannot be given in this reader's columns any more (time)
+    │   ├── Gone                   a source cannot give messages that are still needed (partition, address)
+    │   ├── Diverged               a source gives other messages or rows than before (time, partition or collection)
     │   ├── ShardFinished          a tombstone: nothing can change any more
     │   └── StillRead              a live reader or hold still needs the shard
     ├── NotFound                   no such location or shard
@@ -151,6 +153,18 @@ class SchemaChanged(Refused):
     """A collection was handed over to a rendition whose rows cannot be given in the reader's columns.
 
     Fields: collection, time (from which on), actual and expected (schemas).
+    """
+
+
+class Gone(Refused):
+    """A source does not have messages any more that are still needed. Fields: partition, address."""
+
+
+class Diverged(Refused):
+    """A source's messages, or the rows that are made of them, are others than those that were committed before.
+
+    Fields: partition and address, where the source gives something else; collection, time and rows (a few),
+    and shard where it is one alone, where what was made of it differs.
     """
 
 

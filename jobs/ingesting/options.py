@@ -10,9 +10,10 @@ from jobs import program
 from jobs.engine import EngineName
 from jobs.ingesting.planning import Changed
 from jobs.ingesting.running import Lost
-from jobs.ingesting.settings import Changes, EpochUnit, Format, Settings
+from jobs.ingesting.settings import Format, Settings
 from persist_lib.arguments import did_you_mean
 from persist_lib.config import MIB
+from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 
 GROUP_MIB = 512

@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.ingesting import fitting
-from jobs.ingesting.csv_lines import check_names
 from jobs.ingesting.inputs import File
 from jobs.ingesting.plan import Chunk
-from jobs.ingesting.reading import DamagedFile, RandomAccess, changed, local_file_is, said_gone
+from jobs.ingesting.reading import RandomAccess, changed, local_file_is, said_gone
 from jobs.ingesting.settings import Settings
-from jobs.ingesting.sifting import Refused, Sifted, sift
 from persist_lib.convert.casting import cast_column
+from persist_lib.convert.lines import fitting
+from persist_lib.convert.lines.csv_lines import check_names
+from persist_lib.convert.lines.sifting import Refused, Sifted, sift
+from persist_lib.convert.lines.unpacking import DamagedFile
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import Schema
 

@@ -11,20 +11,20 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
-from jobs.ingesting.changes import parse_change
-from jobs.ingesting.csv_lines import BOM, header_of
 from jobs.ingesting.inputs import File
-from jobs.ingesting.json_lines import check_objects
-from jobs.ingesting.lines import Block
 from jobs.ingesting.parquet_rows import open_parquet
 from jobs.ingesting.plan import Chunk, Task
 from jobs.ingesting.planning import head
-from jobs.ingesting.reading import DamagedFile
 from jobs.ingesting.settings import Settings, encode_settings
-from jobs.ingesting.sifting import Refused
 from jobs.ingesting.work import Counts, Reader, Work, unpacked
 from persist_lib.arguments import did_you_mean
 from persist_lib.config import MIB
+from persist_lib.convert.lines.changes import parse_change
+from persist_lib.convert.lines.csv_lines import BOM, header_of
+from persist_lib.convert.lines.cutting import Block
+from persist_lib.convert.lines.json_lines import check_objects
+from persist_lib.convert.lines.sifting import Refused
+from persist_lib.convert.lines.unpacking import DamagedFile
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import DIFF, Schema
 

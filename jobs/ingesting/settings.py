@@ -9,12 +9,11 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.config import MIB
+from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
 
 Format = Literal["csv", "jsonl", "parquet", "debezium"]
-Changes = Literal["by-key", "before"]
-EpochUnit = Literal["s", "ms", "us", "ns", "days"]
 
 ENCODINGS = (
     "utf-8",

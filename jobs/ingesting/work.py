@@ -13,17 +13,18 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from jobs.ingesting import fitting
-from jobs.ingesting.changes import DELETES, ChangeLines, last_of_each_key
-from jobs.ingesting.csv_lines import BOM, CsvLines
 from jobs.ingesting.inputs import File
-from jobs.ingesting.json_lines import JsonLines
-from jobs.ingesting.lines import TEXT_BYTES, Block, Line, cut, cut_records, record_ends, split
 from jobs.ingesting.parquet_rows import read_rows
 from jobs.ingesting.plan import Chunk, Task
-from jobs.ingesting.reading import DamagedFile, FileChanged, LostFile, read_range, read_unpacked
+from jobs.ingesting.reading import FileChanged, LostFile, read_range, read_unpacked
 from jobs.ingesting.settings import Settings, decode_settings
-from jobs.ingesting.sifting import Refused, Sifted, sift
+from persist_lib.convert.lines import fitting
+from persist_lib.convert.lines.changes import DELETES, ChangeLines, last_of_each_key
+from persist_lib.convert.lines.csv_lines import BOM, CsvLines
+from persist_lib.convert.lines.cutting import TEXT_BYTES, Block, Line, cut, cut_records, record_ends, split
+from persist_lib.convert.lines.json_lines import JsonLines
+from persist_lib.convert.lines.sifting import Refused, Sifted, sift
+from persist_lib.convert.lines.unpacking import DamagedFile
 from persist_lib.schema.schema import Schema
 
 FOUND = pa.schema(

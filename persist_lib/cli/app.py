@@ -24,6 +24,7 @@ from persist_lib.cli import (
     schemas,
     settings,
     show,
+    sources,
     sql,
     tables,
     tables_rows,
@@ -161,6 +162,16 @@ kept.add_typer(kept_by, name="hold", rich_help_panel=CHANGING)
 command(kept_by, "set", capabilities.set_hold)
 command(kept_by, "release", capabilities.release_hold)
 command(kept_by, "list", capabilities.list_holds)
+fed = typer.Typer(no_args_is_help=True, help="Outside data as collections: what is declared, and how it is.")
+app.add_typer(fed, name="source", rich_help_panel=COLLECTIONS)
+command(fed, "list", sources.list_, LOOKING)
+command(fed, "show", sources.show, LOOKING)
+command(fed, "create", sources.create, CHANGING)
+command(fed, "pause", sources.pause, CHANGING)
+command(fed, "resume", sources.resume, CHANGING)
+command(fed, "reset", sources.reset, CHANGING)
+command(fed, "drop", sources.drop, CHANGING)
+command(app, "ingest", sources.ingest, COLLECTIONS)
 rows = typer.Typer(no_args_is_help=True, help="Tables: rows that people change, alone or in transactions.")
 app.add_typer(rows, name="table", rich_help_panel=COLLECTIONS)
 command(rows, "list", tables.list_, LOOKING)

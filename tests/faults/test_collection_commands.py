@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -18,7 +17,6 @@ import persist_lib as persist
 from persist_lib.location.wrap.around import Operation
 from persist_lib.storage import Controller
 from persist_lib.testing import Fate, Outcome
-from tests.conformance.stores import CONSENSUSES
 from tests.renditions import Listening, Told, check, write
 from tests.worlds import SCHEMA, WIDER, World, row, updates
 
@@ -217,19 +215,6 @@ STORIES = {
     "drop a rendition": Story(with_two_stretches, lambda c: c.drop_rendition("c", 2, command="one"), given_up),
     "rename": Story(some_history, lambda c: c.rename("c", "d", command="one"), renamed),
 }
-
-
-@pytest.fixture(params=["memory", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "postgresql"))])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], tuple[str, str | None]]:
-    def make(name: str) -> tuple[str, str | None]:
-        if request.param == "memory":
-            return "memory:", None
-        folder = tmp_path / name
-        folder.mkdir()
-        url = CONSENSUSES[request.param].prepare(folder)
-        return (url, None) if request.param == "sqlite" else (f"file:{folder}/blobs", url)
-
-    return make
 
 
 @pytest.mark.parametrize("name", STORIES)

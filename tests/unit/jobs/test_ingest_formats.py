@@ -18,10 +18,11 @@ import pytest
 
 import persist_lib as persist
 from jobs.ingesting.inputs import local_file
-from jobs.ingesting.reading import DamagedFile, read_unpacked
+from jobs.ingesting.reading import read_unpacked
 from jobs.ingesting.running import Ingest
 from jobs.ingesting.sampling import infer_schema
 from jobs.ingesting.settings import Settings
+from persist_lib.convert.lines.unpacking import DamagedFile
 from persist_lib.errors import InvalidUsage
 from tests.unit.jobs.ingests import Killed, Kills, client_of, contents, run
 

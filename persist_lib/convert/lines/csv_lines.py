@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from jobs.ingesting import fitting
-from jobs.ingesting.lines import record_ends
-from jobs.ingesting.settings import Settings
-from jobs.ingesting.sifting import Refused
+from persist_lib.convert.lines import fitting
+from persist_lib.convert.lines.cutting import record_ends
+from persist_lib.convert.lines.reading import Reading
+from persist_lib.convert.lines.sifting import Refused
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
 
 BOM = b"\xef\xbb\xbf"
 
 
-def header_of(line: bytes, settings: Settings) -> tuple[str, ...]:
+def header_of(line: bytes, settings: Reading) -> tuple[str, ...]:
     """The names in a file's first line. Raises InvalidUsage if it is no header."""
     try:
         text = line.removeprefix(BOM).decode(settings.encoding).rstrip("\r\n")
@@ -35,7 +35,7 @@ def header_of(line: bytes, settings: Settings) -> tuple[str, ...]:
     return names
 
 
-def check_names(names: Sequence[str], settings: Settings, schema: Schema) -> str | None:
+def check_names(names: Sequence[str], settings: Reading, schema: Schema) -> str | None:
     """Why a file with these columns cannot be taken; None if it can."""
     wanted = [settings.source(name) for name in schema.names]
     if (lacks := [name for name in wanted if name not in names]) and settings.missing == "refuse":
@@ -48,7 +48,7 @@ def check_names(names: Sequence[str], settings: Settings, schema: Schema) -> str
 class CsvLines:
     """Parses lines of CSV whose columns are `names`, in that order."""
 
-    def __init__(self, settings: Settings, schema: Schema, names: Sequence[str]) -> None:
+    def __init__(self, settings: Reading, schema: Schema, names: Sequence[str]) -> None:
         self._settings, self._schema, self._names = settings, schema, list(names)
         self._wanted = [settings.source(name) for name in schema.names]
         self._types = {settings.source(field.name): self._read_as(field) for field in schema.data}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from jobs.ingesting import fitting
-from jobs.ingesting.settings import Settings
-from jobs.ingesting.sifting import Refused
+from persist_lib.convert.lines import fitting
+from persist_lib.convert.lines.reading import Reading
+from persist_lib.convert.lines.sifting import Refused
 from persist_lib.schema.schema import Schema
 
 _is = pa.types
@@ -23,12 +23,12 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class JsonLines:
     """Parses lines that are JSON objects with the columns as names. Fields that are missing are null."""
 
-    def __init__(self, settings: Settings, schema: Schema) -> None:
-        self._settings, self._schema = settings, schema
+    def __init__(self, settings: Reading, schema: Schema, *, extra: Literal["refuse", "ignore"] | None = None) -> None:
+        self._settings, self._schema, self._extra = settings, schema, extra or settings.extra
         asked = [pa.field(settings.source(field.name), self._read_as(field)) for field in schema.data]
         self._parsing = pyarrow.json.ParseOptions(
             explicit_schema=pa.schema(asked), newlines_in_values=False,
-            unexpected_field_behavior="error" if settings.extra == "refuse" else "ignore",
+            unexpected_field_behavior="error" if self._extra == "refuse" else "ignore",
         )  # fmt: skip
         self._known = {settings.source(name) for name in schema.names}
         self.empty = fitting.no_rows(schema)
@@ -52,10 +52,10 @@ class JsonLines:
             return fitting.fitted(table, self._settings, self._schema, _read)
         except (pa.ArrowException, msgspec.ValidationError, ValueError, OverflowError) as error:
             if "unexpected field" in str(error):
-                raise Refused(self._extra(data)) from error
+                raise Refused(self._unknown(data)) from error
             raise fitting.said(error) from error
 
-    def _extra(self, data: bytes) -> str:
+    def _unknown(self, data: bytes) -> str:
         try:
             extra = [name for name in _objects.decode(data) if name not in self._known]
         except msgspec.DecodeError:
@@ -67,7 +67,7 @@ class JsonLines:
         """Lines that are no objects, or whose values are of another kind than the column's."""
         found = set()
         kinds = {self._settings.source(field.name): _first_bytes(self._read_as(field)) for field in self._schema.data}
-        ignores = self._settings.extra == "ignore"
+        ignores = self._extra == "ignore"
         for index, line in enumerate(lines):
             try:
                 line.decode()

@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from jobs.ingesting.fitting import without_nulls
-from jobs.ingesting.json_lines import JsonLines
-from jobs.ingesting.settings import Settings
-from jobs.ingesting.sifting import Refused, Sifted, sift
+from persist_lib.convert.lines.fitting import without_nulls
+from persist_lib.convert.lines.json_lines import JsonLines
+from persist_lib.convert.lines.reading import Reading
+from persist_lib.convert.lines.sifting import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import DIFF, Schema
 
@@ -70,15 +70,11 @@ class Change(msgspec.Struct, frozen=True):
         return None if found is None else str(found)
 
 
-class Truncated(InvalidUsage):
-    """A file says that the table was emptied, which is not done by itself."""
-
-
 _changes = msgspec.json.Decoder(Change | None)
 
 
 def parse_change(line: bytes) -> Change | None:
-    """The change of a line; None for one that changes nothing. Raises Refused, or Truncated for `t`."""
+    """The change of a line; None for one that changes nothing. Raises Refused, and InvalidUsage for `t`."""
     try:
         line.decode()
         change = _changes.decode(line)
@@ -91,10 +87,11 @@ def parse_change(line: bytes) -> Change | None:
     if change is None or change.op == "m":
         return None
     if change.op == "t":
-        raise Truncated(
+        raise InvalidUsage(
             "a change says that the source's table was emptied (op t). It is not applied by itself, as it would "
             "retract all that the shard "
-            "holds. Empty the shard first, or take the line out if it is to stay; nothing of this group was written"
+            "holds. Empty the shard first, or take the line out if it is to stay; nothing of this group was written",
+            problem="truncated",
         )
     if change.op not in ("c", "r", "u", "d"):
         raise Refused(
@@ -111,7 +108,7 @@ def transaction_of(line: bytes) -> str | None:
     """The transaction of a line, if it has one."""
     try:
         change = parse_change(line)
-    except (Refused, Truncated):
+    except (Refused, InvalidUsage):
         return None
     return None if change is None else change.named_transaction
 
@@ -123,12 +120,11 @@ def _is_null(raw: msgspec.Raw) -> bool:
 class ChangeLines:
     """Parses lines of changes to updates (`before`), or to what became of each key (`by-key`)."""
 
-    def __init__(self, settings: Settings, schema: Schema) -> None:
+    def __init__(self, settings: Reading, schema: Schema) -> None:
         self._by_key = settings.changes == "by-key"
         self._rows = JsonLines(settings, schema)
         self._schema = schema
-        only_key = msgspec.structs.replace(settings, extra="ignore")
-        self._keys = JsonLines(only_key, Schema(key=schema.key))
+        self._keys = JsonLines(settings, Schema(key=schema.key), extra="ignore")
 
     def sift(self, lines: Sequence[bytes]) -> tuple[Sifted, int]:
         """The updates of the good lines, with `_diff`, or with `_place` and `_deletes`; and how many say nothing."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.ingesting.settings import EpochUnit, Settings
-from jobs.ingesting.sifting import Refused, Sifted
+from persist_lib.convert.lines.reading import EpochUnit, Reading
+from persist_lib.convert.lines.sifting import Refused, Sifted
 from persist_lib.schema.schema import TIME_FIELD, Schema
 
 _is = pa.types
@@ -27,7 +27,7 @@ def no_rows(schema: Schema) -> pa.Table:
 
 def fitted(
     table: pa.Table,
-    settings: Settings,
+    settings: Reading,
     schema: Schema,
     read: Callable[[pa.ChunkedArray, pa.Field], pa.ChunkedArray] = lambda column, _: column,
 ) -> pa.Table:

@@ -1,0 +1,100 @@
+"""What is done to make a source, and to take it away: steps that may be repeated, by whoever comes next."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
+from persist_lib.storage.sources.health import SCHEMA as HEALTH
+from persist_lib.storage.sources.pipeline import ERRORS, RAW
+from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
+
+if TYPE_CHECKING:
+    from persist_lib.storage.controller import Controller
+
+
+def settle(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> None:
+    """Create what a declared source needs, and say that it is there."""
+    if record.state != "making":
+        return
+    client = controller.client
+    ids: dict[str, str] = {}
+    schemas = {"output": record.columns, "errors": ERRORS, "raw": RAW, "health": HEALTH}
+    for role, name in names_of(record).items():
+        made = controller.create(
+            name, schemas[role], shards=record.shards if role == "output" else 1,
+            mode="compare_and_append" if role == "health" else "append",
+            retention=record.retention if role == "output" else None, command=f"{record.id}.{role}",
+        )  # fmt: skip
+        ids[role] = made.id
+    health = ids.pop("health")
+    client.open_writer(record.bindings, BINDINGS).close()
+    hold(controller, changed(record, collections=ids))
+
+    def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
+        now = sources.get(record.name)
+        if now is None or now.id != record.id or now.state != "making":
+            return None
+        return changed(now, state="running", collections=ids, health=health)
+
+    declared.change(decide, deadline)
+
+
+def hold(controller: Controller, record: SourceRecord) -> None:
+    """Set the holds of a source where there are none: as it is made, or after somebody released one."""
+    contents, client = controller.catalog.fetch(), controller.client
+    for shard in (*(contents.collections[id_].shard for id_ in record.collections.values()), record.bindings):
+        with suppress(HoldConflict, SinceViolation):  # it is there
+            client.set_hold(shard, HOLD, client.inspect(shard).state.since, opaque=record.fence, expected=None)
+
+
+def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> None:
+    """Drop what a source has, and forget it; or, where it is begun anew, declare it again."""
+    client = controller.client
+    if not record.collections:  # its making was cut off
+        settle(controller, declared, changed(record, state="making"), deadline)
+    contents = controller.catalog.fetch()
+    for one in contents.collections.values():
+        if not one.command.startswith(f"{record.id}."):
+            continue
+        with suppress(HoldConflict, ShardFinished, NotFound):
+            client.release_hold(one.shard, HOLD)
+        if one.state != "dropping":
+            with suppress(NotFound):
+                controller.drop(one.name, timeout=deadline.remaining_s() + 0.001)
+    if client.machine(record.bindings).try_fetch() is not None:
+        with suppress(ShardFinished, StillRead):
+            with client.open_writer(record.bindings, BINDINGS) as write:
+                write.finish()
+            with suppress(HoldConflict):
+                client.release_hold(record.bindings, HOLD)
+            client.finish(record.bindings)
+    id_ = minted(client)
+
+    def begin(sources: dict[str, SourceRecord]) -> SourceRecord | None:
+        now = sources.get(record.name)
+        if now is None or now.id != record.id:
+            return None
+        return changed(
+            now, id=id_, state="making", why="", epoch=now.epoch + 1, collections={}, health="", again=False
+        )  # fmt: skip
+
+    if record.again:
+        declared.change(begin, deadline)
+    else:
+        declared.forget(record, deadline)
+
+
+def names_of(record: SourceRecord) -> dict[str, str]:
+    """The collections of a source, by what they are for."""
+    name = record.name
+    raw = {"raw": f"{name}/raw"} if record.meaning.keep_raw else {}
+    return {"output": name, "errors": f"{name}/errors", **raw, "health": f"{name}/health"}
+
+
+def asked(record: SourceRecord) -> SourceRecord:
+    """A record as it was asked for."""
+    return changed(record, id="", state="making", why="", epoch=1, collections={}, health="", again=False)

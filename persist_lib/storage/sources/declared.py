@@ -1,0 +1,143 @@
+"""What is declared of a source: how its messages are decoded, what they mean, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from persist_lib.arguments import parse_flag, parse_integer, shown
+from persist_lib.convert.lines.reading import Changes, EpochUnit
+from persist_lib.errors import InvalidUsage
+from persist_lib.storage.sources.files import Files
+from persist_lib.storage.sources.protocol import SourceReader
+
+Decoder = Literal["json", "csv", "text", "bytes", "rows"]
+Envelope = Literal["none", "upsert", "debezium"]
+About = Literal["partition", "address", "time"]
+
+
+class Custom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="custom", forbid_unknown_fields=True):
+    """A reader of somebody else: `factory` is "package.module:function", which is called with `options`.
+
+    It returns a SourceReader. The module has to be there wherever the source runs.
+    """
+
+    factory: str
+    options: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        _parse_name(self.factory, "factory")
+
+    def open(self) -> SourceReader:
+        """What the function makes. Raises InvalidUsage if there is no such function."""
+        reader: SourceReader = imported(self.factory)(**self.options)
+        return reader
+
+
+From = Files | Custom
+
+
+class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a message becomes a row. `decoder` is by default what fits the files' format.
+
+    - "json": an object with the columns as names. "csv": the columns of the header, or `names`.
+    - "text" and "bytes": one column of that type has it all.
+    - "rows": the message is a struct already (Parquet).
+
+    `columns` says what a column is called in the messages, where that is something else. `extra` and `missing` say what
+    becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
+    columns of moments that are numbers, and their unit.
+    """
+
+    decoder: Decoder = "json"
+    columns: Mapping[str, str] = {}
+    names: tuple[str, ...] | None = None
+    delimiter: str = ","
+    quote: str = '"'
+    nulls: tuple[str, ...] = ("",)
+    encoding: str = "utf-8"
+    extra: Literal["refuse", "ignore"] = "refuse"
+    missing: Literal["refuse", "null"] = "refuse"
+    epochs: Mapping[str, EpochUnit] = {}
+
+    def __post_init__(self) -> None:
+        if self.decoder not in get_args(Decoder):
+            raise InvalidUsage(f"decoder must be one of {get_args(Decoder)}: got {shown(self.decoder)}")
+        for name in ("delimiter", "quote"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\r\n":
+                raise InvalidUsage(f"{name} is one ASCII character and no line end: got {shown(text)}")
+        if self.delimiter == self.quote:
+            raise InvalidUsage(f"delimiter and quote must differ: both are {shown(self.quote)}")
+        for name, known in (("extra", ("refuse", "ignore")), ("missing", ("refuse", "null"))):
+            if getattr(self, name) not in known:
+                raise InvalidUsage(f"{name} must be one of {known}: got {shown(getattr(self, name))}")
+
+    @property
+    def multiline(self) -> bool:
+        """A message is one line."""
+        return False
+
+    @property
+    def changes(self) -> Changes:
+        """The last change of a key decides."""
+        return "by-key"
+
+    def source(self, column: str) -> str:
+        """The name that a column has in the messages."""
+        return self.columns.get(column, column)
+
+
+class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What becomes of rows. With the envelope "none" each is added. With "upsert" it replaces the row of its key.
+
+    "debezium" takes changes as Debezium writes them, and applies them by key. `deletes` (of "upsert") is a column of
+    the messages, not of the output, that is true where the key's row is taken away. `include` fills columns of the
+    output with what a message's place is, not with what is in it. `transform` is "package.module:function", a pure
+    function of the decoded rows with `_time` (Arrow) that makes the output's rows of them; it is called for many
+    messages at once. `most_errors` stops the source when there are more than that many bad messages.
+    """
+
+    envelope: Envelope = "none"
+    deletes: str | None = None
+    include: Mapping[str, About] = {}
+    transform: str | None = None
+    most_errors: int | None = None
+    keep_raw: bool = False
+
+    def __post_init__(self) -> None:
+        if self.envelope not in get_args(Envelope):
+            raise InvalidUsage(f"envelope must be one of {get_args(Envelope)}: got {shown(self.envelope)}")
+        if self.deletes is not None and (self.envelope != "upsert" or not isinstance(self.deletes, str)):
+            raise InvalidUsage('deletes names a column of messages with envelope="upsert"')
+        if not isinstance(self.include, Mapping) or set(self.include.values()) - set(get_args(About)):
+            raise InvalidUsage(f"include maps columns to one of {get_args(About)}: got {shown(self.include)}")
+        if self.transform is not None:
+            _parse_name(self.transform, "transform")
+        if self.transform is not None and self.envelope == "debezium":
+            raise InvalidUsage("changes of Debezium are applied as they are: leave out transform")
+        if self.most_errors is not None:
+            parse_integer(self.most_errors, "most_errors", 0)
+        parse_flag(self.keep_raw, "keep_raw")
+
+
+def imported(name: str) -> Any:
+    """The function of "package.module:function". Raises InvalidUsage."""
+    module, _, function = _parse_name(name, "the function").partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsage(f"there is no function {name!r} here: {error}. Install or mend it") from error
+    if not callable(found):
+        raise InvalidUsage(f"{name!r} is no function")
+    return found
+
+
+def _parse_name(name: object, what: str) -> str:
+    module, _, function = str(name).partition(":")
+    if not isinstance(name, str) or not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise InvalidUsage(f'{what} must be a text like "package.module:function": got {shown(name)}')
+    return name

@@ -1,0 +1,138 @@
+"""What is in a file, unpacked: bytes by offset, and digests by which the same bytes are known again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import xxhash
+
+from persist_lib.config import MIB
+from persist_lib.convert.lines.unpacking import DamagedFile, same_size, unpacked
+from persist_lib.storage.sources.files.folders import Opened
+
+PIECE = 4 * MIB
+FIRST = 64 << 10
+HEAD = 1024
+TAIL = 4096
+NEWLINE = b"\n"
+
+
+class Contents:
+    """The bytes of a plain file."""
+
+    is_whole = True
+    """Whether it ends where its writer ended; False for a packed file that was cut."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self.size: int | None = opened.size
+
+    def range(self, start: int, end: int) -> bytes:
+        """Bytes `[start, end)`, cut at the end."""
+        return self._opened.range(start, end)
+
+    def first(self, count: int) -> bytes:
+        """Its first bytes, at most `FIRST`. They are kept where reading them again would cost much."""
+        return self.range(0, count)
+
+    def keep(self, address: int) -> None:
+        """Bytes from there on will be asked for, in any order."""
+
+
+class Packed(Contents):
+    """The bytes of a packed file, unpacked from its beginning as they are asked for.
+
+    It keeps what was unpacked of the last range, so that going on costs nothing. Going back unpacks it all again.
+    """
+
+    def __init__(self, opened: Opened, packing: str) -> None:
+        super().__init__(opened)
+        self.size = None
+        self._packing = packing
+        self._head, self._kept = b"", 0
+        self._begin()
+
+    def keep(self, address: int) -> None:
+        self._kept = max(0, address - TAIL)
+
+    def reopen(self, opened: Opened) -> None:
+        """Go on with the same file, opened again."""
+        self._opened = opened
+
+    def _begin(self) -> None:
+        self._pieces: Iterator[bytes] = unpacked(same_size(self._stored()), self._packing)
+        self._window, self._at = bytearray(), 0
+        self.is_whole = True
+
+    def _stored(self) -> Iterator[bytes]:
+        for start in range(0, self._opened.size, PIECE):
+            yield self._opened.range(start, start + PIECE)
+
+    def range(self, start: int, end: int) -> bytes:
+        if start < self._at:
+            self._begin()
+        while self._at + len(self._window) < end and (self.size is None or self._at + len(self._window) < self.size):
+            if (piece := self._next()) is None:
+                self.size = self._at + len(self._window)
+                break
+            self._window += piece
+            gone = min(self._kept - self._at, len(self._window))
+            if gone > PIECE:
+                del self._window[:gone]
+                self._at += gone
+        return bytes(self._window[max(0, start - self._at) : max(0, end - self._at)])
+
+    def first(self, count: int) -> bytes:
+        if not self._head:
+            self._head = self.range(0, FIRST)
+        return self._head[:count]
+
+    def _next(self) -> bytes | None:
+        try:
+            return next(self._pieces, None)
+        except DamagedFile:
+            self.is_whole = False
+            return None
+
+
+def check_of(contents: Contents, address: int) -> str:
+    """The text by which the bytes before an offset are known again: a digest of the first ones and of the last ones.
+
+    Empty where there are fewer bytes than that.
+    """
+    tail = contents.range(max(0, address - TAIL), address)
+    if len(tail) < min(TAIL, address):
+        return ""
+    head = contents.first(HEAD)[:address]
+    return xxhash.xxh3_64_hexdigest(head + b"\0" + tail, seed=address)
+
+
+def line_end(contents: Contents, start: int, limit: int, *, may_grow: bool) -> int:
+    """The end of the last whole line in `[start, limit)`; of the first one after it, if none ends in there.
+
+    Without `may_grow` the end of the file ends a line too. `start` if there is no whole line.
+    """
+    high = limit if contents.size is None else min(limit, contents.size)
+    at = high
+    while at > start:  # backwards
+        low = max(start, at - PIECE)
+        data = contents.range(low, at)
+        if len(data) < at - low:
+            high = low + len(data)
+        if (found := data.rfind(NEWLINE)) >= 0:
+            end = low + found + 1
+            break
+        at = low
+    else:
+        end = start
+    is_end = contents.size is not None and high >= contents.size
+    if is_end and contents.is_whole and not may_grow:
+        return max(start, contents.size or 0)
+    if end > start or is_end:
+        return end
+    at = max(start, high)
+    while data := contents.range(at, at + PIECE):  # one long line: forwards to its end
+        if (found := data.find(NEWLINE)) >= 0:
+            return at + found + 1
+        at += len(data)
+    return at if not may_grow and contents.is_whole and at > start else start

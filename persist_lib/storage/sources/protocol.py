@@ -1,0 +1,77 @@
+"""What a source reader is: the small protocol by which outside data comes in.
+
+A source has partitions. Each is a log of messages, whose addresses are integers that never go back. A reader gives the
+same messages to everybody, or says that they are gone. Other messages than before are `Diverged`.
+
+    MESSAGES    address: uint64     where the message is; several may share one address, and then belong together
+                value: binary       its bytes; or a struct, of messages that are rows already. Null: it says "deleted"
+                key: binary         (optional) the bytes of its key
+                header: string      (optional) what else its decoder needs, such as a CSV file's first line
+                problem: string     (optional) why the reader could not give it whole. Null: it did
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+ADDRESS = pa.field("address", pa.uint64(), nullable=False)
+VALUE = pa.field("value", pa.binary())
+MOST_ADDRESS = (1 << 63) - 1
+
+
+class Mark(NamedTuple):
+    """A place in a partition: the first address that is not covered.
+
+    `check` is what the reader knows of what is before it, as text, so that it can tell later whether that is the same
+    still. It is empty where a reader has nothing to tell; such a mark is not checked.
+    """
+
+    address: int
+    check: str = ""
+
+
+START = Mark(0)
+
+
+@runtime_checkable
+class SourceReader(Protocol):
+    """Reads one source. It is used by one thread at a time; any number of processes have one each.
+
+    The calls raise Gone and Diverged as they say, and Determinate for what may be otherwise soon.
+    """
+
+    def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
+        """Return how far partitions can be read now: those that go beyond what is bound, and which it did not know.
+
+        `bound` has the marks up to which each known partition is bound already; one that is not in it is new. The
+        answer is at most about `most_bytes` of messages beyond, all partitions together, but always at least one
+        address beyond if there is any. Messages up to an answered mark never change, and none is added before it.
+        """
+        ...
+
+    def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
+        """Yield the messages with addresses in `[start, end)`, in order, in tables of bounded size.
+
+        Raises Gone if some are not there any more, and Diverged if the source has something else than what `start` and
+        `end` tell of. It does so before the generator ends, at the latest.
+        """
+        ...
+
+    def estimate(self, partition: str, start: int, end: int) -> int:
+        """Return about how many bytes the messages with addresses in `[start, end)` have. It asks nobody."""
+        ...
+
+    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
+        """Return about how many addresses there are beyond these marks, by partition, as far as it knows."""
+        ...
+
+    def tell(self, marks: Mapping[str, Mark]) -> None:
+        """Tell the source that what is before these marks is durable, and will never be asked for again. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Release what it has open. Idempotent."""
+        ...

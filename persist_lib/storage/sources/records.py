@@ -1,0 +1,170 @@
+"""The shard that says what sources a catalog has: one row each, as JSON that may gain fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from persist_lib.arguments import did_you_mean
+from persist_lib.client import Client
+from persist_lib.errors import NotFound, UpperMismatch
+from persist_lib.frontier import at
+from persist_lib.read.handle import ReadHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.records import Record, decode, encode, schema_of
+from persist_lib.storage.small import append_once, out_of_time, unheld
+from persist_lib.storage.sources.declared import Decoding, From, Meaning
+from persist_lib.write.times import next_time
+
+SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
+HOLD = "source"
+"""The durable hold that a source has on each of its shards, at t - 1."""
+State = Literal["making", "running", "paused", "dropping"]
+
+
+class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A source. `collections` are the ids of those that it writes by definite appends, by what they are for.
+
+    `epoch` counts how often it was begun anew; instances of another epoch are fenced off. `again`: once it
+    is dropped, it is to be created anew.
+    """
+
+    id: str
+    name: str
+    reader: From
+    decoding: Decoding
+    meaning: Meaning
+    schema: Any
+    decoded: Any = None
+    shards: int = 1
+    retention: int | None = None
+    state: State = "making"
+    why: str = ""
+    epoch: int = 1
+    again: bool = False
+    command: str = ""
+    collections: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    health: str = ""
+
+    @property
+    def columns(self) -> Schema:
+        """The output's columns."""
+        return schema_of(self.schema)
+
+    @property
+    def message_columns(self) -> Schema | None:
+        """The columns that messages have, where a transform makes the output's of them."""
+        return None if self.decoded is None else schema_of(self.decoded)
+
+    @property
+    def bindings(self) -> str:
+        """Its binding shard."""
+        return f"{self.id}.bindings"
+
+    @property
+    def fence(self) -> bytes:
+        """The fencing value of its holds."""
+        return f"{self.id}/{self.epoch}".encode()
+
+
+Decide = Callable[[dict[str, SourceRecord]], SourceRecord | None]
+"""Makes of the sources by name the one to set, or None for no change. Raises what refuses it. Called again."""
+
+
+To = Callable[[dict[str, SourceRecord]], tuple[SourceRecord | None, SourceRecord | None]]
+"""Makes of the sources the row to take away and the one to set."""
+
+
+class Declared:
+    """One process's view of the sources of a catalog."""
+
+    def __init__(self, client: Client, catalog: str) -> None:
+        self._client, self.shard = client, f"{catalog}.sources"
+        self._reader: ReadHandle | None = None
+
+    def fetch(self) -> dict[str, SourceRecord]:
+        """The sources by name."""
+        return _decoded(self._bodies()[0])
+
+    def find(self, name: str) -> SourceRecord:
+        """One source. Raises NotFound."""
+        sources = self.fetch()
+        if name not in sources:
+            raise NotFound(
+                f"there is no source {name!r}. {did_you_mean(name, sources)}Create it, or look at the list", source=name
+            )
+        return sources[name]
+
+    def change(self, decide: Decide, deadline: Deadline) -> None:
+        """Set the row that `decide` says, in one append."""
+
+        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
+            record = decide(sources)
+            return None if record is None else sources.get(record.name), record
+
+        self._append(to, deadline)
+
+    def forget(self, record: SourceRecord, deadline: Deadline) -> None:
+        """Take away the row of a source, unless it is another one of that name by now."""
+
+        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
+            now = sources.get(record.name)
+            return now if now is not None and now.id == record.id else None, None
+
+        self._append(to, deadline)
+
+    def _append(self, to: To, deadline: Deadline) -> None:
+        with self._client.open_writer(self.shard, SCHEMA) as write:
+            while True:
+                bodies, upper = self._bodies()
+                old, new = to(_decoded(bodies))
+                if old == new:
+                    return
+                time = next_time(SCHEMA, write.machine.shard, at(upper), self._client.runtime)
+                rows: list[dict[str, object]] = []
+                if old is not None:
+                    # SUBTLE: as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+                    rows.append({"name": old.name, "body": bodies[old.name], TIME: time, DIFF: -1})
+                if new is not None:
+                    rows.append({"name": new.name, "body": encode(new), TIME: time, DIFF: 1})
+                try:
+                    append_once(write, rows, upper, time + 1, deadline)
+                except UpperMismatch:
+                    if deadline.has_passed():
+                        raise out_of_time("the list of sources", deadline, "others were first") from None
+                else:
+                    return
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _bodies(self) -> tuple[dict[str, str], int]:
+        if self._reader is None:
+            if self._client.machine(self.shard).try_fetch() is None:
+                return {}, 0
+            self._reader = unheld(self._client, self.shard, SCHEMA)
+        upper = self._reader.fetch_upper().time or 0
+        if upper == 0:
+            return {}, 0
+        with self._reader.snapshot(upper - 1) as snapshot:
+            return {row["name"]: row["body"] for row in snapshot.to_pylist()}, upper
+
+
+def _decoded(bodies: dict[str, str]) -> dict[str, SourceRecord]:
+    return {name: decode(SourceRecord, body, f"the row of source {name}") for name, body in bodies.items()}
+
+
+def changed(record: SourceRecord, **fields: Any) -> SourceRecord:
+    """The record with other fields."""
+    return msgspec.structs.replace(record, **fields)
+
+
+def minted(client: Client) -> str:
+    """The id of a new source."""
+    return f"s{client.runtime.entropy():016x}"

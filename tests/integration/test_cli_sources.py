@@ -1,0 +1,159 @@
+"""`persist source` and `persist ingest`: a life of a source at a shell, and real processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_cli import Shell
+
+COLUMNS = ("--key", "id:int64 not null", "--value", "word:string")
+
+
+class Fed(Shell):
+    """A shell with a folder of files."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(tmp_path / "data")
+        self.folder = tmp_path / "in"
+        self.folder.mkdir()
+
+    def write(self, name: str, *rows: object) -> None:
+        with (self.folder / name).open("a") as file:
+            for row in rows:
+                file.write((row if isinstance(row, str) else json.dumps(row)) + "\n")
+
+    def create(self, *words: object) -> str:
+        return self("source", "create", "orders", "--from", self.folder, "--format", "jsonl", *COLUMNS, *words)
+
+    def contents(self, name: str = "orders") -> list[dict[str, object]]:
+        found: list[dict[str, object]] = self.json("collection", "snapshot", name)["rows"]
+        return found
+
+
+@pytest.fixture
+def sh(tmp_path: Path) -> Fed:
+    return Fed(tmp_path)
+
+
+def row(id_: int, word: str) -> dict[str, object]:
+    return {"id": id_, "word": word}
+
+
+def test_a_life_of_a_source(sh: Fed):
+    sh.write("a.jsonl", row(1, "a"), row(1, "b"), "bad")
+    said = sh.create("--envelope", "upsert", "--keep-raw", "--command", "c1")
+    assert said.startswith("created orders from ")
+    assert sh.create("--envelope", "upsert", "--keep-raw", "--command", "c1") == said
+    assert "already" in sh.fails(1, "source", "create", "orders", "--from", sh.folder, "--format", "csv", *COLUMNS)
+    done = sh.json("ingest", "orders", "--once")
+    assert (done["messages"], done["errors"]) == (3, 1)
+    assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "b")]
+    assert len(sh.contents("orders/errors")) == 1
+    found = sh.json("source", "show", "orders")
+    assert found["durable"] == found["bound"] == {"a.jsonl": (sh.folder / "a.jsonl").stat().st_size}
+    assert found["state"] == "running"
+    assert [one["state"] for one in found["instances"]] == ["stopped"]
+    assert "a.jsonl" in sh("source", "show", "orders")
+    assert "1 source" in sh("source", "list")
+    sh("source", "pause", "orders", "--why", "a rest")
+    sh.write("a.jsonl", row(2, "c"))
+    assert "paused" in sh("ingest", "orders", "--once")
+    assert len(sh.contents()) == 1
+    sh("source", "resume", "orders")
+    sh("ingest", "orders", "--once")
+    assert len(sh.contents()) == 2
+    (sh.folder / "a.jsonl").write_text("")
+    assert "Diverged" in sh.fails(1, "ingest", "orders", "--once")
+    sh.write("b.jsonl", row(9, "z"))
+    sh("source", "reset", "orders", "--yes")
+    sh("ingest", "orders", "--once")
+    assert [one["id"] for one in sh.contents()] == [9]
+    sh("source", "drop", "orders", "--yes")
+    assert sh.json("source", "list")["sources"] == []
+    assert "no source 'orders'" in sh.fails(1, "source", "show", "orders")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--include", "address"), "--include takes"),
+        (("--include", "id=offset"), "include"),
+        (("--deletes", "gone"), "deletes"),
+        (("--transform", "nonsense"), "package.module:function"),
+    ],
+)
+def test_what_is_declared_wrong_is_refused(sh: Fed, words: tuple[str, ...], said: str):
+    text = sh.fails(2, "source", "create", "o", "--from", sh.folder, "--format", "jsonl", *COLUMNS, *words)
+    assert said in text
+
+
+def start(sh: Fed) -> subprocess.Popen[str]:
+    words = [
+        sys.executable,
+        "-m",
+        "persist_lib.cli",
+        "--location",
+        f"file:{sh.root}",
+        "ingest",
+        "orders",
+        "--every",
+        "0.05",
+    ]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_instance_ends_cleanly_when_it_is_told_to(sh: Fed):
+    sh.create()
+    sh.write("a.jsonl", row(1, "a"))
+    process = start(sh)
+    for _ in range(600):
+        if sh.json("source", "show", "orders")["durable"]:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "orders: 1 message, 0 errors, durable up to" in out.replace("\n", " ")
+    (instance,) = sh.json("source", "show", "orders")["instances"]
+    assert instance["state"] == "stopped"
+
+
+@pytest.mark.torture
+def test_two_processes_that_are_killed_at_random_moments_make_what_a_plain_loop_makes(sh: Fed):
+    """Two instances at once, killed ten times, while files grow; one of every hundred lines is garbage."""
+    sh.create("--envelope", "upsert", "--shards", 2)
+    dice = random.Random(11)
+    expected: dict[int, str] = {}
+    bad = 0
+    processes = [start(sh), start(sh)]
+    try:
+        for round_ in range(10):
+            for _ in range(30):
+                word = f"{round_}-{dice.random()}"
+                if dice.random() < 0.01:
+                    sh.write("a.jsonl", "garbage")
+                    bad += 1
+                else:
+                    id_ = dice.randrange(20)
+                    expected[id_] = word
+                    sh.write("a.jsonl", row(id_, word))
+                time.sleep(dice.random() * 0.05)
+            who = dice.randrange(2)
+            processes[who].kill()
+            processes[who].communicate()
+            processes[who] = start(sh)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    sh("ingest", "orders", "--once")
+    assert {one["id"]: one["word"] for one in sh.contents()} == expected
+    assert len(sh.contents("orders/errors")) == bad
