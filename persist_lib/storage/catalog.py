@@ -55,7 +55,15 @@ KINDS: Mapping[str, type[Record]] = {
     "timeline": TimelineRecord,
 }  # fmt: skip
 
-Records = Mapping[tuple[str, str], Record]
+
+class Row(NamedTuple):
+    """A record, and the body that it has in the shard: what takes it away has to be equal to the letter."""
+
+    record: Record
+    body: str
+
+
+Rows = Mapping[tuple[str, str], Row]
 Changes = Mapping[tuple[str, str], Record | None]
 """The rows that a change sets; None for one that it takes away."""
 T = TypeVar("T")
@@ -69,7 +77,7 @@ class Contents(NamedTuple):
     renditions: Mapping[tuple[str, int], RenditionRecord]
     commands: Mapping[str, CommandRecord]
     timelines: Mapping[str, TimelineRecord] = MappingProxyType({})
-    records: Records = MappingProxyType({})
+    rows: Rows = MappingProxyType({})
     """All of them by kind and id, as they are stored."""
 
     def named(self, name: str) -> CollectionRecord | None:
@@ -123,12 +131,12 @@ class Catalog:
         return known
 
     @staticmethod
-    def _read(reader: ReadHandle, upper: Antichain, known: Contents | None) -> Records:
+    def _read(reader: ReadHandle, upper: Antichain, known: Contents | None) -> Rows:
         """The rows as of just before `upper`: those known and what has changed since, or all of them."""
         if known is not None and known.upper.time and upper.time is not None and known.upper < upper:
             with suppress(SinceViolation), reader.changes(known.upper.time - 1, upper.time - 1) as changes:
                 rows = sorted(changes.to_pylist(), key=itemgetter(TIME, DIFF))  # what is retracted before what follows
-                return _applied(dict(known.records), rows)
+                return _applied(dict(known.rows), rows)
         if upper == MINIMUM:
             return {}
         with reader.snapshot((upper.time or 1) - 1) as snapshot:
@@ -161,8 +169,8 @@ class Catalog:
             except UpperMismatch:
                 races += 1
             else:
-                made = {key: record and _stored(key, record) for key, record in changes.items()}
-                self._known = _contents(at(time + 1), _changed(contents.records, made))
+                made = {key: None if record is None else _stored(key, record) for key, record in changes.items()}
+                self._known = _contents(at(time + 1), _changed(contents.rows, made))
                 return answer
             if deadline.has_passed():
                 raise out_of_time("the catalog", deadline, f"other commands were first {races} times")
@@ -234,24 +242,24 @@ def without(*records: Record) -> dict[tuple[str, str], Record | None]:
     return {_key_of(record): None for record in records}
 
 
-def _applied(records: dict[tuple[str, str], Record], rows: Iterable[Mapping[str, Any]]) -> Records:
+def _applied(found: dict[tuple[str, str], Row], rows: Iterable[Mapping[str, Any]]) -> Rows:
     for row in rows:
         key = str(row["kind"]), str(row["id"])
-        if row[DIFF] == -1 and key in records:
-            del records[key]
-        elif row[DIFF] == 1 and key not in records:
-            records[key] = _decoded(key, row["body"])
+        if row[DIFF] == -1 and key in found and found[key].body == row["body"]:
+            del found[key]
+        elif row[DIFF] == 1 and key not in found:
+            found[key] = Row(_decoded(key, row["body"]), row["body"])
         else:
             raise InvariantViolated(
                 f"{_where(key)} is there twice, or is taken away and was not there: somebody else has written to the "
                 "shard. Restore it to a time before that with client.restore",
                 kind=key[0], id=key[1],
             )  # fmt: skip
-    return records
+    return found
 
 
-def _changed(records: Records, changes: Changes) -> Records:
-    return {key: record for key, record in {**records, **changes}.items() if record is not None}
+def _changed(rows: Rows, changes: Mapping[tuple[str, str], Row | None]) -> Rows:
+    return {key: row for key, row in {**rows, **changes}.items() if row is not None}
 
 
 def _where(key: tuple[str, str]) -> str:
@@ -268,28 +276,29 @@ def _decoded(key: tuple[str, str], body: str) -> Record:
     return decode(KINDS[key[0]], body, _where(key))
 
 
-def _stored(key: tuple[str, str], record: Record) -> Record:
+def _stored(key: tuple[str, str], record: Record) -> Row:
     """A record as it will be read: what was asked is JSON then."""
-    return _decoded(key, encode(record))
+    body = encode(record)
+    return Row(_decoded(key, body), body)
 
 
-def _contents(upper: Antichain, records: Records) -> Contents:
+def _contents(upper: Antichain, rows: Rows) -> Contents:
     found: dict[str, dict[str, Record]] = {kind: {} for kind in KINDS}
-    for (kind, id_), record in records.items():
-        found[kind][id_] = record
+    for (kind, id_), row in rows.items():
+        found[kind][id_] = row.record
     renditions = {(r.collection, r.number): r for r in found["rendition"].values()}  # type: ignore[attr-defined]
-    return Contents(upper, found["collection"], renditions, found["command"], found["timeline"], records)  # type: ignore[arg-type]
+    return Contents(upper, found["collection"], renditions, found["command"], found["timeline"], rows)  # type: ignore[arg-type]
 
 
 def _updates(contents: Contents, changes: Changes) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for key, record in changes.items():
-        old = contents.records.get(key)
-        if old == record:
+        old = contents.rows.get(key)
+        if (old and old.record) == record:
             continue
         row = {"kind": key[0], "id": key[1]}
         if old is not None:
-            rows.append({**row, "body": encode(old), DIFF: -1})
+            rows.append({**row, "body": old.body, DIFF: -1})
         if record is not None:
             rows.append({**row, "body": encode(record), DIFF: 1})
     return rows

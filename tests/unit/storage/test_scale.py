@@ -91,3 +91,18 @@ def test_a_catalog_that_somebody_else_has_written_to_is_damage(world: World) -> 
     for reading in (controller, world.client().controller()):
         with pytest.raises(persist.InvariantViolated, match="is there twice"):
             reading.list()
+
+
+def test_a_row_is_taken_away_as_it_is_stored_however_another_release_would_write_it(world: World) -> None:
+    controller = world.client().controller()
+    controller.create("c", SCHEMA)
+    [(key, row)] = [(key, row) for key, row in controller.catalog.fetch().rows.items() if key[0] == "collection"]
+    of = {"kind": key[0], "id": key[1]}
+    with controller.client.open_writer(NAME, CATALOG) as write:
+        write.append_now([{**of, "body": row.body, "_diff": -1}, {**of, "body": row.body.replace(":", ": ")}])
+    controller.rename("c", "d")
+    for reading in (controller, world.client().controller()):
+        assert reading.list() == ["d"]
+    with controller.client.open_reader(NAME) as read:
+        kinds = Counter(one["kind"] for one in read.snapshot().to_pylist())
+    assert kinds["collection"] == 1
