@@ -61,7 +61,7 @@ class Watched:
         self.world, self.lines, self.meaning = world, lines, meaning
         self.client = world.client(CONFIG)
         self.controller = self.client.controller()
-        self.sources = Sources(self.controller)
+        self.sources = self.controller.sources()
         self.sources.create(
             "s", Files(place=str(lines.folder), format="jsonl"), SCHEMA, meaning=meaning, shards=shards, retention=0
         )

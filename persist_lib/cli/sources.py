@@ -31,10 +31,9 @@ Pairs = list[str] | None
 @contextmanager
 def sourcing(session: Session, *, read_only: bool = False, create: bool = False) -> Iterator[Sources]:
     """The sources of the session's location, for the length of a command."""
-    from persist_lib.storage.sources import Sources
 
     with session.open(read_only=read_only, create=create) as client, client.controller() as controller:
-        sources = Sources(controller)
+        sources = controller.sources()
         try:
             yield sources
         finally:

@@ -38,6 +38,7 @@ from persist_lib.times import TimeLike
 from persist_lib.write.handle import Batching
 
 if TYPE_CHECKING:
+    from persist_lib.storage.sources import Sources
     from persist_lib.storage.tables import Tables
 
 
@@ -239,6 +240,12 @@ class Controller(Making, Evolving, Handovers):
         from persist_lib.storage.tables import Tables  # noqa: PLC0415 - they stand on the controller
 
         return Tables(self)
+
+    def sources(self) -> Sources:
+        """The sources of this catalog: outside data that becomes collections."""
+        from persist_lib.storage.sources import Sources  # noqa: PLC0415 - they stand on the controller
+
+        return Sources(self)
 
     def close(self) -> None:
         """Close what this controller has open; the client stays open. Idempotent."""

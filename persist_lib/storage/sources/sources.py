@@ -60,7 +60,7 @@ class SourceDescription(msgspec.Struct, frozen=True):
 class Sources:
     """The sources of a catalog. Safe to use from one thread at a time.
 
-    sources = Sources(client.controller())
+    sources = client.controller().sources()
     sources.create("orders", Files(place="./in", format="jsonl"), schema, meaning=Meaning(envelope="upsert"))
     sources.run("orders")
     """
