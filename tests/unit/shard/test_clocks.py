@@ -111,7 +111,7 @@ def test_contents_as_of_a_moment_have_what_happened_at_it(client):
     assert read.snapshot("2026-11-22T12:00Z").to_arrow().num_rows == 1
     assert read.snapshot("2026-11-22T12:00:00.0019Z").to_arrow().num_rows == 2
     assert read.snapshot().as_of == read.snapshot("2026-11-22T12:00:00.002Z").as_of
-    with pytest.raises(TimedOut, match=r"to pass 2026-11-22T12:00:00.003Z, and it is \[2026-11-22T12:00:00.003Z\]"):
+    with pytest.raises(TimedOut, match=r"to pass 2026-11-22T12:00:00.003Z, and upper is \[2026-11-22T12:00:00.003Z\]"):
         read.snapshot("2026-11-22T12:00:00.003Z", timeout=0)
     assert repr(read.snapshot("2026-11-22T12:00Z")) == "Snapshot('s', as_of=2026-11-22T12:00:00Z)"
 
