@@ -50,7 +50,7 @@ def refusing_too_many(delete_objects: Callable[..., Any]) -> Callable[..., Any]:
 if __name__ == "__main__":
     S3Backend.delete_objects = refusing_too_many(S3Backend.delete_objects)  # type: ignore[method-assign]
     S3Response.list_multipart_uploads = uploads_in_pages  # type: ignore[assignment, method-assign]
-    # Moto looks whether a key exists and then stores it, without a lock, and lists keys while others are stored. Threads
-    # that are not interrupted in between make its conditional PUT as atomic as S3's, also on a busy machine.
+    # Moto looks whether a key exists and then stores it, without a lock, and lists keys while others are stored. Where
+    # threads are not interrupted in between, its conditional PUT is as atomic as S3's, also on a busy machine.
     sys.setswitchinterval(1.0)
     main(["-H", "127.0.0.1", "-p", sys.argv[1]])
