@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup check format test torture transfers handovers powercut sim faults interrupts spark-kills stream-kills sink-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers powercut sim faults interrupts spark-kills stream-kills sink-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,11 +35,13 @@ $(PROJECT): $(PACKAGES) pyproject.toml pipeline/pyproject.toml
 	scripts/setup project
 	@touch $@
 
-check: $(PROJECT) ## format, lint, types, import contract, fast tests (about a minute)
+lint: $(PROJECT) ## format, lint, types, import contract
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+check: lint ## the same and the fast tests (some five minutes)
 	$(PYTEST) -q -n 2 -m "not slow and not ($(ALONE))" tests/unit tests/scripts
 
 format: $(PROJECT) ## rewrite the code as `check` wants it
