@@ -14,28 +14,21 @@ Exit status: 0 if it was compared, 1 if something failed, 2 for wrong arguments.
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-import msgspec
-import pyarrow as pa
-
 from jobs import program
-from jobs import tasks as t
 from jobs.engine import SparkEngine
-from jobs.parallel import in_parallel
-from jobs.rebuild import LOCAL_TASKS, TASK_BYTES, Tells, compared
+from jobs.rebuild import compared
 from jobs.session import build_session
 from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
+from jobs.watch import Tells, silent
+from jobs.works import carry_out, pieces
 from persist_lib.client import Client
-from persist_lib.errors import InvalidUsage, PersistError
-from persist_lib.location.wrap.spending import Spending
 from persist_lib.storage import Controller
 from persist_lib.storage.comparing import Comparison
-from persist_lib.storage.judging import Judged, Judging, Work
 from persist_lib.storage.judging import run as run_work
 from persist_lib.times import TimeLike
 
@@ -43,72 +36,20 @@ from persist_lib.times import TimeLike
 def compare(
     controller: Controller, name: str, rendition: int, *, to: int | None = None, as_of: TimeLike | None = None,
     keep: bool = False, engine: SparkEngine | None = None, stop: Stop | None = None,
-    tells: Tells = lambda *_: None, timeout: float | None = None,
+    tells: Tells = silent, timeout: float | None = None,
 ) -> Comparison:  # fmt: skip
     """What `controller.compare` answers, by tasks: on Spark with an `engine`, otherwise by threads of this process."""
     stop = stop or Stop()
     with controller.begin_comparison(name, rendition, to=to, as_of=as_of, keep=keep, timeout=timeout) as begun:
-        pieces = LOCAL_TASKS if engine is None else max(engine.pieces(begun.size, TASK_BYTES), 1)
-        works = begun.works(pieces, here=engine is None)
+        works = begun.works(pieces(begun.size, engine), here=engine is None)
         pair = begun.pair
         says = f"{name}: comparing renditions {pair.old.number} and {pair.new.number} as of {pair.is_}"
-        if engine is None:
-            return begun.total(_local(begun, works, stop, says, tells))
-        return begun.total(_on_spark(engine, works, says, tells))
-
-
-def _local(begun: Judging, works: Sequence[Work], stop: Stop, says: str, tells: Tells) -> list[Judged]:
-    inner = Stop()
-    stop.on_set(inner.set)
-    found = []
-    for answer in in_parallel(begun.run_here, works, LOCAL_TASKS, inner):
-        found.append(answer)
-        tells(says, len(found), len(works))
-    return found
-
-
-def _on_spark(engine: SparkEngine, works: Sequence[Work], says: str, tells: Tells) -> list[Judged]:
-    encoded = pickle.dumps(list(works))
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from run_all(batches, encoded)
-
-    answers = engine.answers(len(works), work, says, lambda done, of: tells(says, done, of))
-    for row in answers:
-        if row["error"] is not None:
-            raise t.raised(row["error"])
-    return [pickle.loads(msgspec.msgpack.decode(row["result"])) for row in answers]  # noqa: S301 - our tasks made it
-
-
-def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes) -> Iterator[pa.RecordBatch]:
-    """Carry out the tasks whose indices come in; yields their answers. Runs on executors."""
-    works = pickle.loads(encoded)  # noqa: S301 - the driver made it
-    for batch in batches:
-        for index in batch.column(0).to_pylist():
-            with Spending() as spent:
-                outcome = t.attempt(partial(_pickled, works[index]))
-            yield t.answer(index, outcome, spent.cost)
-
-
-def _pickled(work: Work) -> bytes:
-    """The answer of a task. Samples have values of all types, which pickle keeps."""
-    return pickle.dumps(run_work(work))
+        return begun.total(carry_out(works, begun.run_here, run_work, engine, stop, says, tells))
 
 
 def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
-    parsed = _parser().parse_args(argv)
-    unfinished = unfinished or Unfinished()
-    name = parsed.collection
-    try:
-        with program.telling() as tells, program.opened_client(parsed) as client, client.controller() as controller:
-            unfinished.begin([name])
-            _run(client, controller, parsed, tells)
-            unfinished.done(name)
-    except PersistError as error:
-        print(f"{name}  FAILED: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidUsage) else 1
-    return 0
+    return program.on_collection(_parser().parse_args(argv), unfinished or Unfinished(), _run)
 
 
 def _parser() -> argparse.ArgumentParser:

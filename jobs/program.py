@@ -10,20 +10,24 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import persist_lib as persist
 from jobs.session import SparkSettings
+from jobs.signals import Unfinished
 from persist_lib.client import Client
 from persist_lib.core.cost import Cost, parse_prices
-from persist_lib.errors import NotFound
+from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.settings import config_of
+
+if TYPE_CHECKING:
+    from persist_lib.storage import Controller
 
 PIPES = "DAGSTER_PIPES_CONTEXT"
 Numbers = Mapping[str, float]
@@ -221,6 +225,24 @@ def opened_client(parsed: argparse.Namespace, lease_ms: int | None = None, *, cr
     prices = parse_prices(parsed.prices) if parsed.prices else None
     with persist.open(parsed.location, parsed.consensus, config=config, prices=prices, create=create) as client:
         yield client
+
+
+def on_collection(
+    parsed: argparse.Namespace,
+    unfinished: Unfinished,
+    act: Callable[[Client, Controller, argparse.Namespace, Terminal | Pipes], None],
+) -> int:
+    """Do something with the collection that was named; returns the exit status of the program."""
+    name = parsed.collection
+    try:
+        with telling() as tells, opened_client(parsed) as client, client.controller() as controller:
+            unfinished.begin([name])
+            act(client, controller, parsed, tells)
+            unfinished.done(name)
+    except PersistError as error:
+        print(f"{name}  FAILED: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidUsage) else 1
+    return 0
 
 
 def exit_status(failed: list[str]) -> int:

@@ -15,36 +15,26 @@ Exit status: 0 if all is done, 1 if something failed, 2 for wrong arguments.
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
-import pyarrow as pa
-
 from jobs import program
-from jobs import tasks as t
 from jobs.engine import SparkEngine
-from jobs.parallel import in_parallel
 from jobs.session import build_session
 from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
+from jobs.watch import Tells, silent
+from jobs.works import carry_out, pieces
 from persist_lib.cli.schemas import build_schema
 from persist_lib.client import Client
-from persist_lib.errors import InvalidUsage, PersistError
-from persist_lib.location.wrap.spending import Spending
+from persist_lib.errors import InvalidUsage
 from persist_lib.storage import Controller
 from persist_lib.storage.comparing import Comparison
 from persist_lib.storage.copying import Copied
-from persist_lib.storage.rebuilding import Copy, Rebuild, Work, load_transform
+from persist_lib.storage.rebuilding import load_transform
 from persist_lib.storage.rebuilding import run as run_work
-
-TASK_BYTES = 256 << 20
-"""How much stored data a task reads."""
-LOCAL_TASKS = 4
-Tells = Callable[[str, float, float], object]
 
 
 class Rebuilt(NamedTuple):
@@ -58,7 +48,7 @@ class Rebuilt(NamedTuple):
 
 def rebuild(
     controller: Controller, name: str, rendition: int, *, transform: str | None = None,
-    engine: SparkEngine | None = None, stop: Stop | None = None, tells: Tells = lambda *_: None,
+    engine: SparkEngine | None = None, stop: Stop | None = None, tells: Tells = silent,
     timeout: float | None = None,
 ) -> Rebuilt:  # fmt: skip
     """Bring the rendition, a copy, up to where the one is that it copies. May be killed, and called again.
@@ -69,71 +59,18 @@ def rebuild(
     rows = count = 0
     with controller.begin_rebuild(name, rendition, transform=transform) as begun:
         if begun is not None:
-            works = begun.works(_pieces(begun, engine), here=engine is None)
+            works = begun.works(pieces(begun.size, engine), here=engine is None)
             count = len(works)
             says = f"{name}: rendition {rendition} as of {begun.as_of}"
-            copies = (
-                _local(begun, works, stop, says, tells) if engine is None else _on_spark(engine, works, says, tells)
-            )
-            rows = begun.commit(copies, timeout)
+            rows = begun.commit(carry_out(works, begun.run_here, run_work, engine, stop, says, tells), timeout)
     function = None if transform is None else load_transform(transform)
     copied = controller.copy_rendition(name, rendition, transform=function, timeout=timeout)
     return Rebuilt(rendition, rows, count, copied)
 
 
-def _pieces(begun: Rebuild, engine: SparkEngine | None) -> int:
-    if engine is None:
-        return LOCAL_TASKS
-    return max(engine.pieces(begun.size, TASK_BYTES), 1)
-
-
-def _local(begun: Rebuild, works: Sequence[Work], stop: Stop, says: str, tells: Tells) -> list[Copy]:
-    found = []
-    inner = Stop()
-    stop.on_set(inner.set)
-    for copy in in_parallel(begun.run_here, works, LOCAL_TASKS, inner):
-        found.append(copy)
-        tells(says, len(found), len(works))
-    return found
-
-
-def _on_spark(engine: SparkEngine, works: Sequence[Work], says: str, tells: Tells) -> list[Copy]:
-    encoded = pickle.dumps(list(works))
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from run_all(batches, encoded)
-
-    answers = engine.answers(len(works), work, says, lambda done, of: tells(says, done, of))
-    for row in answers:
-        if row["error"] is not None:
-            raise t.raised(row["error"])
-    return [msgspec.msgpack.decode(row["result"], type=Copy) for row in answers]
-
-
-def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes) -> Iterator[pa.RecordBatch]:
-    """Carry out the tasks whose indices come in; yields their answers. Runs on executors."""
-    works = pickle.loads(encoded)  # noqa: S301 - the driver made it
-    for batch in batches:
-        for index in batch.column(0).to_pylist():
-            with Spending() as spent:
-                outcome = t.attempt(partial(run_work, works[index]))
-            yield t.answer(index, outcome, spent.cost)
-
-
 def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
-    parsed = _parser().parse_args(argv)
-    unfinished = unfinished or Unfinished()
-    name = parsed.collection
-    try:
-        with program.telling() as tells, program.opened_client(parsed) as client, client.controller() as controller:
-            unfinished.begin([name])
-            _run(client, controller, parsed, tells)
-            unfinished.done(name)
-    except PersistError as error:
-        print(f"{name}  FAILED: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidUsage) else 1
-    return 0
+    return program.on_collection(_parser().parse_args(argv), unfinished or Unfinished(), _run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,12 +16,16 @@ from persist_lib.cli.collections import columns_of
 from persist_lib.cli.reading import (
     AT_ONCE_S,
     Columns,
+    End,
     Format,
+    Idle,
     Key,
     Limit,
     Output,
+    Start,
     Time,
     Wait,
+    Waits,
     key_values,
     kind_of,
     print_rows,
@@ -101,21 +105,7 @@ def changes(
 
 
 def listen(
-    session: Session,
-    name: Table,
-    as_of: Annotated[
-        str, typer.Option("--as-of", metavar="TIME", help="Start just after this time.", show_default=False)
-    ],
-    until: Annotated[
-        str, typer.Option(metavar="FRONTIER", help="End there: a time, or [] for the end of all times.")
-    ] = "[]",
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Fail if nothing comes for this long.", show_default=False),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait for more updates, or print those that are there and end.")
-    ] = True,
+    session: Session, name: Table, as_of: Start, until: End = "[]", timeout: Idle = None, wait: Waits = True
 ) -> None:
     """Follow a table: every update after a time, once, at its exact time, whether it was applied yet or not.
 

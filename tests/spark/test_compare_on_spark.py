@@ -51,7 +51,7 @@ def test_on_spark_it_is_what_the_library_finds_and_is_kept(
     with client.controller() as controller, controller.open_reader("orders") as reader:
         whole = controller.compare("orders", new)
         engine = SparkEngine(client, lambda: spark)  # type: ignore[arg-type,return-value]
-        monkeypatch.setattr("jobs.compare.TASK_BYTES", 100_000)
+        monkeypatch.setattr("jobs.works.TASK_BYTES", 100_000)
         told: list[float] = []
         found = compare(
             controller, "orders", new, keep=True, engine=engine, tells=lambda _says, _done, of: told.append(of)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.consolidate import consolidate
@@ -15,7 +14,7 @@ from persist_lib.kernel.keys import slice_sorted
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.handle import ReadHandle
+from persist_lib.read.handle import ReadHandle, parse_columns
 from persist_lib.read.keyed import keys_of
 from persist_lib.read.projection import projection_of
 from persist_lib.read.snapshot import KeyRange, Snapshot
@@ -46,7 +45,7 @@ class Wanted(NamedTuple):
         if keys is not None and range_ != KeyRange():
             raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=keys)
         found = None if keys is None else keys_of(schema, keys)
-        return cls(schema, range_, found, Where.of(schema.data, filter), _parse_columns(schema, columns))
+        return cls(schema, range_, found, Where.of(schema.data, filter), parse_columns(schema, "the table", columns))
 
     def whole(self) -> Wanted:
         """The same rows with all their columns."""
@@ -84,17 +83,3 @@ def by_keys(schema: Schema, keys: Keys) -> Wanted:
 def added_up(schema: Schema, *tables: pa.Table) -> pa.Table:
     """Tables of contents, added up, in canonical order."""
     return consolidate(schema, pa.concat_tables([empty_table(schema.contents), *tables]))
-
-
-def _parse_columns(schema: Schema, columns: object) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
-        raise InvalidUsage(
-            f"columns must be a list of names, some of {schema.names}: got {shown(columns)}", columns=columns
-        )
-    names = tuple(columns)
-    if unknown := [name for name in names if not isinstance(name, str) or name not in schema.names]:
-        meant = did_you_mean(unknown[0], schema.names)
-        raise InvalidUsage(f"the table has no columns {shown(unknown)}. {meant}It has {schema.names}", columns=columns)
-    return names

@@ -19,7 +19,7 @@ import persist_lib as persist
 from persist_lib.spark.source import PersistSource
 from persist_lib.storage import Controller
 from tests.unit.spark.test_streaming_reads import Sink
-from tests.unit.spark.worlds import SCHEMA, TINY, Data, Stream, added, load, read, rows, source
+from tests.unit.spark.worlds import SCHEMA, TINY, Data, Stream, added, drawn, load, read, rows, source
 
 WIDE = persist.Schema(key={"a": "int64 not null", "b": "string"}, value={"v": "int64", "more": "string"})
 
@@ -44,17 +44,7 @@ class Told:
         return next(number for start, number in reversed(self.starts) if start <= time)
 
     def append(self, rng: random.Random, count: int, *, times: int = 1, negative: bool = True) -> None:
-        fresh: list[tuple[Data, int, int]] = []
-        for _ in range(count):
-            data = (rng.randrange(40), rng.choice(["", "x", "yy", None]), rng.choice([None, 1, 2, 3]))
-            diff = rng.choice([1, 1, 2, -1] if negative else [1, 1, 2])
-            fresh.append((data, self.upper + rng.randrange(times), diff))
-        columns = list(zip(*(data for data, _, _ in fresh), strict=True)) if fresh else [(), (), ()]
-        table = pa.table({
-            "a": pa.array(columns[0], pa.int64()), "b": pa.array(columns[1], pa.string()),
-            "v": pa.array(columns[2], pa.int64()), "_time": pa.array([t for _, t, _ in fresh], pa.uint64()),
-            "_diff": pa.array([d for _, _, d in fresh], pa.int64()),
-        })  # fmt: skip
+        fresh, table = drawn(rng, self.upper, count, times=times, negative=negative)
         if self.schema == WIDE:
             table = table.append_column("more", pa.nulls(len(fresh), pa.string()))
         with self.controller.open_writer("orders") as writer:

@@ -22,6 +22,23 @@ TINY: dict[str, Any] = {"inline_bytes": 0, "part_bytes": 64 * 1024, "task_bytes"
 Data = tuple[int, str | None, int | None]
 
 
+def drawn(
+    rng: random.Random, upper: int, rows: int, *, times: int, negative: bool
+) -> tuple[list[tuple[Data, int, int]], pa.Table]:
+    """Random updates over some times from `upper` on, and the same as a table."""
+    fresh: list[tuple[Data, int, int]] = []
+    for _ in range(rows):
+        data = (rng.randrange(40), rng.choice(["", "x", "yy", None]), rng.choice([None, 1, 2, 3]))
+        fresh.append((data, upper + rng.randrange(times), rng.choice([1, 1, 2, -1] if negative else [1, 1, 2])))
+    columns = list(zip(*(data for data, _, _ in fresh), strict=True)) if fresh else [(), (), ()]
+    table = pa.table({
+        "a": pa.array(columns[0], pa.int64()), "b": pa.array(columns[1], pa.string()),
+        "v": pa.array(columns[2], pa.int64()), "_time": pa.array([t for _, t, _ in fresh], pa.uint64()),
+        "_diff": pa.array([d for _, _, d in fresh], pa.int64()),
+    })  # fmt: skip
+    return fresh, table
+
+
 @dataclass
 class World:
     """A shard, and an account of every update ever written to it."""
@@ -33,18 +50,7 @@ class World:
 
     def append(self, rng: random.Random, rows: int, *, times: int = 1, negative: bool = True) -> None:
         """Append random updates over some times."""
-        fresh: list[tuple[Data, int, int]] = []
-        for _ in range(rows):
-            data = (rng.randrange(40), rng.choice(["", "x", "yy", None]), rng.choice([None, 1, 2, 3]))
-            fresh.append(
-                (data, self.upper + rng.randrange(times), rng.choice([1, 1, 2, -1] if negative else [1, 1, 2]))
-            )
-        columns = list(zip(*(data for data, _, _ in fresh), strict=True)) if fresh else [(), (), ()]
-        table = pa.table({
-            "a": pa.array(columns[0], pa.int64()), "b": pa.array(columns[1], pa.string()),
-            "v": pa.array(columns[2], pa.int64()), "_time": pa.array([t for _, t, _ in fresh], pa.uint64()),
-            "_diff": pa.array([d for _, _, d in fresh], pa.int64()),
-        })  # fmt: skip
+        fresh, table = drawn(rng, self.upper, rows, times=times, negative=negative)
         with self.client.open_writer(self.name, SCHEMA) as writer:
             writer.compare_and_append(table, self.upper, self.upper + times)
         self.updates += fresh
