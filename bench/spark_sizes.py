@@ -18,7 +18,7 @@ mpl.use("Agg")  # before pyplot: there is no screen
 
 import matplotlib.pyplot as plt
 
-SIZES, SIZES_QUICK = (1_000_000, 4_000_000, 16_000_000, 48_000_000), (200_000, 400_000)
+SIZES, SIZES_QUICK = (1_000_000, 4_000_000, 16_000_000, 24_000_000), (200_000, 400_000)
 TASKS = (1, 2, 4, 8)
 ROUNDS = 3
 NAME = "spark-throughput.png"

@@ -7,7 +7,8 @@ is part of the append, which then loses to a handover that was first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -24,9 +25,12 @@ from persist_lib.storage.timeline import Span
 from persist_lib.storage.upper import meet
 from persist_lib.storage.writing import PAUSE_S, Writing
 from persist_lib.times import Unit
+from persist_lib.write.committing import Prepared
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.many import Append
 
+Brought: TypeAlias = pa.Table | Mapping[str, Prepared]
+"""Updates, or what staged writes come to for each shard of the one rendition that is written."""
 Pieces = Sequence[tuple[int, int | None, Span]]
 
 
@@ -44,26 +48,28 @@ class Committing(Writing):
         self._registered: set[str] = set()
 
     def _commit(
-        self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None,
+        self, brought: Brought, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None,
         producer: tuple[str, int] | None, seen: str | None = None,
     ) -> bytes:  # fmt: skip
         """Append to all shards at once, together with the promise of these times; answers the token.
+
+        What was prepared is for the shards of one rendition, and has an upper.
 
         `seen` is the handover to the rendition whose contents decided what is appended. Where another followed, it
         raises HandedOver and appends nothing.
         """
         token = token or self.client.runtime.token()
         if self._only is not None:
-            self._append_all([(lower.time or 0, upper.time, self._only)], table, None, lower, deadline, token)
+            self._append_all([(lower.time or 0, upper.time, self._only)], brought, None, lower, deadline, token)
             return token
-        promise = _promise_for(table, lower, upper)
+        promise = _promise_for(brought, lower, upper)
         while True:
             timeline = self._timeline()
             over = timeline.over(lower.time or 0, upper.time)
             if seen is not None and [span.command for *_, span in over] != [seen]:
                 raise HandedOver
             if len(over) > 1 and (over[-1][2].rendition.copies is not None or not self.has_transactions):
-                lower = self._close_old(table, over, deadline, token)
+                lower = self._close_old(brought, over, deadline, token)
                 continue
             for *_, span in over:
                 self._copied(span, deadline)
@@ -78,7 +84,7 @@ class Committing(Writing):
                 continue
             pieces = [(start, end, span.rendition) for start, end, span in over]
             try:
-                self._append_all(pieces, table, promising, lower, deadline, token)
+                self._append_all(pieces, brought, promising, lower, deadline, token)
             except UpperMismatch as error:
                 if error.fields.get("shard") != self.collection.shard:
                     raise
@@ -109,14 +115,14 @@ class Committing(Writing):
             at_once(self.client.runtime, advance, span.rendition.names)
 
     def _append_all(
-        self, pieces: Sequence[tuple[int, int | None, RenditionRecord]], table: pa.Table, promising: Append | None,
+        self, pieces: Sequence[tuple[int, int | None, RenditionRecord]], brought: Brought, promising: Append | None,
         lower: Antichain, deadline: Deadline, token: bytes,
     ) -> None:  # fmt: skip
         appends = [] if promising is None else [promising]
         appends += [
-            Append(write, rows, start, Antichain(end))
+            Append(write, updates, start, Antichain(end))
             for start, end, rendition in pieces
-            for write, rows in self._shares(rendition, updates_within(table, start, end))
+            for write, updates in self._brought(rendition, brought, start, end)
         ]
         try:
             self._send(appends, deadline, token)
@@ -128,23 +134,26 @@ class Committing(Writing):
     def _send(self, appends: Sequence[Append], deadline: Deadline, token: bytes) -> None:
         timeout = deadline.left_s()
         if len(appends) > 1 and self.has_transactions:
-            new = [one.write for one in appends if one.write.shard not in self._registered]
+            new = [one.write for one in appends if one.write.shard not in self._registered and _registers(one)]
             within(deadline, lambda: at_once(self.client.runtime, lambda write: write.id, new))  # registers them
             self._registered.update(write.shard for write in new)
             self.client.compare_and_append_many(appends, timeout=timeout, token=token)
             return
         for one in appends:
+            if isinstance(one.updates, Prepared):
+                one.write.append_prepared(one.updates, deadline, token)
+                continue
             one.write.compare_and_append(
                 one.updates, one.expected_upper, one.new_upper, timeout=timeout, token=token, producer=one.producer
             )
 
-    def _close_old(self, table: pa.Table, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
+    def _close_old(self, brought: Brought, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
         """Say that nothing more comes before the newest rendition, which can then be copied to its end.
 
         SUBTLE: with the token of the append that it is for, so that a repeated append finds this done as well.
         """
         start = over[-1][0]
-        if len(updates_within(table, over[0][0], start)):
+        if isinstance(brought, pa.Table) and len(updates_within(brought, over[0][0], start)):
             show = self.schema.show
             raise InvalidUsage(
                 f"collection {self.name!r} is handed over at {show(start)}, and this append has updates on both sides "
@@ -186,13 +195,25 @@ class Committing(Writing):
         if self._timeline().upper < upper:
             self.shard(self.collection.shard).advance_upper(upper, timeout=deadline.left_s())
 
+    def _brought(
+        self, rendition: RenditionRecord, brought: Brought, start: int, end: int | None
+    ) -> Sequence[tuple[WriteHandle, object]]:
+        if isinstance(brought, pa.Table):
+            return self._shares(rendition, updates_within(brought, start, end))
+        return [(self.shard(name), brought[name]) for name in rendition.names]
+
     def _shares(self, rendition: RenditionRecord, table: pa.Table) -> list[tuple[WriteHandle, pa.Table]]:
         return [(self.shard(name), rows) for name, rows in zip(rendition.names, routed(rendition, table), strict=True)]
 
 
-def _promise_for(table: pa.Table, lower: Antichain, upper: Antichain) -> Antichain:
+def _registers(append: Append) -> bool:
+    """Whether it is written under the handle's own id, and not under that of a stage."""
+    return not (isinstance(append.updates, Prepared) and append.updates.is_lent())
+
+
+def _promise_for(brought: Brought, lower: Antichain, upper: Antichain) -> Antichain:
     """Up to where these times have to be promised: never to the end of all times."""
-    if upper.time is not None:
+    if upper.time is not None or not isinstance(brought, pa.Table):
         return upper
-    times = table.column("_time").to_pylist()
+    times = brought.column("_time").to_pylist()
     return at(max([lower.time or 0, *times]) + 1)

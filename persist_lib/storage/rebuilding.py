@@ -10,7 +10,7 @@ time. A shard that has its copy already is left alone. From there on `copying` f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
 from importlib import import_module
@@ -32,12 +32,9 @@ from persist_lib.schema.schema import TIME
 from persist_lib.storage.copying import Transform, hold_name, transformed
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
-from persist_lib.storage.routing import routed
+from persist_lib.storage.spreading import Spreading, Write
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.staged import Stage, Staged, Ticket
-
-BUFFER_BYTES = 128 << 20
-"""How much a task holds back for all new shards together, before it writes the largest share as a part."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -193,33 +190,16 @@ def _ticket(stage: Stage, *, here: bool) -> Ticket | None:
     return None if here else stage.ticket
 
 
-def _run(work: Work, writes: Sequence[Callable[[object], Staged] | None], blob: Blob | None) -> Copy:
+def _run(work: Work, writes: Sequence[Write | None], blob: Blob | None) -> Copy:
     transform = None if work.transform is None else load_transform(work.transform)
-    read = written = 0
-    buffers: list[list[pa.Table]] = [[] for _ in writes]
-    sizes = [0] * len(writes)
-    staged: list[list[Staged]] = [[] for _ in writes]
-
-    def flush(index: int) -> None:
-        write = writes[index]
-        if buffers[index] and write is not None:
-            staged[index].append(write(buffers[index]))
-        buffers[index], sizes[index] = [], 0
-
+    read, spreading = 0, Spreading(work.rendition, writes)
     with Spending() as spent:
         for table in _rows(work.split, blob):
             read += table.num_rows
-            made = transformed(at_time(table, 0), transform, work.rendition.columns).drop_columns([TIME])
-            for index, share in enumerate(routed(work.rendition, made)):
-                if share.num_rows and writes[index] is not None:
-                    buffers[index].append(share)
-                    sizes[index] += share.nbytes
-                    written += share.num_rows
-            if sum(sizes) > BUFFER_BYTES:
-                flush(max(range(len(sizes)), key=sizes.__getitem__))
-        for index in range(len(writes)):
-            flush(index)
-    return Copy(tuple(map(tuple, staged)), read, written, spent.cost)
+            made = transformed(at_time(table, 0), transform, work.rendition.columns)
+            spreading.add(made.drop_columns([TIME]))
+        staged = spreading.finish()
+    return Copy(staged, read, spreading.written, spent.cost)
 
 
 def _rows(split: Split, blob: Blob | None) -> Iterator[pa.Table]:

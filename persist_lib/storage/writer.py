@@ -19,14 +19,14 @@ from persist_lib.arguments import not_pickled, parse_flag
 from persist_lib.client import Client
 from persist_lib.errors import ConstraintViolated, Indeterminate, InvalidUsage, PersistError, UpperMismatch
 from persist_lib.frontier import at
-from persist_lib.ids import parse_producer, parse_token
+from persist_lib.ids import parse_token
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.committing import HandedOver
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.verbs import Verbs
+from persist_lib.storage.staging import CollectionStaging
 from persist_lib.storage.writing import Written
 from persist_lib.times import Unit
 from persist_lib.write.appending import parse_bounds
@@ -46,7 +46,7 @@ class _Doubt(NamedTuple):
     batch: Sequence[Pending]
 
 
-class CollectionWriter(Verbs):
+class CollectionWriter(CollectionStaging):
     """Writes one collection. Its methods are those of a shard's writer, as far as the collection's mode has them.
 
     Safe to use from several threads. Close it before its client: that writes what `append_async` accepted.
@@ -215,13 +215,7 @@ class CollectionWriter(Verbs):
         """An append whose arguments are checked. With `copies` the caller cannot change its updates any more."""
         times = self._times()
         lower, upper = parse_bounds(expected_upper, new_upper, times)
-        token, producer = None if token is None else parse_token(token), parse_producer(producer)
-        if producer is not None and (self._only is not None or not self.has_transactions):
-            raise InvalidUsage(
-                f"collection {self.name!r}: a producer is remembered with the collection, in one transaction with the "
-                "data: this takes a store with transactions, and a writer that was opened without rendition=",
-                collection=self.name,
-            )
+        token, producer = None if token is None else parse_token(token), self._parse_producer(producer)
         deadline = self._deadline(timeout)
         table = take_over(self.schema, iter([self._parsed(updates, lower, upper, times)]), copies=copies)
         accepted_s = self.client.runtime.monotonic()

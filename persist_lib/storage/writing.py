@@ -14,6 +14,7 @@ from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
 from persist_lib.frontier import MINIMUM, Antichain, at
+from persist_lib.ids import parse_producer
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -143,6 +144,16 @@ class Writing(ABC):
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+    def _parse_producer(self, producer: object) -> tuple[str, int] | None:
+        found = parse_producer(producer)
+        if found is not None and (self._only is not None or not self.has_transactions):
+            raise InvalidUsage(
+                f"collection {self.name!r}: a producer is remembered with the collection, in one transaction with the "
+                "data: this takes a store with transactions, and a writer that was opened without rendition=",
+                collection=self.name,
+            )
+        return found
 
     def _mismatch(self, expected: Antichain, error: UpperMismatch) -> UpperMismatch:
         actual = error.fields.get("actual")

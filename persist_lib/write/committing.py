@@ -1,25 +1,29 @@
 """The commit of staged writes: put together, checked or compared with the contents, and appended under the stage's id.
 
 An append alone takes the time from the newest state in each attempt. What depends on the contents is found at one
-upper, is committed only if upper is still there, and is found again when another writer was first.
+upper, is committed only if upper is still there, and is found again when another writer was first. What is to be
+committed together with other shards is prepared, at one upper and one time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Batch, State, Version
+from persist_lib.core.sums import Sums
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, UpperMismatch
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import Antichain
 from persist_lib.ids import WriterId
+from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
@@ -29,16 +33,41 @@ from persist_lib.shard.batches import Builder, Built, Laid
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.write.appending import check_newest, check_produced, inline_room, outrun, undoubted, whole
-from persist_lib.write.differences import Overwriting, Source, Upserting, check_all
+from persist_lib.write.differences import Overwriting, Pair, Source, Upserting, check_all
 from persist_lib.write.layout import assembled, batch_of, counted_at
 from persist_lib.write.pending import Appended
-from persist_lib.write.registration import Registration, lease_ended
+from persist_lib.write.registration import Lent, Registration, lease_ended
 from persist_lib.write.share import Place, Share, commit_shares
 from persist_lib.write.staged import Staged
 from persist_lib.write.times import next_time
 from persist_lib.write.verbs import Changed
 
 T = TypeVar("T")
+Rule = Upserting | Overwriting
+
+
+class Prepared(NamedTuple):
+    """What was staged for one shard, as the batch that it comes to at one upper. Nothing refers to it yet."""
+
+    builder: Builder
+    built: Built
+    place: Place
+    registration: Registration
+    counts: Counts
+
+    def is_empty(self) -> bool:
+        """Whether it changes nothing."""
+        return not self.built.batch.parts
+
+    def is_lent(self) -> bool:
+        """Whether it is appended under the id of a stage, and not under the handle's own."""
+        return isinstance(self.registration, Lent)
+
+    def share(self, machine: Machine, token: bytes, deadline: Deadline) -> Share:
+        """The share of an append to several shards."""
+        writer = self.registration.register(deadline)
+        builder, built, place = self.builder, self.built, self.place
+        return Share(machine, self.registration, writer, builder, built, place, c.CompareAndAppend, token)
 
 
 class Commit:
@@ -61,10 +90,8 @@ class Commit:
 
     def append(self, staged: Sequence[Staged], when: int | None) -> Appended:
         """Append all of it, at `when` or at the next time; where it has times of its own, at these."""
-        machine, builder = self._machine, self._builder()
-        state = machine.state
-        build = partial(assembled, staged, builder, self._schema, state.schemas, inline_room(machine, state))
-        built = self._before(build)
+        builder = self._builder()
+        built = self._assembled(staged, builder)
         bounds = staged[0].bounds
         if self._schema.constraints:
             return self._append_checked(builder, built, staged, when)
@@ -92,32 +119,74 @@ class Commit:
                     raise
                 self._lost(error)
 
-    def change(self, staged: Sequence[Staged], rule: Upserting | Overwriting, *, everything: bool) -> Changed:
+    def change(self, staged: Sequence[Staged], rule: Rule, *, everything: bool) -> Changed:
         """Append the changes that the rule makes of what is staged and of the newest contents."""
         machine = self._machine
         source = self._source(staged, everything=everything)
         while True:
-            version = self._writable()
-            builder = self._builder()
+            version, builder = self._writable(), self._builder()
             with source.at(version, rule.names, self._deadline) as (version, both):
-                check_newest(machine, self._schema, version.state)
                 lower = version.state.upper
                 time = next_time(self._schema, machine.shard, lower, machine.runtime)
-                changes = (at_time(table, 0) for table in rule.over(both, time))
-                lay = partial(builder.lay, changes, inline_bytes=inline_room(machine, version.state))
-                laid: Laid = self._before(lay)
-            if not laid.parts:
-                self._drop(staged)
+                built = self._changes(builder, rule, both, version.state, time)
+            if not built.batch.parts:
+                self.drop(staged)
                 done = Appended(version.seqno, lower, 0, b"", 0, self._spent.cost)
                 return _changed(done, None, rule)
-            built = batch_of(laid.parts, laid.sums, None, laid.table)
             try:
                 done = self._send(builder, built, partial(_fixed, lower, time))
             except UpperMismatch as error:
                 self._lost(error)
                 continue
-            self._drop(staged)
+            self.drop(staged)
             return _changed(done, time, rule)
+
+    def prepare(
+        self, staged: Sequence[Staged], rule: Rule | None, bounds: tuple[Antichain, Antichain], time: int | None,
+        *, everything: bool,
+    ) -> Prepared:  # fmt: skip
+        """What is staged (or what the rule makes of it) as a batch with these bounds, at `time` or at its own times.
+
+        Raises UpperMismatch when upper is not where the bounds begin, as far as this had to look.
+        """
+        machine, builder, schema = self._machine, self._builder(), self._schema
+        if not (staged or everything):
+            built = Built(batch_of((), Sums(), bounds).batch)
+            return Prepared(builder, built, whole, self._registration, Counts())
+        if rule is None and not schema.constraints:
+            built = self._assembled(staged, builder)
+        else:
+            source = self._source(staged, everything=everything)
+            names = schema.key_names if rule is None else rule.names
+            with source.at(self._writable(), names, self._deadline) as (version, both):
+                if (upper := version.state.upper) != bounds[0]:
+                    raise machine.refused(r.WrongUpper(bounds[0], upper))
+                if rule is None:
+                    self._before(partial(check_all, machine, schema, both, time))
+                    built = self._assembled(staged, builder)
+                else:
+                    built = self._changes(builder, rule, both, version.state, 0 if time is None else time)
+        place = whole if time is None else partial(_fixed, bounds[0], time)
+        return Prepared(builder, built, place, self._registration, Counts() if rule is None else rule.counts)
+
+    def rows(self, staged: Sequence[Staged]) -> Iterator[pa.Table]:
+        """What is staged, in order, each data once a time, in tables of bounded size."""
+        return self._source(staged, everything=False).rows(self._machine.state)
+
+    def _assembled(self, staged: Sequence[Staged], builder: Builder) -> Built:
+        machine, state = self._machine, self._machine.state
+        build = partial(assembled, staged, builder, self._schema, state.schemas, inline_room(machine, state))
+        built: Built = self._before(build)
+        return built
+
+    def _changes(self, builder: Builder, rule: Rule, both: Iterator[Pair], state: State, time: int) -> Built:
+        """What the rule makes of what is staged and of the contents in a state, written at time 0."""
+        machine = self._machine
+        check_newest(machine, self._schema, state)
+        changes = (at_time(table, 0) for table in rule.over(both, time))
+        lay = partial(builder.lay, changes, inline_bytes=inline_room(machine, state))
+        laid: Laid = self._before(lay)
+        return batch_of(laid.parts, laid.sums, None, laid.table)
 
     def _source(self, staged: Sequence[Staged], *, everything: bool) -> Source:
         parts = [part for one in staged for part in one.parts]
@@ -175,7 +244,7 @@ class Commit:
             return
         raise outrun(self._machine, self._schema, self._deadline, self._races) from error
 
-    def _drop(self, staged: Sequence[Staged]) -> None:
+    def drop(self, staged: Sequence[Staged]) -> None:
         """Delete staged parts that nothing will ever refer to, as only the difference was appended."""
         keys = [blob_key(one.shard, part.key) for one in staged for part in one.parts if part.inline is None]
         if keys:
@@ -187,6 +256,6 @@ def _fixed(lower: Antichain, time: int, built: Built, _state: State) -> Batch:
     return counted_at(built.batch, lower, time)
 
 
-def _changed(done: Appended, time: int | None, rule: Upserting | Overwriting) -> Changed:
+def _changed(done: Appended, time: int | None, rule: Rule) -> Changed:
     changed = Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, time)
     return msgspec.structs.replace(changed, **rule.counts._asdict())

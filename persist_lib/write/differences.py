@@ -67,7 +67,7 @@ class Source:
         self._small: pa.Table | None = None
         self._looking: Looking | None = None
         if self._is_small(sum(part.rows for part in staged)):
-            tables = list(self._rows(machine.state))
+            tables = list(self.rows(machine.state))
             self._small = pa.concat_tables([empty_table(schema.updates), *tables])
             if not everything:
                 self._looking = Looking(machine, Keys.of(schema, self._small))
@@ -97,7 +97,7 @@ class Source:
                     inputs = tuple(overlapping(inputs, least, most + b"\0"))
                 old = contents.stream(stored, inputs, self._machine.config.merge_bytes // 2, pool) if inputs else ()
                 timed = (at_time(table, 0) for table in old)
-                both = pairs(self._rows(state), timed, names, empty_table(self._schema.updates))
+                both = pairs(self.rows(state), timed, names, empty_table(self._schema.updates))
                 yield held, ((new, rows.drop_columns([TIME])) for new, rows in both)
 
     def _is_small(self, rows: int) -> bool:
@@ -118,7 +118,7 @@ class Source:
                 return None
         return pa.concat_tables([empty_table(self._schema.contents), *tables])
 
-    def _rows(self, state: State) -> Iterator[pa.Table]:
+    def rows(self, state: State) -> Iterator[pa.Table]:
         """All staged rows in order, each data once, in tables of bounded size."""
         inputs = [TaskInput(run, 0, None) for run in self._few_runs(state)]
         machine = self._machine

@@ -36,6 +36,7 @@ from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
 from persist_lib.times import Times
 from persist_lib.write.appending import check_produced, inline_room, parse_bounds, timed_out, undoubted, whole
+from persist_lib.write.committing import Prepared
 from persist_lib.write.constraints import check_constraints
 from persist_lib.write.doubts import Doubt, Doubts
 from persist_lib.write.pending import Appended, Batching, Pending, coalesced, copied, is_shared, size_of, take_over
@@ -298,8 +299,13 @@ class WriteHandle(Leased, Verbs, Staging):
         self, updates: object, bounds: tuple[Antichain, Antichain], times: Times, deadline: Deadline, token: bytes,
         held: list[Lock], producer: tuple[str, int] | None,
     ) -> Share:  # fmt: skip
-        """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else."""
+        """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else.
+
+        `updates` may be what staged writes were prepared to.
+        """
         self._begin(deadline.remaining_s(), held)
+        if isinstance(updates, Prepared):
+            return updates.share(self.machine, token, deadline)
         builder = self._builder(deadline)
         built = self._build(builder, self._checked(updates, *bounds, times), *bounds, deadline)
         return self._share(builder, built, whole, c.CompareAndAppend, deadline, token, producer)

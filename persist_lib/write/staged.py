@@ -97,6 +97,16 @@ class Ticket(msgspec.Struct, frozen=True):
         """
         return write_parts(self.machine(), self, updates)
 
+    def checked(self, updates: object, runtime: Runtime) -> Iterator[pa.Table]:
+        """What `write` takes as tables of `schema.updates`: at time 0, or with times within the stage's bounds."""
+        if self.bounds is None:
+            yield from without_times(self.schema, updates)
+            return
+        times = Times(self.schema.times, runtime.clock_ms)
+        for table in iter_updates(self.schema, updates, times=times):
+            check_times(table, *self.bounds, times)
+            yield table
+
     def machine(self) -> Machine:
         """The shard as this process sees it, which is opened once in each process."""
         place = (self.url, self.consensus_url, self.shard)
@@ -133,6 +143,11 @@ class Stage(Leased):
             )
         return self._ticket
 
+    @property
+    def local(self) -> Ticket:
+        """The ticket, for this process only."""
+        return self._ticket
+
     def write(self, updates: object) -> Staged:
         """Do in this process what `ticket.write` does in another."""
         return write_parts(self._machine, self._ticket, updates)
@@ -155,22 +170,11 @@ def write_parts(machine: Machine, ticket: Ticket, updates: object) -> Staged:
     )  # fmt: skip
     counting = _Counting()
     with Spending() as spent:
-        laid = builder.lay(counting.over(_checked(machine, ticket, updates)), inline_bytes=config.inline_bytes)
+        laid = builder.lay(counting.over(ticket.checked(updates, runtime)), inline_bytes=config.inline_bytes)
     return Staged(
         runtime.token(), ticket.writer, ticket.shard, ticket.schema_id, laid.parts, laid.sums,
         min(laid.most, I64_MAX), ticket.bounds, ticket.lease_ms, counting.rows, spent.cost,
     )  # fmt: skip
-
-
-def _checked(machine: Machine, ticket: Ticket, updates: object) -> Iterator[pa.Table]:
-    if ticket.bounds is None:
-        yield from without_times(ticket.schema, updates)
-        return
-    lower, upper = ticket.bounds
-    times = Times(ticket.schema.times, machine.runtime.clock_ms)
-    for table in iter_updates(ticket.schema, updates, times=times):
-        check_times(table, lower, upper, times)
-        yield table
 
 
 class _Counting:

@@ -8,11 +8,13 @@ the last sequence number of each producer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from threading import RLock
 
-from persist_lib.arguments import parse_seconds
+import pyarrow as pa
+
+from persist_lib.arguments import LONGEST_S, parse_seconds
 from persist_lib.core import commands as c
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
@@ -27,10 +29,11 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering
 from persist_lib.times import TimeLike, Times
 from persist_lib.write.appending import check_produced, parse_bounds
-from persist_lib.write.committing import Commit
+from persist_lib.write.committing import Commit, Prepared, Rule
 from persist_lib.write.differences import Overwriting, Upserting
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Lent, Registration
+from persist_lib.write.share import commit_shares
 from persist_lib.write.staged import LEASE_S, Lease, Stage, Staged, Ticket, parse_staged
 from persist_lib.write.verbs import Changed
 
@@ -142,7 +145,7 @@ class Staging(ABC):
         return self._change_staged(staged, Overwriting, producer, timeout, everything=True)
 
     def _change_staged(
-        self, staged: Iterable[Staged], kind: type[Upserting | Overwriting], producer: tuple[str, int] | None,
+        self, staged: Iterable[Staged], kind: type[Rule], producer: tuple[str, int] | None,
         timeout: float | None, *, everything: bool,
     ) -> Changed:  # fmt: skip
         machine = self.machine
@@ -163,6 +166,38 @@ class Staging(ABC):
         finally:
             if held:
                 self._lock.release()
+
+    def prepare(
+        self, staged: Sequence[Staged], kind: type[Rule] | None, bounds: tuple[Antichain, Antichain],
+        time: int | None, deadline: Deadline, spent: Spending, *, everything: bool,
+    ) -> Prepared:  # fmt: skip
+        """What is staged as a batch to be appended together with those of other shards (see `Commit.prepare`)."""
+        found = parse_staged(staged, self.machine.shard)
+        rule = None if kind is None else kind(self.machine, self.schema)
+        commit = self._commit_of(found, None, deadline, spent)
+        return commit.prepare(found, rule, bounds, time, everything=everything)
+
+    def staged_rows(self, staged: Sequence[Staged]) -> Iterator[pa.Table]:
+        """Read what tasks wrote: tables of `schema.updates`, in order, each data once a time, in bounded memory."""
+        commit = self._commit_of(list(staged), None, self.machine.runtime.deadline(LONGEST_S), Spending())
+        return commit.rows(staged)
+
+    def append_prepared(self, prepared: Prepared, deadline: Deadline, token: bytes) -> Appended:
+        """Append what was prepared, by itself."""
+        held: list[Lock] = []
+        try:
+            deadline = self._begin(deadline.remaining_s(), held)
+            with Spending() as spent:
+                share = prepared.share(self.machine, token, deadline)
+                return commit_shares((share,), deadline, token, spent)[0]
+        finally:
+            if held:
+                self._lock.release()
+
+    def drop_staged(self, staged: Sequence[Staged]) -> None:
+        """Delete parts of which only the difference was appended: nothing will ever refer to them."""
+        deadline = self.machine.runtime.deadline(self.machine.config.timeout_s)
+        self._commit_of(list(staged), None, deadline, Spending()).drop(staged)
 
     def _commit_of(
         self, staged: list[Staged], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending

@@ -16,12 +16,15 @@ import pytest
 import persist_lib as persist
 from persist_lib.location.wrap.around import Operation
 from persist_lib.storage import Controller
+from persist_lib.storage.staged import CollectionStaged
 from persist_lib.testing import Fate, Outcome
 from tests.renditions import Listening, Told, check, write
 from tests.worlds import SCHEMA, WIDER, World, row, updates
 
 CHANGING = {"compare_and_set", "compare_and_set_many", "set", "delete", "truncate"}
 CONFIG = persist.Config(timeout_s=2, inline_bytes=0)
+PARTS: list[CollectionStaged] = []
+"""What was staged before the process that dies."""
 
 
 class Died(BaseException):
@@ -158,6 +161,39 @@ def write_by_token(controller: Controller) -> None:
         writer.compare_and_append([row(i, "x", 3) for i in range(9)], 3, 4, token=b"t" * 16)
 
 
+def write_staged(controller: Controller) -> None:
+    with controller.open_writer("c") as writer, writer.stage() as stage:
+        staged = [stage.write([{"id": i, "word": "x"} for i in range(start, 12, 2)]) for start in range(2)]
+        writer.upsert_staged(staged, producer=("q", 1))
+
+
+def with_parts_for_an_old_rendition(controller: Controller, told: Told) -> None:
+    with_two_stretches(controller, told)
+    with controller.open_writer("c") as writer:
+        PARTS[:] = [writer.stage().write([{"id": i, "word": "x"} for i in range(12)])]
+    start = controller.hand_over("c", 2)
+    controller.copy_rendition("c", 2, to_end=True)
+    told.copy(2, 1)
+    told.hand_over(2, start)
+
+
+def write_parts_for_an_old_rendition(controller: Controller) -> None:
+    with controller.open_writer("c") as writer:
+        writer.upsert_staged(PARTS, producer=("q", 1))
+
+
+def staged_again(controller: Controller, told: Told) -> None:
+    """Whether the first one committed or not, the same epoch of a producer is written once."""
+    with suppress(persist.AlreadyProduced):
+        write_staged(controller)
+    with pytest.raises(persist.AlreadyProduced):
+        write_staged(controller)
+    upper = controller.describe("c").upper
+    time = (upper.time or 0) - 1
+    old = [(data, time, -n) for data, n in told.contents(time).items() if int(data[0] or 0) < 12]
+    told.last.append([*old, *(((i, "x"), time, 1) for i in range(12))], told.last.upper, upper)
+
+
 def tended(controller: Controller, _told: Told) -> None:
     for _ in range(2):
         controller.tend()
@@ -206,6 +242,10 @@ STORIES = {
     "hand over": Story(with_two_stretches, lambda c: c.hand_over("c", 2, command="hand"), hand_on),
     "copy to the end": Story(after_a_handover, lambda c: c.copy_rendition("c", 2, to_end=True), copied_to_end),
     "write": Story(some_history, write_by_token, writes_go_on),
+    "write what was staged": Story(some_history, write_staged, staged_again),
+    "write what was staged for an old rendition": Story(
+        with_parts_for_an_old_rendition, write_parts_for_an_old_rendition, staged_again
+    ),
     "tend": Story(with_an_old_rendition, lambda c: c.tend(), tended),
     "drop": Story(with_an_old_rendition, lambda c: c.drop("c", command="one"), dropped),
     "evolve": Story(after_a_whole_handover, lambda c: c.evolve("c", WIDER, command="one"), evolved),

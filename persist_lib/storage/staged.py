@@ -1,0 +1,137 @@
+"""Staged writes of a collection, the half of the tasks: parts for all shards of a rendition, each row in its key's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from persist_lib.arguments import not_pickled, shown
+from persist_lib.core.cost import Cost
+from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import Antichain
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.spreading import Spreading, Write
+from persist_lib.write.staged import Stage, Staged, Ticket
+
+
+class CollectionStaged(msgspec.Struct, frozen=True, array_like=True):
+    """What one task wrote for the shards of a rendition. It is small: encode it with `msgspec.msgpack`, or pickle."""
+
+    id: bytes
+    collection: str
+    rendition: int
+    staged: tuple[Staged, ...]
+    bounds: tuple[Antichain, Antichain] | None
+    rows: int = 0
+    cost: Cost = Cost()
+
+    @property
+    def size(self) -> int:
+        """Bytes of its parts."""
+        return sum(one.size for one in self.staged)
+
+
+class CollectionTicket(msgspec.Struct, frozen=True):
+    """What a process needs to write parts for a collection's stage. It pickles."""
+
+    collection: str
+    rendition: RenditionRecord
+    tickets: tuple[Ticket, ...]
+    """One a shard."""
+
+    def write(self, updates: object) -> CollectionStaged:
+        """Write updates as parts, each for the shard of its key, as a shard's ticket does."""
+        return _write(self, [ticket.write for ticket in self.tickets], updates)
+
+
+class CollectionStage:
+    """One writer id in each shard of a rendition. `close` retires them: what is not appended then never can be."""
+
+    def __init__(self, collection: str, rendition: RenditionRecord, stages: Sequence[Stage]) -> None:
+        self._collection, self._rendition, self._stages = collection, rendition, stages
+
+    @property
+    def ticket(self) -> CollectionTicket:
+        """What other processes need to write. Raises InvalidUsage for a location that lives in this process only."""
+        return CollectionTicket(self._collection, self._rendition, tuple(stage.ticket for stage in self._stages))
+
+    def write(self, updates: object) -> CollectionStaged:
+        """Do in this process what `ticket.write` does in another."""
+        tickets = tuple(stage.local for stage in self._stages)
+        ticket = CollectionTicket(self._collection, self._rendition, tickets)
+        return _write(ticket, [stage.write for stage in self._stages], updates)
+
+    def close(self) -> None:
+        """Retire the ids. Idempotent."""
+        for stage in self._stages:
+            stage.close()
+
+    __reduce__ = not_pickled("A stage", "Pass its ticket")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _write(ticket: CollectionTicket, writes: Sequence[Write], updates: object) -> CollectionStaged:
+    first, runtime, rows = ticket.tickets[0], Runtime(), 0
+    spreading = Spreading(ticket.rendition, writes)
+    for table in first.checked(updates, runtime):
+        rows += table.num_rows
+        spreading.add(table)
+    staged = tuple(one for share in spreading.finish() for one in share)
+    cost = sum((one.cost for one in staged), Cost())
+    return CollectionStaged(
+        runtime.token(), ticket.collection, ticket.rendition.number, staged, first.bounds, rows, cost
+    )
+
+
+def parse_staged(staged: object, collection: CollectionRecord) -> list[CollectionStaged]:
+    """A list of what tasks wrote for this collection, each of them once. Raises InvalidUsage."""
+    is_list = isinstance(staged, Iterable) and not isinstance(staged, (str, bytes, Mapping, np.ndarray))
+    found: list[CollectionStaged] = []
+    for one in staged if is_list else [staged]:  # type: ignore[attr-defined]
+        if not isinstance(one, CollectionStaged):
+            raise InvalidUsage(
+                f"staged must be a list of what ticket.write of a collection's stage answered: got {shown(one)}. "
+                "Nothing was appended",
+                value=one,
+            )
+        if one.collection != collection.id:
+            raise InvalidUsage(
+                f"collection {collection.name!r}: these parts were written for another collection. Nothing was "
+                "appended; pass them to a writer of that one",
+                collection=collection.name,
+            )
+        found.append(one)
+    if len({one.id for one in found}) < len(found):
+        raise InvalidUsage(
+            f"collection {collection.name!r}: the answer of a task is there twice, and would be appended twice. "
+            "Nothing was appended; pass the one answer of each task whose result counts",
+            collection=collection.name,
+        )
+    if len({one.bounds for one in found}) > 1:
+        raise InvalidUsage(
+            f"collection {collection.name!r}: these parts come from stages with different bounds of times. Nothing was "
+            "appended; append those of each stage by themselves",
+            collection=collection.name,
+        )
+    return found
+
+
+def by_shard(staged: Sequence[CollectionStaged], names: Sequence[str]) -> dict[str, list[Staged]]:
+    """The parts for each of these shards."""
+    found: dict[str, list[Staged]] = {name: [] for name in names}
+    for one in staged:
+        for part in one.staged:
+            found[part.shard].append(part)
+    return found

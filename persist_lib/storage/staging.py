@@ -1,0 +1,262 @@
+"""Staged writes of a collection: processes anywhere write parts for all shards, and one transaction appends them.
+
+    with writer.stage() as stage:                      # one writer id in each shard
+        staged = stage.ticket.write(tables)            # in any process; each row goes to its key's shard
+        writer.append_staged([staged, ...])            # all shards, and the promise, or nothing
+
+Parts belong to the rendition for which they were written. Where another one was handed over to meanwhile, the commit
+reads them and writes them once more, for its shards; so a job of hours does not lose to a handover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from persist_lib.core.cost import Cost
+from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, ShardFinished, UpperMismatch
+from persist_lib.frontier import MAX_TIME, Antichain, at
+from persist_lib.kernel.by_key import Counts
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+from persist_lib.storage.at_once import at_once, states_of
+from persist_lib.storage.committing import HandedOver
+from persist_lib.storage.records import RenditionRecord
+from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
+from persist_lib.storage.verbs import Verbs
+from persist_lib.storage.writing import Written
+from persist_lib.times import TimeLike
+from persist_lib.write.appending import check_produced
+from persist_lib.write.committing import Prepared, Rule
+from persist_lib.write.differences import Overwriting, Upserting
+from persist_lib.write.registration import lease_ended
+from persist_lib.write.staged import LEASE_S
+from persist_lib.write.staging import PASS_S
+from persist_lib.write.times import next_time
+
+
+class _Change(NamedTuple):
+    """What is to become of staged rows: appended as they are, or as a rule says; and when, if the caller says that."""
+
+    kind: type[Rule] | None
+    everything: bool
+    when: int | None
+    bounds: tuple[Antichain, Antichain] | None
+
+
+class CollectionStaging(Verbs):
+    """The calls of a collection's writer that stage writes of many processes, and append them together."""
+
+    def stage(
+        self, *, lease_s: float = LEASE_S, lower: object | None = None, new_upper: object | None = None
+    ) -> CollectionStage:
+        """Register a writer id in each shard, under which any number of processes may write parts. Close it at the end.
+
+        As a shard's `stage`. With bounds the rows have a `_time` of their own in `[lower, new_upper)`, and all of them
+        belong to one rendition.
+        """
+        self._check_mode("stage")
+        if new_upper is not None and self._times().frontier(new_upper, "new_upper").is_top():
+            raise InvalidUsage(
+                f"collection {self.name!r}: a stage ends before the end of all times; close the collection with "
+                "compare_and_append"
+            )
+        rendition = self._staging_rendition(lower)
+        with self._turn:
+            writes = [self.shard(name) for name in rendition.names]
+        stages = at_once(
+            self.client.runtime, lambda write: write.stage(lease_s=lease_s, lower=lower, new_upper=new_upper), writes
+        )
+        return CollectionStage(self.collection.id, rendition, stages)
+
+    def resume_stage(self, ticket: CollectionTicket) -> CollectionStage:
+        """The stage of a ticket that another process opened, to write more or to close it."""
+        if not isinstance(ticket, CollectionTicket) or ticket.collection != self.collection.id:
+            raise InvalidUsage(f"collection {self.name!r}: a stage is resumed with a ticket of the same collection")
+        with self._turn:
+            stages = [self.shard(one.shard).resume_stage(one) for one in ticket.tickets]
+        return CollectionStage(self.collection.id, ticket.rendition, stages)
+
+    def can_append(self, ticket: CollectionTicket) -> bool:
+        """Whether parts written with a ticket could be appended now, as they are: read from the location."""
+        if self._staging_rendition(None).number != ticket.rendition.number:
+            return False
+        states = states_of(self.client, ticket.rendition.names)
+        return all(one.writer in state.writers for one, state in zip(ticket.tickets, states, strict=True))
+
+    def append_staged(
+        self,
+        staged: Iterable[CollectionStaged],
+        *,
+        at: TimeLike | None = None,
+        producer: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Written:
+        """Append what tasks wrote to all shards, in one transaction, at the next time.
+
+        Arguments, times and errors are those of a shard's `append_staged`. A producer is remembered with the
+        collection, and needs a store with transactions.
+        """
+        found = parse_staged(staged, self.collection)
+        when = None if at is None else self._times().parse(at, "at")
+        bounds = found[0].bounds if found else None
+        if when is not None and (bounds is not None or when >= MAX_TIME):
+            raise InvalidUsage("`at` is a time before the last one, and only for a stage without bounds of its own")
+        return self._commit_staged(found, _Change(None, False, when, bounds), producer, timeout)
+
+    def upsert_staged(
+        self, staged: Iterable[CollectionStaged], *, producer: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Written:  # fmt: skip
+        """Make each row that tasks wrote the one row of its key, at the next time, as a shard's `upsert_staged`."""
+        return self._commit_staged(
+            self._parse_timeless(staged), _Change(Upserting, False, None, None), producer, timeout
+        )
+
+    def overwrite_staged(
+        self, staged: Iterable[CollectionStaged], *, producer: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Written:  # fmt: skip
+        """Make the contents what tasks wrote, at the next time, as a shard's `overwrite_staged`. Nothing empties it."""
+        return self._commit_staged(
+            self._parse_timeless(staged), _Change(Overwriting, True, None, None), producer, timeout
+        )
+
+    def _commit_staged(
+        self, staged: Sequence[CollectionStaged], change: _Change, producer: tuple[str, int] | None,
+        timeout: float | None,
+    ) -> Written:  # fmt: skip
+        self._check_mode("append_staged")
+        producer = self._parse_producer(producer)
+        is_long = change.kind is not None or bool(self.schema.constraints)
+        deadline = self._deadline(PASS_S if timeout is None and is_long else timeout)
+        self._settle(deadline)
+        with self._turn, Spending() as spent, ExitStack() as restaged:
+            if producer is not None:
+                check_produced(self.shard(self.collection.shard).machine, producer)
+            if not (change.everything or change.bounds or any(one.staged for one in staged)):
+                return Written(self.fetch_upper(), 0, b"", spent.cost)
+            while True:
+                timeline = self._timeline()
+                span, later = self._span_to_write(timeline)
+                lower, upper = self._staged_bounds(change, self._upper_to_change(span, deadline))
+                if later is not None and at(later) < upper:
+                    if change.bounds is not None:
+                        self._check_one_side(change.bounds, later)
+                    self._close_old(
+                        empty_table(self.schema.updates), timeline.over(lower.time or 0, upper.time), deadline,
+                        self.client.runtime.token(),
+                    )  # fmt: skip
+                    continue
+                staged = self._of_rendition(staged, span.rendition, restaged)
+                try:
+                    prepared = self._prepared(staged, span.rendition, change, (lower, upper), deadline, spent)
+                    if change.kind is not None and all(one.is_empty() for one in prepared.values()):
+                        self._drop_staged(staged, change)
+                        return _written(lower, None, b"", prepared, spent.cost)
+                    seen = None if self._only is not None else span.command
+                    token = self._commit(prepared, lower, upper, deadline, None, producer, seen)
+                except UpperMismatch as error:
+                    if change.bounds is not None or change.when is not None:
+                        raise self._mismatch(lower, error) from error
+                    self._check_time(deadline, "other writers were first")
+                except HandedOver:
+                    self._check_time(deadline, "it was handed over meanwhile")
+                except LeaseExpired as error:
+                    self._check_stage(error, prepared)
+                    raise
+                else:
+                    self._drop_staged(staged, change)
+                    time = None if change.bounds is not None else (upper.time or 1) - 1
+                    return _written(upper, time, token, prepared, spent.cost)
+
+    def _prepared(
+        self, staged: Sequence[CollectionStaged], rendition: RenditionRecord, change: _Change,
+        bounds: tuple[Antichain, Antichain], deadline: Deadline, spent: Spending,
+    ) -> dict[str, Prepared]:  # fmt: skip
+        """What is staged for each shard, as a batch. One after the other, as each may take the memory of a pass."""
+        time = None if change.bounds is not None else (bounds[1].time or 1) - 1
+        return {
+            name: self.shard(name).prepare(
+                parts, change.kind, bounds, time, deadline, spent, everything=change.everything
+            )
+            for name, parts in by_shard(staged, rendition.names).items()
+        }
+
+    def _staged_bounds(self, change: _Change, upper: Antichain) -> tuple[Antichain, Antichain]:
+        if change.bounds is not None:
+            return change.bounds
+        time = next_time(self.schema, self.name, upper, self.client.runtime)  # type: ignore[arg-type]
+        if change.when is not None:
+            if not upper.is_before(change.when):
+                raise self._mismatch(at(change.when), UpperMismatch("", expected=at(change.when), actual=upper))
+            time = change.when
+        return upper, at(time + 1)
+
+    def _of_rendition(
+        self, staged: Sequence[CollectionStaged], rendition: RenditionRecord, restaged: ExitStack
+    ) -> Sequence[CollectionStaged]:
+        """The same rows in parts for a rendition: those that were written for another one are written once more."""
+        old = [one for one in staged if one.rendition != rendition.number]
+        if not old:
+            return staged
+        lower, upper = old[0].bounds or (None, None)
+        stages = [self.shard(name).stage(lower=lower, new_upper=upper) for name in rendition.names]
+        stage = restaged.enter_context(CollectionStage(self.collection.id, rendition, stages))
+        found = [one for one in staged if one.rendition == rendition.number]
+        for shard in sorted({part.shard for one in old for part in one.staged}):
+            parts = [part for one in old for part in one.staged if part.shard == shard]
+            try:
+                with self.client.open_writer(shard, self.schema) as write:
+                    found.append(stage.write(write.staged_rows(parts)))
+            except (ShardFinished, Missing) as error:
+                raise LeaseExpired(
+                    f"collection {self.name!r}: these parts were written for rendition {old[0].rendition}, which was "
+                    "dropped since, and some of them with it. Nothing was appended. Write again, for rendition "
+                    f"{rendition.number}",
+                    id=parts[0].writer, shard=shard,
+                ) from error  # fmt: skip
+        return found
+
+    def _drop_staged(self, staged: Sequence[CollectionStaged], change: _Change) -> None:
+        if change.kind is not None:
+            for shard in {part.shard for one in staged for part in one.staged}:
+                self.shard(shard).drop_staged([part for one in staged for part in one.staged if part.shard == shard])
+
+    def _staging_rendition(self, lower: object | None) -> RenditionRecord:
+        if lower is None:
+            return self._span_to_write(self._timeline())[0].rendition
+        start = self._times().frontier(lower, "lower").time
+        timeline = self._timeline()
+        return self._only or (timeline.last if start is None else timeline.at(max(start, timeline.since))).rendition
+
+    def _check_one_side(self, bounds: tuple[Antichain, Antichain], start: int) -> None:
+        if bounds[1] <= at(start):
+            return
+        show = self.schema.show
+        raise InvalidUsage(
+            f"collection {self.name!r} is handed over at {show(start)}, and these rows have times in "
+            f"[{show(bounds[0])}, {show(bounds[1])}), on both sides of that. Nothing was written: stage those before "
+            f"{show(start)} by themselves, with that as new_upper, and then the others",
+            collection=self.name, at=start,
+        )  # fmt: skip
+
+    def _check_stage(self, error: LeaseExpired, prepared: Mapping[str, Prepared]) -> None:
+        """Say so if it was a stage's id that is not live any more."""
+        shard = error.fields.get("shard")
+        if isinstance(shard, str) and shard in prepared and prepared[shard].is_lent():
+            raise lease_ended(self.shard(shard).machine, str(error.fields.get("id"))) from error
+
+    def _parse_timeless(self, staged: object) -> list[CollectionStaged]:
+        found = parse_staged(staged, self.collection)
+        if any(one.bounds is not None for one in found):
+            raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
+        return found
+
+
+def _written(upper: Antichain, time: int | None, token: bytes, prepared: Mapping[str, Prepared], cost: Cost) -> Written:
+    counts = Counts(*(sum(of) for of in zip(*(one.counts for one in prepared.values()), strict=True)))
+    count = sum(one.built.batch.count for one in prepared.values())
+    return Written(upper, count, token, cost, time, *counts)
