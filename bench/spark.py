@@ -101,8 +101,8 @@ class Found:
         """How it was run."""
         spread = max(self.rows) * len(self.rows) / max(1, sum(self.rows))
         return (
-            f"{self.updates:,} updates, {self.requests} requests, {self.tasks} tasks, the largest {spread:.2f}x the mean; ours: local[*], "
-            f"a JVM of {MEMORY}, serial GC, C1 only"
+            f"{self.updates:,} updates, {self.requests} requests, {self.tasks} tasks, the largest {spread:.2f}x the "
+            f"mean; ours: local[*], a JVM of {MEMORY}, serial GC, C1 only"
         )
 
     @property

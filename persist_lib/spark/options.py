@@ -35,6 +35,11 @@ _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _TRUTH = {"true": True, "false": False}
 
 
+def subject_of(shard: str, collection: str | None) -> str:
+    """How messages call a shard or a collection."""
+    return f"shard {shard}" if collection is None else f"collection {collection}"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of one use of the source: which shard or collection, and the others as text, by lower-case name.
@@ -94,7 +99,7 @@ class Options:
     @property
     def subject(self) -> str:
         """How messages call what it is about."""
-        return f"shard {self.shard}" if self.collection is None else f"collection {self.collection}"
+        return subject_of(self.shard, self.collection)
 
     def __contains__(self, name: str) -> bool:
         return name in self.values

@@ -27,8 +27,11 @@ from pyspark.sql.types import StructType
 from persist_lib import errors
 from persist_lib.arguments import shown
 from persist_lib.errors import Damage, DiffOverflow, InvalidUsage, PersistError, Refused
-from persist_lib.spark.writing import Plan, commit_write, plan_write, write_task
-from persist_lib.write.staged import LEASE_S, Staged, Ticket
+from persist_lib.spark.writing import AnyStaged, AnyTicket, Plan, commit_write, plan_write, write_task
+from persist_lib.storage import CollectionWriter
+from persist_lib.storage.staged import CollectionStage, CollectionStaged
+from persist_lib.write.handle import WriteHandle
+from persist_lib.write.staged import LEASE_S, Stage, Staged, Ticket
 
 log = logging.getLogger("persist.spark")
 QUERY_ID = "sql.streaming.queryId"
@@ -48,7 +51,7 @@ class Answer(WriterCommitMessage):
 class Staging(NamedTuple):
     """A stage that a worker of the driver opened, and until when it opens no other (s, monotonic)."""
 
-    ticket: Ticket
+    ticket: AnyTicket
     until_s: float
 
 
@@ -73,13 +76,13 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[Any]) -> None:
         """Append what all tasks wrote, and retire the stage's id."""
         try:
-            staged = _staged(messages)
+            staged = _staged(self._plan, messages)
             producer = self._producer
             if producer is not None and (id_ := _query_id(messages)) is not None:
                 producer = (_with_id(producer[0], id_), producer[1])
                 _check_checkpoint(self._plan, *producer)
             done = commit_write(self._plan, staged, producer)
-            log.info("shard %s: %s", self._plan.shard, "was done before" if done is None else done)
+            log.info("%s: %s", self._plan.subject, "was done before" if done is None else done)
         except PersistError as error:
             raise error.with_traceback(None) from None
         self._close()
@@ -91,10 +94,10 @@ class BatchWriter(DataSourceArrowWriter):
     def _close(self) -> None:
         """Retire the stage's id: then nothing that is not appended ever can be, and the audit may delete it."""
         try:
-            with self._plan.client.open_writer(self._plan.shard, self._plan.schema) as write:
-                write.resume_stage(self._ticket).close()
+            with self._plan.writer() as write:
+                _resumed(write, self._ticket).close()
         except PersistError as error:
-            log.warning("shard %s: could not retire the stage, whose lease ends: %s", self._plan.shard, error)
+            log.warning("%s: could not retire the stage, whose lease ends: %s", self._plan.subject, error)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -106,7 +109,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._plan = plan_write(options, schema, overwrite=overwrite, is_stream=True)
         except PersistError as error:
             raise error.with_traceback(None) from None
-        self._ticket: Ticket | None = None
+        self._ticket: AnyTicket | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # SUBTLE: only a writer that is sent to tasks needs a stage, and only such a one is pickled.
@@ -123,19 +126,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Append what all tasks of the epoch wrote, unless that was done before."""
         try:
-            staged = _staged(messages)
+            staged = _staged(self._plan, messages)
             if not messages:
                 return  # an epoch without tasks
             id_ = _query_id(messages)
             if id_ is None:
                 raise InvalidUsage(
-                    f"shard {self._plan.shard}: Spark did not tell the tasks of this stream its id ({QUERY_ID}), so "
+                    f"{self._plan.subject}: Spark did not tell the tasks of this stream its id ({QUERY_ID}), so "
                     "that an epoch could not be told from one of another query. Nothing was written"
                 )
             producer = (_with_id(self._name, id_), batchId)
             _check_checkpoint(self._plan, *producer)
             done = commit_write(self._plan, staged, producer)
-            log.info("shard %s: epoch %d %s", self._plan.shard, batchId, "was done before" if done is None else done)
+            log.info("%s: epoch %d %s", self._plan.subject, batchId, "was done before" if done is None else done)
         except PersistError as error:
             raise error.with_traceback(None) from None
 
@@ -191,30 +194,35 @@ def _batch_producer(options: Mapping[str, str]) -> tuple[str, int] | None:
     return _check_name(query.strip(), "query"), int(text)
 
 
-def _open_stage(plan: Plan) -> Ticket:
+def _open_stage(plan: Plan) -> AnyTicket:
     lower, upper = plan.bounds or (None, None)
-    with plan.client.open_writer(plan.shard, plan.schema) as write:
+    with plan.writer() as write:
         return write.stage(lease_s=plan.lease_s or LEASE_S, lower=lower, new_upper=upper).ticket
 
 
-def _stage_of(plan: Plan, name: str) -> Ticket:
+def _resumed(write: WriteHandle | CollectionWriter, ticket: AnyTicket) -> Stage | CollectionStage:
+    return write.resume_stage(ticket)  # type: ignore[arg-type]
+
+
+def _stage_of(plan: Plan, name: str) -> AnyTicket:
     """The stage of a stream in this process. It serves the epochs of half a lease; then another takes its place."""
-    machine = plan.client.machine(plan.shard)
-    runtime = machine.runtime
-    place = (os.getpid(), plan.urls, plan.shard, plan.schema, name, plan.lease_s)
+    runtime = plan.client.runtime
+    place = (os.getpid(), plan.urls, plan.subject, plan.schema, name, plan.lease_s)
     known = _stages.get(place)
-    if known is not None and known.ticket.writer in machine.fetch().state.writers:
-        if runtime.monotonic() < known.until_s:
-            return known.ticket
-        # The epochs of the old one are over: a query has one at a time.
-        with plan.client.open_writer(plan.shard, plan.schema) as write:
-            write.resume_stage(known.ticket).close()
+    if known is not None:
+        with plan.writer() as write:
+            is_live = write.can_append(known.ticket)  # type: ignore[arg-type]
+            if is_live and runtime.monotonic() < known.until_s:
+                return known.ticket
+            # The epochs of the old one are over: a query has one at a time.
+            _resumed(write, known.ticket).close()
     ticket = _open_stage(plan)
-    _stages[place] = Staging(ticket, runtime.monotonic() + ticket.lease_ms / 2000)
+    lease_ms = ticket.lease_ms if isinstance(ticket, Ticket) else ticket.tickets[0].lease_ms
+    _stages[place] = Staging(ticket, runtime.monotonic() + lease_ms / 2000)
     return ticket
 
 
-def _answer(plan: Plan, ticket: Ticket, batches: Iterable[pa.RecordBatch]) -> Answer:
+def _answer(plan: Plan, ticket: AnyTicket, batches: Iterable[pa.RecordBatch]) -> Answer:
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     try:
@@ -224,13 +232,14 @@ def _answer(plan: Plan, ticket: Ticket, batches: Iterable[pa.RecordBatch]) -> An
         return Answer(None, (type(error).__name__, error.message), query)
 
 
-def _staged(messages: Sequence[Any]) -> list[Staged]:
+def _staged(plan: Plan, messages: Sequence[Any]) -> list[AnyStaged]:
     """What all tasks staged. Raises the first error of a task."""
+    form: type[AnyStaged] = Staged if plan.collection is None else CollectionStaged
     for message in messages:
         if message is not None and message.error is not None:
             kind, text = message.error
             raise getattr(errors, kind, PersistError)(f"{text}. Nothing of this DataFrame was written")
-    return [msgspec.msgpack.decode(message.staged, type=Staged) for message in messages if message is not None]
+    return [msgspec.msgpack.decode(message.staged, type=form) for message in messages if message is not None]
 
 
 def _query_id(messages: Sequence[Any]) -> str | None:
@@ -243,7 +252,8 @@ def _check_checkpoint(plan: Plan, producer: str, epoch: int) -> None:
     SUBTLE: a new checkpoint starts at epoch 0 and where its source begins. What the old one wrote would be written once
     more, or, if its epochs had the same names, what is new would be taken for what is there.
     """
-    state = plan.client.machine(plan.shard).fetch().state
+    machine = plan.remembering
+    state = machine.fetch().state
     if producer in state.producers:
         return
     name = producer.partition("@")[0]
@@ -252,10 +262,10 @@ def _check_checkpoint(plan: Plan, producer: str, epoch: int) -> None:
         return
     other, last = max(others.items(), key=lambda item: item[1].seqno)
     raise InvalidUsage(
-        f"shard {plan.shard}: the query {name!r} wrote here up to epoch {last.sequence} (v{last.seqno}), with another "
+        f"{plan.subject}: the query {name!r} wrote here up to epoch {last.sequence} (v{last.seqno}), with another "
         f"checkpoint than the one that it has now, which is at epoch {epoch}. If its checkpoint was deleted, it begins "
         "anew where its source begins, and rows that are here would be written once more. Nothing was written. Start "
         "it with its old checkpoint; or, if these rows are new ones, give the query another name, or forget the old "
-        f"one: client.forget_producer({plan.shard!r}, {other!r}, expected={last.sequence})",
-        shard=plan.shard, producer=other, last=last.sequence,
+        f"one: client.forget_producer({machine.shard!r}, {other!r}, expected={last.sequence})",
+        shard=machine.shard, producer=other, last=last.sequence,
     )  # fmt: skip

@@ -6,15 +6,17 @@
 
 A column `_diff` makes rows changes: a retraction is -1. A column `_time`, with the options `lower` and `upper`, says at
 which times. A shard that is not there is created of the DataFrame's columns, if the option `key` says which tell rows
-apart. Columns go by their names. A nullable value column of the shard that the DataFrame lacks is null.
+apart; a collection, too, of as many shards as `shards` says. Columns go by their names. A nullable value column that
+the DataFrame lacks is null. A collection is written in all its shards by one transaction.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,14 +33,21 @@ from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.types import parse_type
 from persist_lib.settings import config_of
-from persist_lib.spark.options import Options
+from persist_lib.shard.commit import Machine
+from persist_lib.spark.collections import find
+from persist_lib.spark.options import Options, subject_of
 from persist_lib.spark.types import column_type, persist_schema
+from persist_lib.storage import CollectionWriter
+from persist_lib.storage.conform import is_additive
+from persist_lib.storage.staged import CollectionStaged, CollectionTicket
+from persist_lib.storage.writing import Written
 from persist_lib.times import Times, parse_unit
 from persist_lib.write.differences import DELETE
+from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
 from persist_lib.write.staged import Staged, Ticket
 
-CREATION = ("key", "times", "unique", "non_negative")
+CREATION = ("key", "times", "unique", "non_negative", "shards")
 WRITE = (*CREATION, "upsert", "deletes", "at", "lower", "upper", "lease_s", "query", "epoch")
 """Options of batch writes."""
 STREAM_WRITE = (*CREATION, "upsert", "deletes", "lease_s", "query")
@@ -47,6 +56,9 @@ TABLE_BYTES = 8 << 20
 """Spark's batches have 10,000 rows. So many bytes of them are checked and converted at once."""
 
 Mode = Literal["append", "upsert", "overwrite"]
+AnyTicket = Ticket | CollectionTicket
+AnyStaged = Staged | CollectionStaged
+"""Of a shard's stage, or of a collection's."""
 
 
 class Plan(NamedTuple):
@@ -54,6 +66,8 @@ class Plan(NamedTuple):
 
     urls: tuple[str, str]
     shard: str
+    """Empty where it is a collection."""
+    collection: str | None
     schema: Schema
     mode: Mode
     deletes: str | None
@@ -66,18 +80,39 @@ class Plan(NamedTuple):
         """The client of its location in this process."""
         return writing_client(*self.urls)
 
+    @property
+    def subject(self) -> str:
+        """How messages call what is written."""
+        return subject_of(self.shard, self.collection)
+
+    @contextmanager
+    def writer(self) -> Iterator[WriteHandle | CollectionWriter]:
+        """A writer of the shard or the collection: it stages, and appends what was staged."""
+        if self.collection is None:
+            with self.client.open_writer(self.shard, self.schema) as write:
+                yield write
+            return
+        with self.client.controller() as controller, controller.open_writer(self.collection) as writer:
+            can_do = self.mode == "append" and is_additive(self.schema, writer.schema)
+            if writer.schema != self.schema and not can_do:
+                raise SchemaMismatch(
+                    f"{self.subject} has the schema {writer.schema} by now, and this DataFrame was planned for "
+                    f"{self.schema}. Nothing was written. Run it again",
+                    collection=self.collection, expected=self.schema, actual=writer.schema,
+                )  # fmt: skip
+            yield writer
+
+    @property
+    def remembering(self) -> Machine:
+        """The shard that remembers the producers."""
+        name = self.shard if self.collection is None else find(self.client, self.collection).shard
+        return self.client.machine(name)
+
 
 def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, is_stream: bool) -> Plan:
     """Decide what a write is. Creates the shard if it is not there. Raises what makes the write impossible."""
     what = "a streaming write" if is_stream else "a batch write"
     options = Options.of(given, STREAM_WRITE if is_stream else WRITE, what)
-    if options.collection is not None:
-        raise InvalidUsage(
-            f"{what} goes to a shard: Spark cannot write to collection {options.collection!r} yet, whose shards would "
-            "have to be written in one transaction. Nothing was written. Write with controller.open_writer, for "
-            "example in foreachBatch with the rows as Arrow and a producer, which writes each epoch once",
-            option="collection", collection=options.collection,
-        )  # fmt: skip
     mode = _mode(options, overwrite=overwrite)
     deletes = options.text("deletes")
     _check_frame(frame, mode, deletes)
@@ -91,7 +126,9 @@ def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, 
         if mode != "append" or bounds is not None:
             raise InvalidUsage("the option at is the time of an append without times of its own", option="at")
         Times(schema.times, client.runtime.clock_ms).parse(at, "at")
-    return Plan((client.url, client.consensus_url), options.shard, schema, mode, deletes, lease, bounds, at)
+    return Plan(
+        (client.url, client.consensus_url), options.shard, options.collection, schema, mode, deletes, lease, bounds, at
+    )
 
 
 def _mode(options: Options, *, overwrite: bool) -> Mode:
@@ -149,26 +186,46 @@ def _bounds(options: Options, frame: StructType, mode: Mode) -> tuple[int | str,
 
 
 def _schema_of(client: Client, options: Options, frame: StructType) -> Schema:
-    """The schema in which this DataFrame is written: the shard's newest. Creates the shard if it is not there."""
+    """The schema in which this DataFrame is written: the newest. Creates the shard or collection if it is not there."""
     key = options.names("key")
     flags = {name: options.flag(name, default=False) for name in ("unique", "non_negative")}
     times = None if (text := options.text("times")) is None else parse_unit(text)
-    machine = client.machine(options.shard)
-    version = machine.try_fetch()
-    if version is None:
+    schema = _newest(client, options)
+    if schema is None:
         if key is None:
             raise NotFound(
-                f"there is no shard {options.shard!r} in this location. To create it from this DataFrame, name the "
-                f'columns that tell its rows apart, as in .option("key", "{frame.fieldNames()[0]}")',
-                shard=options.shard,
-            )
+                f"there is no {options.subject} in this location. To create it from this DataFrame, name the columns "
+                f'that tell its rows apart, as in .option("key", "{frame.fieldNames()[0]}")',
+                shard=options.shard or None, collection=options.collection,
+            )  # fmt: skip
         wanted = persist_schema(frame, key, times=times, **flags)
-        client.open_writer(options.shard, wanted).close()
+        _create(client, options, wanted)
         return wanted
-    schema = version.state.schemas[-1]
     _check_declared(options, schema, key, times, flags)
-    _check_columns(options.shard, schema, frame)
+    _check_columns(options.subject, schema, frame)
     return schema
+
+
+def _newest(client: Client, options: Options) -> Schema | None:
+    if options.collection is None:
+        if "shards" in options:
+            raise InvalidUsage(
+                "the option shards says how many a new collection gets: name a collection", option="shards"
+            )
+        version = client.machine(options.shard).try_fetch()
+        return None if version is None else version.state.schemas[-1]
+    with client.controller() as controller, suppress(NotFound), controller.open_writer(options.collection) as writer:
+        return writer.schema
+    return None
+
+
+def _create(client: Client, options: Options, schema: Schema) -> None:
+    if options.collection is None:
+        client.open_writer(options.shard, schema).close()
+        return
+    with client.controller() as controller:
+        shards = options.integer("shards") or 1
+        controller.create(options.collection, schema, shards=shards, mode="compare_and_append")
 
 
 def _check_declared(
@@ -180,13 +237,13 @@ def _check_declared(
     for name, agrees in said.items():
         if not agrees:
             raise SchemaMismatch(
-                f"shard {options.shard} is there already, with the schema {schema}, and the option {name} says "
-                f"{shown(options.text(name))}. Nothing was written. Leave the option out, or write to another shard",
-                shard=options.shard, option=name, actual=schema,
+                f"{options.subject} is there already, with the schema {schema}, and the option {name} says "
+                f"{shown(options.text(name))}. Nothing was written. Leave the option out, or write to another one",
+                option=name, actual=schema,
             )  # fmt: skip
 
 
-def _check_columns(shard: str, schema: Schema, frame: StructType) -> None:
+def _check_columns(subject: str, schema: Schema, frame: StructType) -> None:
     """Refuse columns that the shard does not have, that it needs, or whose type never fits."""
     names = frame.fieldNames()
     for field in frame:
@@ -194,9 +251,9 @@ def _check_columns(shard: str, schema: Schema, frame: StructType) -> None:
             continue
         if field.name not in schema.names:
             raise SchemaMismatch(
-                f"shard {shard} has no column {shown(field.name)}. {did_you_mean(field.name, schema.names)}It has "
-                f"{schema.names}. Nothing was written. Rename or drop the column, or add it with client.evolve_schema",
-                shard=shard, column=field.name,
+                f"{subject} has no column {shown(field.name)}. {did_you_mean(field.name, schema.names)}It has "
+                f"{schema.names}. Nothing was written. Rename or drop the column, or add it with evolve",
+                column=field.name,
             )  # fmt: skip
         target = schema.data.field(field.name)
         given = pa.null() if isinstance(field.dataType, NullType) else parse_type(column_type(field))
@@ -204,20 +261,20 @@ def _check_columns(shard: str, schema: Schema, frame: StructType) -> None:
             cast_column(pa.chunked_array([], given), target)
         except InvalidUsage as error:
             raise SchemaMismatch(
-                f"column {shown(field.name)} of shard {shard} is {target.type}, and takes no "
+                f"column {shown(field.name)} of {subject} is {target.type}, and takes no "
                 f"{field.dataType.simpleString()} of Spark's. Nothing was written. Cast it first",
-                shard=shard, column=field.name,
+                column=field.name,
             ) from error  # fmt: skip
     needed = [*schema.key_names, *(column.name for column in schema.value if not column.nullable)]
     if missing := [name for name in needed if name not in names]:
         raise SchemaMismatch(
-            f"the DataFrame lacks {missing} of shard {shard}, which {'is' if len(missing) == 1 else 'are'} never null. "
+            f"the DataFrame lacks {missing} of {subject}, which {'is' if len(missing) == 1 else 'are'} never null. "
             f"It has {names}. Nothing was written",
-            shard=shard, column=missing[0],
+            column=missing[0],
         )  # fmt: skip
 
 
-def write_task(plan: Plan, ticket: Ticket, batches: Iterable[pa.RecordBatch]) -> Staged:
+def write_task(plan: Plan, ticket: AnyTicket, batches: Iterable[pa.RecordBatch]) -> AnyStaged:
     """What a task does: write its rows as parts of the stage."""
     return ticket.write(_arranged(plan, batches))
 
@@ -266,15 +323,18 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held).combine_chunks()
 
 
-def commit_write(plan: Plan, staged: list[Staged], producer: tuple[str, int] | None) -> Appended | None:
+def commit_write(
+    plan: Plan, staged: list[AnyStaged], producer: tuple[str, int] | None
+) -> Appended | Written | None:  # fmt: skip
     """What the driver's Python worker does with the answers of all tasks. None: it was done before."""
-    with plan.client.open_writer(plan.shard, plan.schema) as write:
+    with plan.writer() as write:
+        given: list[Any] = staged
         try:
             if plan.mode == "upsert":
-                return write.upsert_staged(staged, producer=producer)
+                return write.upsert_staged(given, producer=producer)
             if plan.mode == "overwrite":
-                return write.overwrite_staged(staged, producer=producer)
-            return write.append_staged(staged, at=plan.at, producer=producer)
+                return write.overwrite_staged(given, producer=producer)
+            return write.append_staged(given, at=plan.at, producer=producer)
         except AlreadyProduced:
             return None
 

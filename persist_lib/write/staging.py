@@ -80,6 +80,10 @@ class Staging(ABC):
             raise InvalidUsage(f"shard {self.machine.shard}: a stage is resumed with a ticket of the same shard")
         return self._staged_under(ticket.writer, ticket.lease_ms, ticket.bounds)
 
+    def can_append(self, ticket: Ticket) -> bool:
+        """Whether what is written with a ticket could be appended now: read from the location."""
+        return ticket.writer in self.machine.fetch().state.writers
+
     def append_staged(
         self,
         staged: Iterable[Staged],

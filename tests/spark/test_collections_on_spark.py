@@ -16,6 +16,7 @@ from pyspark.sql.functions import col
 
 import persist_lib as persist
 from persist_lib.spark import create_view, register, scan
+from persist_lib.testing import contents_of
 from tests.unit.spark.test_collections import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -75,10 +76,6 @@ def test_frames_scans_views_and_functions_have_what_the_account_says(
 
 
 def test_what_cannot_be_is_said(source: SparkSession, client: persist.Client, world: Told) -> None:
-    frame = load(source, client)
-    for how in (frame.write.mode("append"), frame.write.mode("overwrite")):
-        with pytest.raises(PySparkException, match=r"cannot write to collection 'orders' yet.*Nothing was written"):
-            how.format("persist").options(location=client.url, collection="orders").save()
     with pytest.raises(PySparkException, match="but a collection of that name"):
         source.read.format("persist").options(location=client.url, shard="orders").load()
     with pytest.raises(persist.InvalidUsage, match="option collection"):
@@ -187,3 +184,64 @@ def test_a_handover_is_read_by_several_tasks(source: SparkSession, client: persi
     assert frame.rdd.getNumPartitions() > 3
     expected = Counter({(k, f"{k:032x}", 1, -1): 1 for k in range(0, count, 1000)}) + Counter({(-1, "new", 1, 1): 1})
     assert multiset(frame) == expected
+
+
+def test_batches_are_written_in_all_modes_by_many_tasks(source: SparkSession, client: persist.Client) -> None:
+    given = {"location": client.url, "collection": "sums", "key": "id", "shards": "3"}
+
+    def save(frame: DataFrame, mode: str = "append", **options: str) -> None:
+        frame.repartition(4).write.format("persist").options(**given, **options).mode(mode).save()
+
+    def now() -> dict[int, int]:
+        frame = source.read.format("persist").options(location=client.url, collection="sums").load()
+        return {row.id: row.n for row in frame.collect()}
+
+    save(source.range(1_000).selectExpr("id", "id % 7 AS n"))
+    assert now() == {i: i % 7 for i in range(1_000)}
+    save(source.range(500, 1_500).selectExpr("id", "CAST(-1 AS BIGINT) AS n"), upsert="true")
+    assert now() == {i: i % 7 if i < 500 else -1 for i in range(1_500)}
+    save(source.range(10).selectExpr("id", "id AS n"), "overwrite")
+    assert now() == {i: i for i in range(10)}
+    with client.controller() as controller:
+        assert len(controller.describe("sums").active.shards) == 3
+        assert controller.describe("sums").upper == persist.at(3)
+    with pytest.raises(PySparkException, match=r"collection sums has no column 'm'"):
+        save(source.range(3).selectExpr("id", "id AS m"))
+
+
+def test_a_stream_into_a_collection_is_exactly_once_across_its_handovers(
+    source: SparkSession, client: persist.Client, world: Told, tmp_path: Path
+) -> None:
+    """From one collection into another, while both are handed over."""
+
+    def run() -> None:
+        frame = (
+            source.readStream.format("persist")
+            .options(location=client.url, collection="orders", changes="true", hold="copy", max_updates="40").load()
+        )  # fmt: skip
+        query = (
+            frame.select("a", "b", "v", "_diff").writeStream.format("persist")
+            .options(location=client.url, collection="copy", key="a,b", shards="2", query="copy")
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+
+    def copied() -> Counter[Any]:
+        with client.controller() as controller, controller.open_reader("copy") as reader:
+            return contents_of(reader.snapshot().to_arrow())
+
+    run()
+    assert copied() == world.contents(world.upper - 1)
+    rng = random.Random(4)
+    world.append(rng, 60, times=2, negative=False)
+    world.hand_over(3, drop=5)
+    with client.controller() as controller:
+        made = controller.make_rendition("copy", shards=4, copy=True).number
+        controller.copy_rendition("copy", made)
+        controller.hand_over("copy", made, advance=True)
+        run()
+        controller.copy_rendition("copy", made, to_end=True)
+    assert copied() == world.contents(world.upper - 1)
+    run()
+    assert copied() == world.contents(world.upper - 1), "nothing is new, and nothing is written twice"

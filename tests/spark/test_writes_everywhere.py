@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
+from persist_lib.testing import contents_of
 from tests.spark.places import Cluster, environment
 from tests.spark.test_reads_everywhere import client, place  # noqa: F401 - fixtures
 from tests.unit.spark.worlds import TINY
@@ -69,6 +70,7 @@ def test_writes_do_the_same_everywhere(
     tmp_path: Path,
 ) -> None:
     to = {"location": client.url, "consensus": client.consensus_url, "shard": "w"}
+    to_all = {**{name: to[name] for name in ("location", "consensus")}, "collection": "all"}
     rows = "SELECT id, concat('w', id % 7) AS word FROM range(3000)"
     changed = "SELECT id, 'new' AS word, id % 2 = 0 AS gone FROM range(2990, 3010)"
     writes: list[dict[str, Any]] = [
@@ -88,15 +90,19 @@ def test_writes_do_the_same_everywhere(
             "stream": {**to, "changes": "true", "hold": "copy"}, "checkpoint": str(tmp_path / "other"),
             "options": {**to, "shard": "copy", "key": "id", "query": "copy"},
         },
+        {"sql": rows, "options": {**to_all, "key": "id", "shards": "3"}},
+        {"sql": changed, "options": {**to_all, "upsert": "true", "deletes": "gone"}},
     ]  # fmt: skip
     found = answers(started(place, writes))
     said = [next((word for word in EXPECTED if word in answer), answer[:300]) for answer in found]
     assert said == [
         "there is no shard", "", "the schema says unique", "", "different rows", "", "", "UNSUPPORTED", "",
-        "checkpoint was deleted",
+        "checkpoint was deleted", "", "",
     ]  # fmt: skip
     base = {(id_, f"w{id_ % 7}") for id_ in range(2990)} | {(id_, "new") for id_ in range(2991, 3010, 2)}
     assert contents(client, "w") == Counter(dict.fromkeys(base, 1))
+    with client.controller() as controller, controller.open_reader("all") as read:
+        assert contents_of(read.snapshot().to_arrow()) == Counter(dict.fromkeys(base, 1))
     assert contents(client, "o") == Counter({(id_, f"w{id_ % 7}"): 1 for id_ in range(5)})
     assert contents(client, "copy") == contents(client, "w")
     for shard in ("w", "o"):

@@ -240,7 +240,7 @@ def test_what_cannot_be_staged_is_refused_in_words(client: persist.Client) -> No
     controller = create(client)
     controller.create("other", SCHEMA, mode="compare_and_append")
     controller.create("definite", SCHEMA, mode="append")
-    with controller.open_writer("definite") as definite, pytest.raises(persist.InvalidUsage, match="definite"):
+    with controller.open_writer("definite") as definite, pytest.raises(persist.InvalidUsage, match="identical data"):
         definite.stage()
     with controller.open_writer("c") as writer, controller.open_writer("other") as other, writer.stage() as stage:
         staged = stage.write(rows(1))
