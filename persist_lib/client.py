@@ -200,20 +200,24 @@ class Client(Upkeep, Terms):
         """
         return self.open_writer(name, check_schema(schema)), self.open_reader(name, schema)
 
-    def open_writer(self, name: str, schema: Schema, *, batching: Batching | None = None) -> WriteHandle:
+    def open_writer(
+        self, name: str, schema: Schema, *, batching: Batching | None = None, owner: str = ""
+    ) -> WriteHandle:
         """Return a handle to write to a shard. Creates the shard if it does not exist.
 
         With `batching`, appends that `append_async` accepts are held back until they have that many bytes or that age
-        (in seconds). Without it, each is written as soon as the append before it is done. Raises SchemaMismatch when
-        the shard has another schema.
+        (in seconds). Without it, each is written as soon as the append before it is done. `owner` is a short text that
+        lists of writers show; shards of formats before 3 do not keep it. Raises SchemaMismatch when the shard has
+        another schema.
         """
         self._writable("open_writer")
         check_schema(schema)
+        owner = parse_text(owner, "owner", PURPOSE_LETTERS)
         if batching is not None:
             check_type(batching, Batching, "batching", "persist.Batching(bytes=8 << 20, age_s=1.0)")
         machine = self.machine(name)
         create_if_missing(machine, schema, self.config.format)
-        handle = WriteHandle(machine, self.leases, schema, schema_id(machine, schema), batching)
+        handle = WriteHandle(machine, self.leases, schema, schema_id(machine, schema), batching, owner)
         self._handles[next(self._opened)] = handle
         return handle
 

@@ -137,7 +137,8 @@ def _leases(kind: str, entries: tuple[tuple[str, Any, Any], ...], clock: Times) 
         if new is None:
             yield f"{kind} {id_} gone"
         elif old is None:
-            yield f"{kind} {id_} registered{f' for {new.purpose}' if new.purpose else ''}"
+            owner = f" by {new.owner!r}" if getattr(new, "owner", "") else ""
+            yield f"{kind} {id_} registered{f' for {new.purpose}' if new.purpose else ''}{owner}"
         else:
             yield f"{kind} {id_}: {', '.join(_moves(old, new, clock)) or 'nothing new'}"
 

@@ -145,7 +145,7 @@ def holders(version: Version, now: int) -> list[dict[str, Any]]:
     """
     state = version.state
     found = [
-        _holder(id_, "writer", writer.purpose, writer.lease_until - now)
+        _holder(id_, "writer", writer.owner or writer.purpose, writer.lease_until - now)
         for id_, writer in sorted(state.writers.items())
     ]
     for id_, reader in sorted(state.readers.items()):

@@ -30,6 +30,7 @@ class RegisterWriter(msgspec.Struct, frozen=True):
     writer: WriterId
     purpose: Literal["ingest", "maintenance"]
     lease_until: int
+    owner: str = ""
 
 
 class RegisterReader(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
     3   the state counts the bytes that appends and compactions wrote (rows say no more for that: `apply_diff` counts
         by what they say). A schema may say that its times are a clock, and may have constraints; a part may count at
-        a time of its own; a state may remember producers. Only then are those fields there
+        a time of its own; a state may remember producers; a writer may have an owner. Only then are those fields there
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.state import Batch, State
+from persist_lib.core.state import Batch, State, Writer
 from persist_lib.schema.schema import Schema
 
 FIRST = 1
@@ -37,12 +37,17 @@ PRODUCERS = 3
 PARTS_AT_A_TIME = 3
 """The format from which on a part may count at a time of its own."""
 
+OWNERS = 3
+"""The format from which on a writer may have an owner."""
+
 STATE_FIELDS = {1: 14, 2: 16, 3: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 that remembers producers."""
 PART_FIELDS = 11
 """How many fields a stored part has, unless it counts at a time of its own."""
+WRITER_FIELDS = 3
+"""How many fields a stored writer has, unless it has an owner."""
 DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS}
 """The fields of a diff that came after format 1."""
 COMMANDS = {"Upgrade": 2, "ForgetProducer": PRODUCERS}
@@ -61,10 +66,16 @@ def least_for_batches(batches: Iterable[Batch]) -> int:
     return PARTS_AT_A_TIME if says_more else FIRST
 
 
+def least_for_writers(writers: Iterable[Writer | None]) -> int:
+    """The oldest format that can store these writers."""
+    return OWNERS if any(writer is not None and writer.owner for writer in writers) else FIRST
+
+
 def least_for_state(state: State) -> int:
     """The oldest format that can store what this state says, whichever it is written in."""
-    least = [*map(least_for, state.schemas), least_for_batches(state.trace), PRODUCERS if state.producers else FIRST]
-    return max(least)
+    producers = PRODUCERS if state.producers else FIRST
+    writers = least_for_writers(state.writers.values())
+    return max(producers, writers, least_for_batches(state.trace), *map(least_for, state.schemas))
 
 
 def stored_fields(state: State) -> int:
@@ -76,4 +87,5 @@ def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) not in (None, ())]
     batches = FIRST if diff.trace is None else least_for_batches(diff.trace.added)
-    return max([FIRST, COMMANDS.get(command, FIRST), batches, *fields, *map(least_for, diff.schemas)])
+    writers = least_for_writers(writer for _, *both in diff.writers for writer in both)
+    return max([FIRST, COMMANDS.get(command, FIRST), batches, writers, *fields, *map(least_for, diff.schemas)])

@@ -34,7 +34,7 @@ def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | 
     """Extend the leases of those of `ids` that are live; refused when none is."""
     ids = tuple(dict.fromkeys(ids))
     writers = [
-        (WriterId(id_), writer, Writer(writer.purpose, lease_until, writer.outcomes))
+        (WriterId(id_), writer, Writer(writer.purpose, lease_until, writer.outcomes, writer.owner))
         for id_ in ids
         if (writer := state.writers.get(WriterId(id_))) is not None and writer.lease_until < lease_until
     ]

@@ -131,11 +131,15 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Writer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A live writer: its purpose, when its lease ends (ms of the store's clock), its last outcomes, oldest first."""
+    """A live writer: its purpose, when its lease ends (ms of the store's clock), its last outcomes, oldest first.
+
+    `owner` is a text for people.
+    """
 
     purpose: Literal["ingest", "maintenance"]
     lease_until: int
     outcomes: tuple[Outcome, ...] = ()
+    owner: str = ""
 
 
 class Reader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -5,14 +5,14 @@ Pure and total: no I/O, no clock, no randomness. `seqno` is where in the log the
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
-from persist_lib.core.formats import FIRST, NEWEST, REMEMBERS_OUTCOMES, least_for, least_for_batches
+from persist_lib.core.formats import FIRST, NEWEST, OWNERS, REMEMBERS_OUTCOMES, least_for, least_for_batches
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
@@ -69,8 +69,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return r.Malformed(f"writer id {writer!r}")
         case c.RegisterWriter(writer) if writer in state.writers or writer in state.retired:
             return r.Exists(writer)
-        case c.RegisterWriter(writer, purpose, lease_until):
-            return StateDiff(writers=((writer, None, Writer(purpose, lease_until)),))
+        case c.RegisterWriter(writer, purpose, lease_until, owner):
+            return StateDiff(writers=((writer, None, _writer(state, purpose, lease_until, owner)),))
         case c.RegisterReader(reader) if not READER.fullmatch(reader):
             return r.Malformed(f"reader id {reader!r}")
         case c.RegisterReader(reader) if reader in state.readers or reader in state.retired:
@@ -118,6 +118,11 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             assert_never(command)
 
 
+def _writer(state: State, purpose: Literal["ingest", "maintenance"], lease_until: int, owner: str) -> Writer:
+    """A fresh writer, with its owner if the format has one."""
+    return Writer(purpose, lease_until, owner=owner if state.format >= OWNERS else "")
+
+
 def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) -> StateDiff | r.Refusal:
     writer, batch = state.writers.get(command.writer), command.batch
     if writer is None:
@@ -148,7 +153,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     # From format 2 on the shard remembers the outcomes of all writers. A writer keeps only its last one, which tells
     # the other processes that it contends.
     outcomes = (*writer.outcomes, outcome)[-TOKENS_KEPT:] if remembered is None else (outcome,)
-    renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes)
+    renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes, writer.owner)
     return StateDiff(
         trace=push(state, batch, seqno),
         writers=((command.writer, writer, renewed),),

@@ -15,8 +15,8 @@ import msgspec
 
 from persist_lib.core.commands import Command
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, PART_FIELDS, least_for_state, needed, stored_fields
-from persist_lib.core.state import Batch, Part, Rollup, State
+from persist_lib.core.formats import FIRST, NEWEST, PART_FIELDS, WRITER_FIELDS, least_for_state, needed, stored_fields
+from persist_lib.core.state import Batch, Part, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
 from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
 from persist_lib.format.unknown import find_unknown
@@ -73,6 +73,9 @@ def encode_row(row: LogRow, format_: int | None = None) -> bytes:
     if diff.trace is not None:
         trace = msgspec.structs.replace(diff.trace, added=_stored_batches(diff.trace.added))
         diff = msgspec.structs.replace(diff, trace=trace)
+    if diff.writers:
+        written = tuple((id_, *map(_stored_writer, both)) for id_, *both in diff.writers)
+        diff = msgspec.structs.replace(diff, writers=written)
     stored = row if diff is row.diff else msgspec.structs.replace(row, diff=diff)
     data = framed(ROW_MAGIC, oldest if format_ is None else format_, _encoded(stored))
     return _proven(data, decode_row, row)
@@ -97,8 +100,9 @@ def encode_state(stored: StoredState) -> bytes:
     ordered = {name: dict(sorted(getattr(state, name).items())) for name in MAPPINGS}
     canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(state, **ordered))
     written = msgspec.structs.replace(
-        canonical.state, schemas=tuple(map(stored_form, state.schemas)), trace=_stored_batches(state.trace)
-    )
+        canonical.state, schemas=tuple(map(stored_form, state.schemas)), trace=_stored_batches(state.trace),
+        writers={id_: _stored_writer(writer) for id_, writer in canonical.state.writers.items()},
+    )  # fmt: skip
     fields = msgspec.structs.astuple(written)[: stored_fields(state)]
     body = _encoded((canonical.seqno, canonical.digest, fields))
     return _proven(framed(ROLLUP_MAGIC, state.format, body), decode_state, canonical)
@@ -137,6 +141,12 @@ def _stored_batches(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
 
 def _stored_part(part: Part) -> object:
     return msgspec.structs.astuple(part)[:PART_FIELDS] if isinstance(part, Part) and part.at is None else part
+
+
+def _stored_writer(writer: Writer | None) -> object:
+    return (
+        msgspec.structs.astuple(writer)[:WRITER_FIELDS] if isinstance(writer, Writer) and not writer.owner else writer
+    )
 
 
 def _encoded(value: object) -> bytes:

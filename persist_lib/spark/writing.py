@@ -89,10 +89,10 @@ class Plan(NamedTuple):
     def writer(self) -> Iterator[WriteHandle | CollectionWriter]:
         """A writer of the shard or the collection: it stages, and appends what was staged."""
         if self.collection is None:
-            with self.client.open_writer(self.shard, self.schema) as write:
+            with self.client.open_writer(self.shard, self.schema, owner="Spark") as write:
                 yield write
             return
-        with self.client.controller() as controller, controller.open_writer(self.collection) as writer:
+        with self.client.controller() as controller, controller.open_writer(self.collection, owner="Spark") as writer:
             can_do = self.mode == "append" and is_additive(self.schema, writer.schema)
             if writer.schema != self.schema and not can_do:
                 raise SchemaMismatch(

@@ -42,9 +42,10 @@ class Committing(Writing):
     """A writer that commits updates to all shards at once, or definite ones to each shard by itself."""
 
     def __init__(
-        self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None
-    ) -> None:
-        super().__init__(client, collection, unit, only)
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
+        owner: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(client, collection, unit, only, owner)
         self._registered: set[str] = set()
 
     def _commit(

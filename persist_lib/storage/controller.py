@@ -216,12 +216,13 @@ class Controller(Making, Evolving, Handovers):
         return CollectionReader(self.client, collection, unit, schema, parse_text(owner, "owner", PURPOSE_LETTERS))
 
     def open_writer(
-        self, name: str, *, rendition: int | None = None, batching: Batching | None = None
+        self, name: str, *, rendition: int | None = None, batching: Batching | None = None, owner: str = ""
     ) -> CollectionWriter:
         """Return a handle to write a collection: whichever rendition is the collection at the times that are written.
 
         With `rendition`, the handle writes that one, which is not the collection yet. With `batching`, appends that
-        `append_async` accepts are held back as by a shard's writer. Raises NotFound.
+        `append_async` accepts are held back as by a shard's writer. `owner` is a short text that lists of capabilities
+        show. Raises NotFound.
         """
         self._writable("open_writer")
         if batching is not None:
@@ -233,7 +234,8 @@ class Controller(Making, Evolving, Handovers):
                 f"{name!r} is a table, whose times are minted: write it with controller.tables()", collection=name
             )
         schema = contents.renditions_of(collection.id)[0].columns
-        return CollectionWriter(self.client, collection, schema.times, only, batching)
+        owner = parse_text(owner, "owner", PURPOSE_LETTERS)
+        return CollectionWriter(self.client, collection, schema.times, only, batching, owner)
 
     def tables(self) -> Tables:
         """The tables of this catalog: to create them, to change their rows, alone or in transactions, to read them."""

@@ -56,7 +56,7 @@ def capabilities(client: Client, contents: Contents, collection: CollectionRecor
     renditions = [one for one in contents.renditions_of(collection.id) if one.state != "making"]
     shards = [shard for rendition in renditions for shard in rendition.names]
     return found + [
-        Capability("write", id_, entry.purpose, shard, None, entry.lease_until)
+        Capability("write", id_, entry.owner, shard, None, entry.lease_until)
         for shard, state in zip(shards, states_of(client, shards), strict=True)
         for id_, entry in sorted(state.writers.items())
         if entry.purpose == "ingest"

@@ -73,14 +73,14 @@ class CollectionStaging(Verbs):
 
     def resume_stage(self, ticket: CollectionTicket) -> CollectionStage:
         """The stage of a ticket that another process opened, to write more or to close it."""
-        if not isinstance(ticket, CollectionTicket) or ticket.collection != self.collection.id:
-            raise InvalidUsage(f"collection {self.name!r}: a stage is resumed with a ticket of the same collection")
+        self._check_ticket(ticket)
         with self._turn:
             stages = [self.shard(one.shard).resume_stage(one) for one in ticket.tickets]
         return CollectionStage(self.collection.id, ticket.rendition, stages)
 
     def can_append(self, ticket: CollectionTicket) -> bool:
         """Whether parts written with a ticket could be appended now, as they are: read from the location."""
+        self._check_ticket(ticket)
         if self._staging_rendition(None).number != ticket.rendition.number:
             return False
         states = states_of(self.client, ticket.rendition.names)
@@ -123,6 +123,10 @@ class CollectionStaging(Verbs):
         return self._commit_staged(
             self._parse_timeless(staged), _Change(Overwriting, True, None, None), producer, timeout
         )
+
+    def _check_ticket(self, ticket: object) -> None:
+        if not isinstance(ticket, CollectionTicket) or ticket.collection != self.collection.id:
+            raise InvalidUsage(f"collection {self.name!r}: a stage is resumed with a ticket of the same collection")
 
     def _commit_staged(
         self, staged: Sequence[CollectionStaged], change: _Change, producer: tuple[str, int] | None,

@@ -59,8 +59,9 @@ class CollectionWriter(CollectionStaging):
         unit: Unit | None,
         only: RenditionRecord | None,
         batching: Batching | None = None,
+        owner: str = "",
     ) -> None:
-        super().__init__(client, collection, unit, only)
+        super().__init__(client, collection, unit, only, owner)
         self._batching, self._beginning = batching, threading.Lock()
         self._outbox: Outbox | None = None
         self._doubts: deque[_Doubt] = deque(maxlen=DOUBTS)

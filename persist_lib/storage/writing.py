@@ -53,9 +53,10 @@ class Writing(ABC):
     """
 
     def __init__(
-        self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None
-    ) -> None:
-        self.client, self.collection, self._only = client, collection, only
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
+        owner: str = "",
+    ) -> None:  # fmt: skip
+        self.client, self.collection, self._only, self._owner = client, collection, only, owner
         self._renditions = Renditions(client, collection.shard, unit, collection.name)
         self._turn = threading.RLock()
         self._writers: dict[str, WriteHandle] = {}
@@ -83,7 +84,8 @@ class Writing(ABC):
         if name not in self._writers:
             is_data = name != self.collection.shard
             try:
-                self._writers[name] = self.client.open_writer(name, self.schema if is_data else self._renditions.schema)
+                schema = self.schema if is_data else self._renditions.schema
+                self._writers[name] = self.client.open_writer(name, schema, owner=self._owner)
             except SchemaMismatch as error:
                 raise SchemaMismatch(
                     f"collection {self.name!r} was handed over to a rendition that does not have this writer's "

@@ -53,14 +53,15 @@ class WriteHandle(Leased, Verbs, Staging):
     """Writes to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
 
     def __init__(
-        self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, batching: Batching | None = None
-    ) -> None:
+        self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, batching: Batching | None = None,
+        owner: str = "",
+    ) -> None:  # fmt: skip
         self.machine = machine
         self.schema = schema
         self._schema_id = schema_id
         self._leases = leases
         self._lock, self._beginning = threading.RLock(), threading.Lock()
-        self._registration = Registration(machine, leases, "ingest")
+        self._registration = Registration(machine, leases, "ingest", owner)
         self._batching = batching
         self._outbox: Outbox | None = None
         self._doubts = Doubts()

@@ -69,19 +69,19 @@ class Staging(ABC):
         if not 100 <= lease_ms <= LONGEST_LEASE_S * 1000:
             raise InvalidUsage(f"lease_s must be from 0.1 to {LONGEST_LEASE_S:.0f} seconds, got {lease_s}")
         self._fetch_writable()
-        fresh = format_writer_id(machine.runtime.entropy())
+        fresh, owner = format_writer_id(machine.runtime.entropy()), self._registration.owner
         with Registering(self._leases, machine, fresh):
-            machine.commit(lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms))
+            machine.commit(lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms, owner))
         return self._staged_under(fresh, lease_ms, bounds)
 
     def resume_stage(self, ticket: Ticket) -> Stage:
         """The stage of a ticket that another process opened, to write more or to close it."""
-        if not isinstance(ticket, Ticket) or ticket.shard != self.machine.shard:
-            raise InvalidUsage(f"shard {self.machine.shard}: a stage is resumed with a ticket of the same shard")
+        self._check_ticket(ticket)
         return self._staged_under(ticket.writer, ticket.lease_ms, ticket.bounds)
 
     def can_append(self, ticket: Ticket) -> bool:
         """Whether what is written with a ticket could be appended now: read from the location."""
+        self._check_ticket(ticket)
         return ticket.writer in self.machine.fetch().state.writers
 
     def append_staged(
@@ -147,6 +147,10 @@ class Staging(ABC):
         first. `producer`, `timeout` and errors are those of `upsert_staged`. The counts by key are 0.
         """
         return self._change_staged(staged, Overwriting, producer, timeout, everything=True)
+
+    def _check_ticket(self, ticket: object) -> None:
+        if not isinstance(ticket, Ticket) or ticket.shard != self.machine.shard:
+            raise InvalidUsage(f"shard {self.machine.shard}: a stage is resumed with a ticket of the same shard")
 
     def _change_staged(
         self, staged: Iterable[Staged], kind: type[Rule], producer: tuple[str, int] | None,

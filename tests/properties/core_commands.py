@@ -168,7 +168,7 @@ class Commands:
         seqno_held = SeqNo(self.random.randrange(seqno + 3))
         choices: list[c.Command] = [
             c.RegisterWriter(self.new_writer(), self.random.choice(["ingest", "maintenance"]), self.lease()),
-            c.RegisterWriter(self.new_writer(), "ingest", self.lease()),
+            c.RegisterWriter(self.new_writer(), "ingest", self.lease(), self.random.choice(["", "owner"])),
             c.RegisterReader(self.new_reader(), self.lease(), self.random.choice(["", "test"])),
             c.Heartbeat((self.writer(state), self.reader(state), self.writer(state)), self.lease()),
             c.DowngradeSince(self.reader(state), self.frontier(state.since), seqno_held, self.lease()),

@@ -376,6 +376,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"lease_s": number(0.1, 400 * 86_400), "lower": frontier, "new_upper": frontier},
     ),
     "WriteHandle.resume_stage": (lambda p: {"ticket": p.write.stage().ticket}, {"ticket": never}),
+    "WriteHandle.can_append": (lambda p: {"ticket": p.write.stage().ticket}, {"ticket": never}),
     "WriteHandle.append_staged": (
         lambda _: {"staged": [], "at": UPPER, "producer": None, "timeout": 0.05},
         {"staged": is_empty, "at": or_none(time), "producer": producer, "timeout": timeout},
@@ -443,8 +444,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Client.open_shard": (lambda p: {"name": p.name, "schema": SCHEMA}, {"name": name, "schema": schema}),
     "Client.open_writer": (
-        lambda p: {"name": p.name, "schema": SCHEMA, "batching": persist.Batching(5, 1.0)},
-        {"name": name, "schema": schema, "batching": or_none(never)},
+        lambda p: {"name": p.name, "schema": SCHEMA, "batching": persist.Batching(5, 1.0), "owner": "me"},
+        {"name": name, "schema": schema, "batching": or_none(never), "owner": is_text(200)},
     ),
     "Client.policy": (lambda _: {"policy": persist.Policy()}, {"policy": policy}),
     "Client.controller": (lambda p: {"catalog": p.name}, {"catalog": or_none(name)}),
@@ -502,7 +503,8 @@ INNER = {
     "ReadHandle.acquire", "ReadHandle.after_fork_in_child", "ReadHandle.expired", "ReadHandle.let_go",
     "ReadHandle.move_hold", "ReadHandle.release",
     "Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token",
-    "WriteHandle.after_fork_in_child", "WriteHandle.mute", "WriteHandle.share",
+    "WriteHandle.after_fork_in_child", "WriteHandle.append_prepared", "WriteHandle.drop_staged", "WriteHandle.mute",
+    "WriteHandle.prepare", "WriteHandle.share", "WriteHandle.staged_rows",
 }  # fmt: skip
 """What the library itself calls, with arguments that it has checked."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
-from persist_lib.core.formats import DIFF_FIELDS, NEWEST, PART_FIELDS, STATE_FIELDS, needed
+from persist_lib.core.formats import DIFF_FIELDS, NEWEST, PART_FIELDS, STATE_FIELDS, WRITER_FIELDS, needed
 from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Produced, Reader, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
@@ -110,6 +110,12 @@ STORED_PRODUCERS = msgspec.structs.replace(
     ),
 )  # fmt: skip
 """A shard with producers, and with a part that counts at a time of its own."""
+OWNED = msgspec.structs.replace(WRITER, owner="the loader ☃")
+ROW_OWNER = msgspec.structs.replace(ROW, diff=msgspec.structs.replace(ROW.diff, writers=((W1, WRITER, OWNED),)))
+STORED_OWNER = msgspec.structs.replace(
+    STORED_3, state=msgspec.structs.replace(STORED_3.state, writers={W1: WRITER, W2: OWNED})
+)  # fmt: skip
+"""A shard with a writer that has an owner."""
 ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3}, {1: STORED, 2: STORED_2, 3: STORED_3}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -119,7 +125,7 @@ def golden(name: str, format_: int) -> bytes:
 
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
-    stored = (ROW_2, STORED_PRODUCERS, STORED_PRODUCERS.state, BATCH, AT, WRITER, READER, ROLLUP, OUTCOME, PRODUCED)
+    stored = (ROW_2, STORED_PRODUCERS, STORED_PRODUCERS.state, BATCH, AT, OWNED, READER, ROLLUP, OUTCOME, PRODUCED)
     diff = msgspec.structs.replace(ROW_2.diff, producers=ROW_PRODUCERS.diff.producers)
     for value in (*stored, diff):
         plain = type(value)
@@ -185,6 +191,27 @@ def test_producers_and_parts_at_a_time_still_decode_to_what_was_written():
     assert encode_row(ROW_PRODUCERS) == row, "in format 3, by itself"
     assert decode_state(rollup, "golden") == STORED_PRODUCERS
     assert encode_state(STORED_PRODUCERS) == rollup
+
+
+def test_owners_still_decode_to_what_was_written_and_those_without_one_say_nothing():
+    row, rollup = golden("row_owner", 3), golden("rollup_owner", 3)
+    assert decode_row(row, "golden") == ROW_OWNER
+    assert encode_row(ROW_OWNER) == row, "in format 3, by itself"
+    assert decode_state(rollup, "golden") == STORED_OWNER
+    assert encode_state(STORED_OWNER) == rollup
+    [[_, before, after]] = msgspec.msgpack.decode(row[HEADER_BYTES:])[6]["writers"]
+    assert (len(before), len(after)) == (WRITER_FIELDS, WRITER_FIELDS + 1)
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+def test_an_older_format_cannot_say_owners(format_):
+    with pytest.raises(InvariantViolated, match="only format 3"):
+        encode_row(ROW_OWNER, format_)
+    with pytest.raises(Corrupt, match="only format 3"):
+        decode_row(framed(ROW_MAGIC, format_, encode_row(ROW_OWNER, 3)[HEADER_BYTES:]), "key")
+    older = msgspec.structs.replace(STATES[format_].state, writers={W2: OWNED})
+    with pytest.raises(InvariantViolated, match="only format 3"):
+        encode_state(msgspec.structs.replace(STORED, state=older))
 
 
 @pytest.mark.parametrize("format_", [1, 2])
@@ -256,6 +283,7 @@ def test_what_each_format_brought_is_declared():
     assert max(STATE_FIELDS) == NEWEST
     assert State.__struct_fields__[STATE_FIELDS[NEWEST] :] == ("producers",), "stored only when there are some"
     assert Part.__struct_fields__[PART_FIELDS:] == ("at",), "stored only when it is set"
+    assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner",), "stored only when it is set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
     assert set(StateDiff.__struct_fields__) == first | DIFF_FIELDS.keys()
 
@@ -318,7 +346,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "trace", 1, 0], "Batch with 13 fields"),
         ([6, "trace", 1, 0, 8, 0], "Part with 13 fields"),
         ([6, "producers", 0, 2], "Produced with 5 fields"),
-        ([6, "writers", 0, 2], "Writer with 4 fields"),
+        ([6, "writers", 0, 2], "Writer with 5 fields"),
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
@@ -332,7 +360,8 @@ def with_more(value: object, path: list[int | str]) -> object:
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
     schemas = (msgspec.structs.replace(CLOCK, unique=True, non_negative=True),)
-    diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas)
+    writers = ((W1, None, OWNED),)
+    diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers)
     row = msgspec.structs.replace(ROW, diff=diff)
     stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
     with pytest.raises(NewerFormat, match=named):
@@ -347,7 +376,9 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
 
 @pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9], [2, 18, "b"]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    stored = msgspec.msgpack.decode(encode_state(STORED_PRODUCERS)[HEADER_BYTES:], strict=False)
+    owned = msgspec.structs.replace(STORED_PRODUCERS.state, writers={W2: OWNED})
+    state = msgspec.structs.replace(STORED_PRODUCERS, state=owned)
+    stored = msgspec.msgpack.decode(encode_state(state)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:
         stored[2][9] = [1]
         with pytest.raises(Corrupt):  # a value of another type is damage

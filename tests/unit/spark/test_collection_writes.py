@@ -132,7 +132,7 @@ def test_epochs_are_written_once_and_handovers_do_not_matter(driver: Driver, con
     with pytest.raises(persist.InvalidUsage, match=r"forget_producer\('c.*renditions'") as raised:
         driver.epoch(0, [rows((0, "a"))])
     assert contents(controller) == expected
-    fields = raised.value.fields
+    fields: dict[str, Any] = dict(raised.value.fields)
     controller.client.forget_producer(fields["shard"], fields["producer"], expected=fields["last"])
     driver.epoch(0, [rows((12, "d"))])
     assert contents(controller) == expected + Counter({(12, "d"): 1})

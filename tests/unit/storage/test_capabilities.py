@@ -61,11 +61,20 @@ def test_a_hold_is_acquired_downgraded_and_dropped(world: World) -> None:
 
 def test_to_write_is_acquired_and_dropped(world: World) -> None:
     controller = create(world.client(), shards=2)
-    with controller.open_writer("c") as writer:
+    with controller.open_writer("c", owner="the loader") as writer, controller.open_writer("c") as other:
         writer.upsert([{"id": 1, "word": "a"}])
         shards = controller.describe("c").active.shards
-        found = [one.shard for one in controller.capabilities("c") if one.kind == "write"]
-        assert sorted(found) == sorted(shards)
+        found = [(one.shard, one.owner) for one in controller.capabilities("c") if one.kind == "write"]
+        assert sorted(found) == sorted((shard, "the loader") for shard in shards)
+        other.upsert([{"id": 2, "word": "b"}])
+        writer.upsert([{"id": 3, "word": "c"}])
+        found = [(one.shard, one.owner) for one in controller.capabilities("c") if one.kind == "write"]
+        assert sorted(found) == sorted((shard, owner) for shard in shards for owner in ("", "the loader"))
+        with writer.stage() as stage:
+            stage.write([{"id": 4, "word": "d"}])
+            assert sum(owner == "the loader" for owner, _, _ in listed(controller, "write")) == 2 * len(shards)
+    with pytest.raises(persist.InvalidUsage, match="owner"):
+        controller.open_writer("c", owner=7)  # type: ignore[arg-type]
     assert listed(controller, "write") == []
 
 
