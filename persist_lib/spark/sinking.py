@@ -207,7 +207,7 @@ def _resumed(write: WriteHandle | CollectionWriter, ticket: AnyTicket) -> Stage 
 def _stage_of(plan: Plan, name: str) -> AnyTicket:
     """The stage of a stream in this process. It serves the epochs of half a lease; then another takes its place."""
     runtime = plan.client.runtime
-    place = (os.getpid(), plan.urls, plan.subject, plan.schema, name, plan.lease_s)
+    place = (os.getpid(), plan.urls, plan.remembering.shard, plan.schema, name, plan.lease_s)
     known = _stages.get(place)
     if known is not None:
         with plan.writer() as write:

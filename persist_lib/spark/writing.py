@@ -27,17 +27,16 @@ from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config
 from persist_lib.convert.casting import cast_column
-from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, SchemaMismatch
+from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, PersistError, SchemaMismatch
 from persist_lib.kernel.columns import array_of
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.types import parse_type
 from persist_lib.settings import config_of
 from persist_lib.shard.commit import Machine
-from persist_lib.spark.collections import find
 from persist_lib.spark.options import Options, subject_of
 from persist_lib.spark.types import column_type, persist_schema
-from persist_lib.storage import CollectionWriter
+from persist_lib.storage import CollectionWriter, Controller
 from persist_lib.storage.conform import is_additive
 from persist_lib.storage.staged import CollectionStaged, CollectionTicket
 from persist_lib.storage.writing import Written
@@ -52,6 +51,8 @@ WRITE = (*CREATION, "upsert", "deletes", "at", "lower", "upper", "lease_s", "que
 """Options of batch writes."""
 STREAM_WRITE = (*CREATION, "upsert", "deletes", "lease_s", "query")
 """Options of streaming writes."""
+OWNER = "Spark"
+"""Whose writers these are, in lists of them."""
 TABLE_BYTES = 8 << 20
 """Spark's batches have 10,000 rows. So many bytes of them are checked and converted at once."""
 
@@ -88,25 +89,69 @@ class Plan(NamedTuple):
     @contextmanager
     def writer(self) -> Iterator[WriteHandle | CollectionWriter]:
         """A writer of the shard or the collection: it stages, and appends what was staged."""
-        if self.collection is None:
-            with self.client.open_writer(self.shard, self.schema, owner="Spark") as write:
-                yield write
+        if self.collection is not None:
+            yield self._collection_writer(self.collection)
             return
-        with self.client.controller() as controller, controller.open_writer(self.collection, owner="Spark") as writer:
-            can_do = self.mode == "append" and is_additive(self.schema, writer.schema)
-            if writer.schema != self.schema and not can_do:
-                raise SchemaMismatch(
-                    f"{self.subject} has the schema {writer.schema} by now, and this DataFrame was planned for "
-                    f"{self.schema}. Nothing was written. Run it again",
-                    collection=self.collection, expected=self.schema, actual=writer.schema,
-                )  # fmt: skip
-            yield writer
+        with self.client.open_writer(self.shard, self.schema, owner=OWNER) as write:
+            yield write
 
     @property
     def remembering(self) -> Machine:
         """The shard that remembers the producers."""
-        name = self.shard if self.collection is None else find(self.client, self.collection).shard
-        return self.client.machine(name)
+        if self.collection is None:
+            return self.client.machine(self.shard)
+        return self.client.machine(self._collection_writer(self.collection).collection.shard)
+
+    def _collection_writer(self, name: str) -> CollectionWriter:
+        writer = _collection_writer(self.client, name, is_known=True)
+        if not self._fits(writer):
+            writer = _collection_writer(self.client, name)
+        if not self._fits(writer):
+            raise SchemaMismatch(
+                f"{self.subject} has the schema {writer.schema} by now, and this DataFrame was planned for "
+                f"{self.schema}. Nothing was written. Run it again",
+                collection=name, expected=self.schema, actual=writer.schema,
+            )  # fmt: skip
+        return writer
+
+    def _fits(self, writer: CollectionWriter) -> bool:
+        if self.mode == "append":
+            return is_additive(self.schema, writer.schema)
+        return self.schema == writer.schema
+
+
+class _Open(NamedTuple):
+    """What this process has open of a catalog: it asks the location only for what is new."""
+
+    controller: Controller
+    writers: dict[str, CollectionWriter]
+
+
+_open: dict[tuple[int, str, str], _Open] = {}
+
+
+def _collection_writer(client: Client, name: str, *, is_known: bool = False) -> CollectionWriter:
+    """A writer of a collection, in its newest columns. It stays open for the next call, as opening takes requests.
+
+    With `is_known` it is the one that this process has: the same call has looked at it before.
+    """
+    place = (os.getpid(), client.url, client.consensus_url)
+    found = _open.setdefault(place, _Open(client.controller(), {}))
+    known = found.writers.get(name)
+    if known is not None and (is_known or _is_current(found.controller, known)):
+        return known
+    if known is not None:
+        del found.writers[name]
+        with suppress(PersistError):
+            known.close()
+    fresh = found.writers[name] = found.controller.open_writer(name, owner=OWNER)
+    return fresh
+
+
+def _is_current(controller: Controller, writer: CollectionWriter) -> bool:
+    """Whether it is the collection of its name still, and has its newest columns."""
+    named = controller.catalog.fetch().named(writer.name)
+    return named is not None and named.id == writer.collection.id and writer.fetch_schema() == writer.schema
 
 
 def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, is_stream: bool) -> Plan:
@@ -214,8 +259,8 @@ def _newest(client: Client, options: Options) -> Schema | None:
             )
         version = client.machine(options.shard).try_fetch()
         return None if version is None else version.state.schemas[-1]
-    with client.controller() as controller, suppress(NotFound), controller.open_writer(options.collection) as writer:
-        return writer.schema
+    with suppress(NotFound):
+        return _collection_writer(client, options.collection).schema
     return None
 
 

@@ -14,6 +14,7 @@ from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.storage.at_once import at_once
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.spreading import Spreading, Write
 from persist_lib.write.staged import Stage, Staged, Ticket
@@ -52,8 +53,8 @@ class CollectionTicket(msgspec.Struct, frozen=True):
 class CollectionStage:
     """One writer id in each shard of a rendition. `close` retires them: what is not appended then never can be."""
 
-    def __init__(self, collection: str, rendition: RenditionRecord, stages: Sequence[Stage]) -> None:
-        self._collection, self._rendition, self._stages = collection, rendition, stages
+    def __init__(self, runtime: Runtime, collection: str, rendition: RenditionRecord, stages: Sequence[Stage]) -> None:
+        self._runtime, self._collection, self._rendition, self._stages = runtime, collection, rendition, stages
 
     @property
     def ticket(self) -> CollectionTicket:
@@ -68,8 +69,7 @@ class CollectionStage:
 
     def close(self) -> None:
         """Retire the ids. Idempotent."""
-        for stage in self._stages:
-            stage.close()
+        at_once(self._runtime, Stage.close, self._stages)
 
     __reduce__ = not_pickled("A stage", "Pass its ticket")
 

@@ -32,7 +32,7 @@ from persist_lib.write.appending import check_produced
 from persist_lib.write.committing import Prepared, Rule
 from persist_lib.write.differences import Overwriting, Upserting
 from persist_lib.write.registration import lease_ended
-from persist_lib.write.staged import LEASE_S
+from persist_lib.write.staged import LEASE_S, Stage
 from persist_lib.write.staging import PASS_S
 from persist_lib.write.times import next_time
 
@@ -65,18 +65,15 @@ class CollectionStaging(Verbs):
             )
         rendition = self._staging_rendition(lower)
         with self._turn:
-            writes = [self.shard(name) for name in rendition.names]
-        stages = at_once(
-            self.client.runtime, lambda write: write.stage(lease_s=lease_s, lower=lower, new_upper=new_upper), writes
-        )
-        return CollectionStage(self.collection.id, rendition, stages)
+            stages = self._stages_of(rendition, lease_s, lower, new_upper)
+        return CollectionStage(self.client.runtime, self.collection.id, rendition, stages)
 
     def resume_stage(self, ticket: CollectionTicket) -> CollectionStage:
         """The stage of a ticket that another process opened, to write more or to close it."""
         self._check_ticket(ticket)
         with self._turn:
             stages = [self.shard(one.shard).resume_stage(one) for one in ticket.tickets]
-        return CollectionStage(self.collection.id, ticket.rendition, stages)
+        return CollectionStage(self.client.runtime, self.collection.id, ticket.rendition, stages)
 
     def can_append(self, ticket: CollectionTicket) -> bool:
         """Whether parts written with a ticket could be appended now, as they are: read from the location."""
@@ -207,8 +204,8 @@ class CollectionStaging(Verbs):
         if not old:
             return staged
         lower, upper = old[0].bounds or (None, None)
-        stages = [self.shard(name).stage(lower=lower, new_upper=upper) for name in rendition.names]
-        stage = restaged.enter_context(CollectionStage(self.collection.id, rendition, stages))
+        stages = self._stages_of(rendition, LEASE_S, lower, upper)
+        stage = restaged.enter_context(CollectionStage(self.client.runtime, self.collection.id, rendition, stages))
         found = [one for one in staged if one.rendition == rendition.number]
         for shard in sorted({part.shard for one in old for part in one.staged}):
             parts = [part for one in old for part in one.staged if part.shard == shard]
@@ -228,6 +225,14 @@ class CollectionStaging(Verbs):
         if change.kind is not None:
             for shard in {part.shard for one in staged for part in one.staged}:
                 self.shard(shard).drop_staged([part for one in staged for part in one.staged if part.shard == shard])
+
+    def _stages_of(
+        self, rendition: RenditionRecord, lease_s: float, lower: object | None, new_upper: object | None
+    ) -> list[Stage]:
+        writes = [self.shard(name) for name in rendition.names]
+        return at_once(
+            self.client.runtime, lambda write: write.stage(lease_s=lease_s, lower=lower, new_upper=new_upper), writes
+        )
 
     def _staging_rendition(self, lower: object | None) -> RenditionRecord:
         if lower is None:

@@ -78,6 +78,11 @@ class Writing(ABC):
             return meet(self.client, self._only.names)
         return upper_of(self.client, self._timeline())
 
+    def fetch_schema(self) -> Schema:
+        """The collection's newest columns, of which this writer's are the first: read from the location."""
+        rendition = self._only or self._timeline().last.rendition
+        return self.client.machine(rendition.names[0]).fetch().state.schemas[-1]
+
     def shard(self, name: str) -> WriteHandle:
         """This writer's handle of one shard."""
         self._check_open()

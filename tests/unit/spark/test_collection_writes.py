@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import types as t
 
 import persist_lib as persist
+from persist_lib.location.wrap.spending import Spending
 from persist_lib.spark import sinking
 from persist_lib.spark.sinking import BatchWriter, StreamWriter
 from persist_lib.storage import Controller
@@ -138,6 +139,22 @@ def test_epochs_are_written_once_and_handovers_do_not_matter(driver: Driver, con
     assert contents(controller) == expected + Counter({(12, "d"): 1})
 
 
+def test_a_collection_that_was_dropped_and_made_again_is_another_one(driver: Driver, controller: Controller) -> None:
+    driver.epoch(0, [rows((0, "a"))])
+    controller.drop("c")
+    driver.epoch(1, [rows((1, "b"))])
+    assert contents(controller) == Counter({(1, "b"): 1})
+
+
+def test_an_epoch_asks_the_location_little(driver: Driver) -> None:
+    costs = []
+    for number in range(4):
+        with Spending() as spent:
+            driver.epoch(number, [rows((number, "a"), (number + 10, "b"))])
+        costs.append((spent.cost.commits, spent.cost.queries))
+    assert costs[2] == costs[3] <= (4, 36), "one transaction over three shards and the promise"
+
+
 def test_a_batch_with_a_query_and_an_epoch_is_written_once(driver: Driver, controller: Controller) -> None:
     for _ in range(3):
         driver.batch([rows((1, "a"))], query="load", epoch="4")
@@ -155,7 +172,7 @@ def test_columns_that_were_added_meanwhile(driver: Driver, controller: Controlle
     answers = [driver.run(append, rows((2, "b")), FRAME)], [driver.run(upsert, rows((1, "lost")), FRAME)]
     controller.evolve("c", WIDER)
     append.commit(answers[0])
-    with pytest.raises(persist.SchemaMismatch, match="Run it again"):
+    with pytest.raises(persist.SchemaMismatch, match="Nothing was written"):
         upsert.commit(answers[1])
     upsert.abort(answers[1])
     driver.options.pop("key")

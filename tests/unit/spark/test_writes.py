@@ -73,6 +73,7 @@ class Driver:
 def _fresh() -> Iterator[None]:
     yield
     writing._client.cache_clear()
+    writing._open.clear()
     sinking._stages.clear()
 
 
@@ -391,6 +392,7 @@ def test_any_writes_leave_what_a_dictionary_of_rows_would(
                 expected[row] = expected.get(row, 0) + 1
             assert contents_or_nothing(client) == {row: count for row, count in expected.items() if count}
     writing._client.cache_clear()
+    writing._open.clear()
 
 
 def contents_or_nothing(client: persist.Client) -> dict[tuple[int, str | None], int]:
