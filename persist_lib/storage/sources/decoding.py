@@ -46,7 +46,9 @@ def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
     problems = _problems(messages)
     missing = np.asarray(pc.is_null(values))
     bad = {**dict.fromkeys(np.flatnonzero(missing).tolist(), "there is no value"), **problems}
-    kept = np.setdiff1d(np.arange(len(values)), np.fromiter(bad, np.int64, len(bad)))
+    is_kept = np.ones(len(values), np.bool_)
+    is_kept[np.fromiter(bad, np.int64, len(bad))] = False
+    kept = np.flatnonzero(is_kept)
     match decoding.decoder:
         case "rows":
             found = _rows(decoding, schema, values, kept)
