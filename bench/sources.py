@@ -100,8 +100,8 @@ def _by_duckdb(folder: Path, keys: int) -> Callable[[], None]:
         with duckdb.connect(str(path)) as connection:
             columns = "{id: 'BIGINT', name: 'VARCHAR', state: 'VARCHAR', cents: 'BIGINT', n: 'BIGINT'}"
             connection.execute(
-                f"CREATE TABLE orders AS SELECT * FROM read_json('{folder}/in/{FILE}', columns={columns}) "
-                f"QUALIFY row_number() OVER ({KEPT}) = 1"  # noqa: S608 - our own names
+                f"CREATE TABLE orders AS SELECT * FROM read_json('{folder}/in/{FILE}', columns={columns}) "  # noqa: S608 - our own names
+                f"QUALIFY row_number() OVER ({KEPT}) = 1"
             )
             [(found,)] = connection.execute("SELECT count(*) FROM orders").fetchall()
         path.unlink()
