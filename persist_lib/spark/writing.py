@@ -235,6 +235,7 @@ def _schema_of(client: Client, options: Options, frame: StructType) -> Schema:
     key = options.names("key")
     flags = {name: options.flag(name, default=False) for name in ("unique", "non_negative")}
     times = None if (text := options.text("times")) is None else parse_unit(text)
+    shards = options.integer("shards") or 1
     schema = _newest(client, options)
     if schema is None:
         if key is None:
@@ -244,7 +245,7 @@ def _schema_of(client: Client, options: Options, frame: StructType) -> Schema:
                 shard=options.shard or None, collection=options.collection,
             )  # fmt: skip
         wanted = persist_schema(frame, key, times=times, **flags)
-        _create(client, options, wanted)
+        _create(client, options, wanted, shards)
         return wanted
     _check_declared(options, schema, key, times, flags)
     _check_columns(options.subject, schema, frame)
@@ -264,12 +265,11 @@ def _newest(client: Client, options: Options) -> Schema | None:
     return None
 
 
-def _create(client: Client, options: Options, schema: Schema) -> None:
+def _create(client: Client, options: Options, schema: Schema, shards: int) -> None:
     if options.collection is None:
         client.open_writer(options.shard, schema).close()
         return
     with client.controller() as controller:
-        shards = options.integer("shards") or 1
         controller.create(options.collection, schema, shards=shards, mode="compare_and_append")
 
 

@@ -106,6 +106,8 @@ def test_what_collections_cannot_take_is_said(driver: Driver, controller: Contro
     controller.create("c", SCHEMA, shards=3, mode="append")
     with pytest.raises(persist.InvalidUsage, match="identical data"):
         driver.batch([rows((1, "a"))])
+    with pytest.raises(persist.InvalidUsage, match="shards"):
+        BatchWriter({**driver.options, "shards": "many"}, FRAME, False)
     controller.tables().create("t", persist.Schema(key=SCHEMA.key, value=SCHEMA.value))
     with pytest.raises(persist.InvalidUsage, match="is a table"):
         BatchWriter({**driver.options, "collection": "t"}, FRAME, False)
