@@ -44,11 +44,15 @@ def create(
     session: Session,
     name: NewCollection,
     place: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="A folder, or s3://bucket/prefix/.", show_default=False)
+        str,
+        typer.Option(
+            "--from", metavar="PLACE", help="A folder, s3://bucket/prefix/, or collection:NAME.", show_default=False
+        ),
     ],
     format_: Annotated[
-        Literal["jsonl", "csv", "text", "parquet"], typer.Option("--format", help="What is in the files.")
-    ],
+        Literal["jsonl", "csv", "text", "parquet"] | None,
+        typer.Option("--format", help="What is in the files.", show_default=False),
+    ] = None,
     key: KeyColumns = None,
     value: ValueColumns = None,
     envelope: Annotated[
@@ -92,21 +96,35 @@ def create(
 ) -> None:
     """Declare a source: files whose lines or rows become the collection NAME, at times of the store's clock.
 
+    Or another collection, whose rows become those of NAME at the times that they have.
+
     Bad lines become rows of NAME/errors. Nothing is read yet: `persist ingest NAME` does that, anywhere, in any number.
 
     \b
     persist source create orders --from in --format jsonl --key id:int64 --value cents:int64 --envelope upsert
     persist source create logs --from /var/log/app --format text --rotated --key 'at:uint64 not null' \\
         --value line:string --include at=address
+    persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     """
-    from persist_lib.storage.sources import Decoding, Files, Meaning
+    from persist_lib.storage.sources import Collection, Decoding, Files, Meaning
     from persist_lib.storage.sources.sources import DECODERS
 
-    schema = build_schema(key or [], value or [], None, times="ms")
-    files = Files(
-        place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
-    )  # fmt: skip
-    decoder: Any = DECODERS[format_]
+    kind, _, rest = place.partition(":")
+    is_derived = kind == "collection"
+    schema = build_schema(key or [], value or [], None, times=None if is_derived else "ms")
+    if is_derived and (format_ is not None or rotated or no_header):
+        raise InvalidUsage("--format, --rotated and --no-header are for files, and this reads a collection")
+    reader: Collection | Files
+    decoder: Any = "rows"
+    if is_derived:
+        reader = Collection(rest)
+    elif format_ is None:
+        raise InvalidUsage("say --format: jsonl, csv, text or parquet")
+    else:
+        reader = Files(
+            place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
+        )  # fmt: skip
+        decoder = DECODERS[format_]
     decoding = Decoding(
         decoder=decoder, columns=_pairs(column, "--column"), extra="ignore" if ignore_extra else "refuse"
     )  # fmt: skip
@@ -118,7 +136,14 @@ def create(
     kept = None if retention is None else distance_of(retention)
     with sourcing(session, create=True) as sources:
         found = sources.create(
-            name, files, schema, decoding=decoding, meaning=meaning, shards=shards or 1, retention=kept, command=command
+            name,
+            reader,
+            schema,
+            decoding=decoding,
+            meaning=meaning,
+            shards=shards or 1,
+            retention=kept,
+            command=command,
         )
     session.answer(_value(found), f"created {name} from {place}: {schema}", f"start it: persist ingest {name}")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from persist_lib.storage.sources.declared import Custom, Decoding, Meaning
+from persist_lib.storage.sources.declared import Collection, Custom, Decoding, Meaning
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.protocol import Mark, SourceReader
 from persist_lib.storage.sources.running import Ingestion, Progress
 from persist_lib.storage.sources.sources import SourceDescription, Sources
 
 __all__ = [
+    "Collection",
     "Custom",
     "Decoding",
     "Files",

@@ -9,6 +9,7 @@ from persist_lib.errors import PersistError
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.sources.running import Progress
 from persist_lib.storage.writer import CollectionWriter
+from persist_lib.times import PER_SECOND, Unit
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
@@ -31,8 +32,8 @@ LAGGING_MS = 60_000
 class Report:
     """What one instance says of itself. That it cannot say so is no reason for it to stop."""
 
-    def __init__(self, controller: Controller, collection: str, instance: str) -> None:
-        self._controller, self._collection, self._instance = controller, collection, instance
+    def __init__(self, controller: Controller, collection: str, instance: str, unit: Unit | None) -> None:
+        self._controller, self._collection, self._instance, self._unit = controller, collection, instance, unit
         self._writer: CollectionWriter | None = None
         self._said: tuple[str, str] = ("", "")
         self._at = 0
@@ -56,7 +57,7 @@ class Report:
             "errors": self.errors, "up_to": None, "lag": None, "behind_ms": None,
         }  # fmt: skip
         if progress is not None:
-            moment = SCHEMA.moment(progress.time)
+            moment = None if self._unit is None else SCHEMA.moment(progress.time * 1000 // PER_SECOND[self._unit])
             row |= {"up_to": moment, "lag": sum(progress.lag.values()), "behind_ms": progress.behind_ms}
         with suppress(PersistError):
             if self._writer is None:

@@ -20,6 +20,8 @@ import pyarrow as pa
 ADDRESS = pa.field("address", pa.uint64(), nullable=False)
 VALUE = pa.field("value", pa.binary())
 MOST_ADDRESS = (1 << 63) - 1
+HOLD = "source"
+"""The durable hold that a source has on each of its shards, at t - 1."""
 
 
 class Mark(NamedTuple):

@@ -17,12 +17,24 @@ from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.records import Record, decode, encode, schema_of
 from persist_lib.storage.small import append_once, out_of_time, unheld
 from persist_lib.storage.sources.declared import Decoding, From, Meaning
+from persist_lib.storage.sources.protocol import HOLD
 from persist_lib.write.times import next_time
 
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
-HOLD = "source"
-"""The durable hold that a source has on each of its shards, at t - 1."""
 State = Literal["making", "running", "paused", "dropping"]
+
+
+class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The collection that a source reads: its id, the columns in which it is read, and from which time on."""
+
+    id: str
+    form: Any
+    begins: int = 0
+
+    @property
+    def columns(self) -> Schema:
+        """The columns in which it is read."""
+        return schema_of(self.form)
 
 
 class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,6 +60,7 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     command: str = ""
     collections: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     health: str = ""
+    input: Followed | None = None
 
     @property
     def columns(self) -> Schema:
@@ -168,3 +181,6 @@ def changed(record: SourceRecord, **fields: Any) -> SourceRecord:
 def minted(client: Client) -> str:
     """The id of a new source."""
     return f"s{client.runtime.entropy():016x}"
+
+
+__all__ = ["HOLD", "SCHEMA", "Declared", "Followed", "SourceRecord", "State", "changed", "minted"]

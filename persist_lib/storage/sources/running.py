@@ -30,8 +30,9 @@ from persist_lib.errors import (
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import TIME_FIELD
-from persist_lib.storage.sources.bindings import Bindings, Marks
+from persist_lib.schema.schema import TIME, TIME_FIELD
+from persist_lib.storage.sources.bindings import Marks
+from persist_lib.storage.sources.derived import clock_of, reader_of
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import SourceReader
 from persist_lib.storage.sources.reclock import Window, in_order, windows
@@ -72,12 +73,12 @@ class Progress(msgspec.Struct, frozen=True):
 class Ingestion:
     """One instance of a source. Use it from one thread."""
 
-    def __init__(self, controller: Controller, record: SourceRecord, bindings: str, owner: str) -> None:
+    def __init__(self, controller: Controller, record: SourceRecord, owner: str) -> None:
         self._controller, self._client, self.record = controller, controller.client, record
         self._fence = record.fence
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
         self._reader: SourceReader | None = None
-        self._bindings = Bindings(self._client, bindings)
+        self._clock = clock_of(controller, record, owner)
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -106,7 +107,7 @@ class Ingestion:
     def close(self) -> None:
         """Release what it has open. Idempotent."""
         self._drop()
-        self._bindings.close()
+        self._clock.close()
 
     def _drop(self) -> None:
         """Forget what is in memory."""
@@ -120,12 +121,12 @@ class Ingestion:
 
     def _opened(self) -> SourceReader:
         if self._reader is None:
-            self._reader = self.record.reader.open()
+            self._reader = reader_of(self.record, self._clock)
         return self._reader
 
     def _mint(self, deadline: Deadline) -> None:
         reader = self._opened()
-        self._bindings.mint(lambda bound: reader.high_watermarks(bound, STEP_BYTES), deadline, TICK_MS)
+        self._clock.mint(lambda bound: reader.high_watermarks(bound, STEP_BYTES), deadline, TICK_MS)
 
     def _writing(self) -> dict[str, Target]:
         if not self._targets:
@@ -137,7 +138,7 @@ class Ingestion:
         targets = self._writing()
         time = min(target.fetch_upper() for target in targets.values())
         self._move_holds(time)
-        bound = self._bindings.since(time)
+        bound = self._clock.since(time)
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, self._opened().estimate):
             some = self._read(window)
@@ -155,10 +156,14 @@ class Ingestion:
         tables, times = [], []
         for partition, (start, end) in window.ranges().items():
             for table in reader.read(partition, start, end):
-                times.append(window.times_of(partition, integers(table.column("address"))))
-                count = table.num_rows
-                names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([partition]))
-                tables.append(table.append_column("partition", names).append_column(TIME_FIELD, array_of(times[-1])))
+                indices = pa.array(np.zeros(table.num_rows, np.int32))
+                names = pa.DictionaryArray.from_arrays(indices, pa.array([partition]))
+                some = table.append_column("partition", names)
+                if TIME not in table.column_names:
+                    mine = window.times_of(partition, integers(table.column("address")))
+                    some = some.append_column(TIME_FIELD, array_of(mine))
+                times.append(integers(some.column(TIME)))
+                tables.append(some)
         if not tables:
             return pa.table({"partition": pa.array([], pa.string())})
         whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
@@ -201,12 +206,13 @@ class Ingestion:
         told so, and need not care. The fence is another one once the source was reset or dropped.
         """
         since = max(0, time - 1)
-        if self._held >= 0 and since < self._held + HOLD_EVERY_MS:
+        every = 1 if self.record.columns.times is None else HOLD_EVERY_MS
+        if self._held >= 0 and since < self._held + every:
             return
-        shards = [target.collection.shard for target in self._writing().values()]
-        for shard in (*shards, self._bindings.shard):
+        holds = [(target.collection.shard, HOLD) for target in self._writing().values()]
+        for shard, hold in (*holds, (self._clock.shard, self._clock.hold)):
             try:
-                self._client.set_hold(shard, HOLD, since, opaque=self._fence, expected=self._fence)
+                self._client.set_hold(shard, hold, since, opaque=self._fence, expected=self._fence)
             except SinceViolation:
                 continue
             except HoldConflict as error:
@@ -217,18 +223,18 @@ class Ingestion:
                 ) from error
         for target in self._writing().values():
             target.let_go(since)
+        self._clock.let_go(since)
         self._held = since
 
     def _tell(self) -> None:
         """Tell the upstream what nobody will ask for again: the addresses at the bindings' since, never at t."""
-        since = self._client.machine(self._bindings.shard).fetch().state.since.time or 0
+        since = self._clock.fetch_told()
         if since <= self._told:
             return
         with suppress(SinceViolation):  # it has moved on just now
-            self._opened().tell(self._bindings.since(since + 1).start)
+            self._opened().tell(self._clock.since(since + 1).start)
             self._told = since
 
     def _progress(self, time: int, marks: Marks, messages: int, errors: int) -> Progress:
         lag = dict(self._opened().lag(marks))
-        behind_ms = max(0, self._client.consensus.now() - time)
-        return Progress(time, messages, errors, lag, behind_ms, messages == 0)
+        return Progress(time, messages, errors, lag, self._clock.behind_ms(time), messages == 0)

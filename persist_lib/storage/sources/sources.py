@@ -16,9 +16,9 @@ from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
-from persist_lib.storage.sources.bindings import Bindings
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
-from persist_lib.storage.sources.declared import Custom, Decoding, From, Meaning
+from persist_lib.storage.sources.declared import Collection, Custom, Decoding, From, Meaning
+from persist_lib.storage.sources.derived import clock_of, declared_over, follow, in_unit
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.health import Report
 from persist_lib.storage.sources.pipeline import Pipeline
@@ -92,27 +92,35 @@ class Sources:
         (with the same `command` it is the same source), InvalidUsage, and NotFound for a place that is not there.
         """
         name = parse_collection_name(name)
-        if check_schema(schema).times not in {None, "ms"}:
+        check_schema(schema)
+        meaning = check_type(meaning or Meaning(), Meaning, "meaning", 'Meaning(envelope="upsert")')
+        followed = None
+        if not isinstance(reader, (Files, Custom, Collection)):
+            raise InvalidUsage(f"reader must be Files(…), Collection(…) or Custom(…): got {shown(reader)}")
+        if isinstance(reader, Collection):
+            followed, schema, decoding, decoded = declared_over(
+                self.controller, reader, schema, decoding, meaning, decoded
+            )
+        elif schema.times not in {None, "ms"}:
             raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {schema.times!r}")
-        schema = _in_ms(schema)
-        if not isinstance(reader, (Files, Custom)):
-            raise InvalidUsage(f"reader must be Files(…) or Custom(…): got {shown(reader)}")
+        else:
+            schema = in_unit(schema, "ms")
         if decoding is None:
             decoding = Decoding(decoder=DECODERS[reader.format] if isinstance(reader, Files) else "json")  # type: ignore[arg-type]
         check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
-        meaning = check_type(meaning or Meaning(), Meaning, "meaning", 'Meaning(envelope="upsert")')
         decoded = None if decoded is None else check_schema(decoded)
         Pipeline(decoding, meaning, schema, decoded)
         if isinstance(reader, Files) and reader.format == "parquet" and meaning.keep_raw:
             raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
-        reader.open().close()
+        if not isinstance(reader, Collection):
+            reader.open().close()
         deadline = self._deadline(timeout)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         wanted = SourceRecord(
             id=id_, name=name, reader=reader, decoding=decoding, meaning=meaning, schema=schema_form(schema),
             decoded=None if decoded is None else schema_form(decoded),
-            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command,
+            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=followed,
             retention=parse_retention(retention, schema, self.client.runtime.clock_ms),
         )  # fmt: skip
 
@@ -145,11 +153,11 @@ class Sources:
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
         described = [self.controller.describe(one) for one in names.values()]
         time = min(one.upper.time or 0 for one in described)
-        bindings = Bindings(self.client, record.bindings)
+        clock = clock_of(self.controller, record, "show a source")
         try:
-            bound = bindings.since(time)
+            bound = clock.since(time)
         finally:
-            bindings.close()
+            clock.close()
         health = contents.collections[record.health].name
         with self.controller.open_reader(health, owner="show a source") as read:
             with_rows = at(0) < read.fetch_upper()
@@ -186,7 +194,7 @@ class Sources:
     def open(self, name: str, *, owner: str = "") -> Ingestion:
         """Open an instance of a source, to go on step by step. Raises NotFound."""
         record = self.find(name)
-        return Ingestion(self.controller, record, record.bindings, owner or f"source {name}"[:100])
+        return Ingestion(self.controller, record, owner or f"source {name}"[:100])
 
     def run(
         self,
@@ -206,7 +214,8 @@ class Sources:
         interval_s = parse_seconds(interval_s, "interval_s")
         record = self.find(name)
         instance = f"{platform.node()}-{self.client.runtime.token().hex()[:8]}"
-        report, ingestion = Report(self.controller, record.health, instance), self.open(name, owner=instance)
+        report = Report(self.controller, record.health, instance, record.columns.times)
+        ingestion = self.open(name, owner=instance)
         try:
             return _run(self, name, ingestion, report, stop, told, interval_s, until_idle=until_idle)
         except Exception as error:
@@ -244,7 +253,9 @@ class Sources:
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> None:
         deadline = self._deadline(timeout)
-        self._declared.find(name)
+        record = self._declared.find(name)
+        if again and isinstance(record.reader, Collection):
+            follow(self.controller, record.reader.name)  # raises NotFound
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
             if name not in sources:
@@ -256,13 +267,6 @@ class Sources:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
-
-
-def _in_ms(schema: Schema) -> Schema:
-    models = schema.models
-    schema = msgspec.structs.replace(schema, times="ms")
-    schema.__dict__["models"] = models
-    return schema
 
 
 def _taken(name: str) -> NameTaken:

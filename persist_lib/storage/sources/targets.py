@@ -56,7 +56,7 @@ class Target:
     def _check(self, updates: pa.Table, start: int, end: int) -> None:
         reader, upper = self._opened(), self.fetch_upper()
         if min(upper, end) > start:
-            with reader.changes(max(start - 1, 0), min(upper, end) - 1) as changes:
+            with reader.changes(_before(start), min(upper, end) - 1) as changes:
                 self._compare(within(updates, start, min(upper, end)), changes.to_arrow())
         # SUBTLE: who died between two shards left rows beyond the collection's upper.
         span = reader.timeline(is_known=True).last
@@ -64,7 +64,7 @@ class Target:
         for handle, rows in zip(reader.shards_of(span.rendition), routed(span.rendition, updates), strict=True):
             reached = min(handle.fetch_upper().time or 0, end)
             if reached > low:
-                with handle.changes(max(low - 1, 0), reached - 1) as changes:
+                with handle.changes(_before(low), reached - 1) as changes:
                     self._compare(within(rows, low, reached), changes.to_arrow(), handle.shard)
 
     def _compare(self, mine: pa.Table, committed: pa.Table, shard: str = "") -> None:
@@ -136,3 +136,8 @@ class Target:
             "changed: put back what there was; otherwise see what `persist source reset` would lose",
             collection=self.name, shard=shard, time=time, rows=rows, count=differing.num_rows,
         )  # fmt: skip
+
+
+def _before(time: int) -> int | None:
+    """From when on changes are those from `time` on: None for all, as there may be updates at 0."""
+    return time - 1 if time else None
