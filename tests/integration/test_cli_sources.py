@@ -157,3 +157,37 @@ def test_two_processes_that_are_killed_at_random_moments_make_what_a_plain_loop_
     sh("ingest", "orders", "--once")
     assert {one["id"]: one["word"] for one in sh.contents()} == expected
     assert len(sh.contents("orders/errors")) == bad
+
+
+def test_a_wrong_column_is_mended(sh: Fed):
+    sh.create("--keep-raw", "--envelope", "upsert", "--column", "word=wrd", "--ignore-extra")
+    sh.write("a.jsonl", row(1, "a"), row(2, "b"), "bad")
+    sh("ingest", "orders", "--once")
+    assert "not being mended" in sh.fails(1, "source", "mend", "orders", "--hand-over")
+    assert "2 rows" in sh("source", "mend", "orders", "--column", "word=word")
+    assert sh.json("source", "mend", "orders")["output"]["columns"] == {"word": 2}
+    assert "mended in another way" in sh.fails(2, "source", "mend", "orders", "--column", "word=id")
+    assert "give no other options" in sh.fails(2, "source", "mend", "orders", "--hand-over", "--extra", "ignore")
+    sh("source", "mend", "orders", "--give-up")
+    sh("source", "mend", "orders", "--column", "word=word")
+    assert sh.json("source", "mend", "orders", "--hand-over")["at"] > 0
+    sh.write("a.jsonl", row(2, "c"))
+    sh("ingest", "orders", "--once")
+    assert {one["id"]: one["word"] for one in sh.contents()} == {1: "a", 2: "c"}
+    assert len(sh.contents("orders/errors")) == 1
+
+
+def test_a_collection_at_a_shell(sh: Fed):
+    sh.create("--envelope", "upsert")
+    sh.write("a.jsonl", row(1, "a"), row(2, "b"))
+    sh("ingest", "orders", "--once")
+    said = sh(
+        "source", "create", "words", "--from", "collection:orders", "--key", "id:int64 not null", "--ignore-extra"
+    )
+    assert said.startswith("created words from collection:orders")
+    sh("ingest", "words", "--once")
+    assert [one["id"] for one in sh.contents("words")] == [1, 2]
+    assert "--format" in sh.fails(2, "source", "create", "x", "--from", "in", *COLUMNS)
+    assert "no collection 'x'" in sh.fails(1, "source", "create", "y", "--from", "collection:x", *COLUMNS)
+    words = ("--from", "collection:orders", "--format", "csv", *COLUMNS)
+    assert "are for files" in sh.fails(2, "source", "create", "y", *words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from persist_lib.storage.sources.declared import Collection, Custom, Decoding, Meaning
 from persist_lib.storage.sources.files import Files
+from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.protocol import Mark, SourceReader
 from persist_lib.storage.sources.running import Ingestion, Progress
 from persist_lib.storage.sources.sources import SourceDescription, Sources
@@ -16,6 +17,7 @@ __all__ = [
     "Ingestion",
     "Mark",
     "Meaning",
+    "Mended",
     "Progress",
     "SourceDescription",
     "SourceReader",

@@ -93,7 +93,7 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
             return None
         return changed(
             now, id=id_, state="making", why="", epoch=now.epoch + 1, collections={}, health="", again=False,
-            input=again,
+            input=again, mending=None, mends=0, mended=0,
         )  # fmt: skip
 
     if record.again:
@@ -111,4 +111,7 @@ def names_of(record: SourceRecord) -> dict[str, str]:
 
 def asked(record: SourceRecord) -> SourceRecord:
     """A record as it was asked for."""
-    return changed(record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None)
+    return changed(
+        record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
+        mending=None, mends=0, mended=0,
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from persist_lib.storage.names import rendition_shard
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources.bindings import Bindings
 from persist_lib.storage.sources.declared import Collection, Decoding, Meaning
-from persist_lib.storage.sources.following import Following, hold_name
+from persist_lib.storage.sources.following import Following
 from persist_lib.storage.sources.protocol import SourceReader
 from persist_lib.storage.sources.records import Followed, SourceRecord, changed
 
@@ -27,11 +27,20 @@ if TYPE_CHECKING:
 Clock = Bindings | Following
 
 
+def hold_name(record: SourceRecord) -> str:
+    """The hold that a source has on the collection that it reads. A collection may be read by many."""
+    return f"source-{record.id}"
+
+
 def clock_of(controller: Controller, record: SourceRecord, owner: str) -> Clock:
     """What says at which times a source's messages are."""
     if record.input is None:
         return Bindings(controller.client, record.bindings)
-    return Following(controller, record, owner)
+    if not isinstance(record.reader, Collection):
+        raise AssertionError(f"{record.name} reads no collection")  # noqa: TRY004 - no caller's mistake
+    found = Following(controller, record.name, record.input, record.reader.name, owner)
+    found.hold = hold_name(record)
+    return found
 
 
 def reader_of(record: SourceRecord, clock: Clock) -> SourceReader:

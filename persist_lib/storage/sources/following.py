@@ -24,9 +24,8 @@ from persist_lib.storage.changes import integer_times, updates_between
 from persist_lib.storage.names import rendition_shard
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.sources.bindings import Bound, Propose, Step
-from persist_lib.storage.sources.declared import Collection
 from persist_lib.storage.sources.protocol import Mark
-from persist_lib.storage.sources.records import SourceRecord
+from persist_lib.storage.sources.records import Followed
 from persist_lib.times import PER_SECOND
 
 if TYPE_CHECKING:
@@ -40,21 +39,14 @@ UNPACKED = 4
 TABLE_ROWS = 1 << 16
 
 
-def hold_name(record: SourceRecord) -> str:
-    """The hold that a source has on the collection that it reads. A collection may be read by many."""
-    return f"source-{record.id}"
-
-
 class Following:
     """Reads one collection from a time on, in the columns that it had. It is a `SourceReader`, and its own bindings."""
 
-    def __init__(self, controller: Controller, record: SourceRecord, owner: str) -> None:
-        if record.input is None or not isinstance(record.reader, Collection):
-            raise AssertionError(f"{record.name} reads no collection")
+    def __init__(self, controller: Controller, source: str, followed: Followed, partition: str, owner: str) -> None:
         self._controller, self._client, self._owner = controller, controller.client, owner
-        self._source, self._input = record.name, record.input
-        self.partition, self.schema = record.reader.name, record.input.columns
-        self.shard, self.hold = rendition_shard(record.input.id), hold_name(record)
+        self._source, self._input = source, followed
+        self.partition, self.schema = partition, followed.columns
+        self.shard, self.hold = rendition_shard(followed.id), ""
         self._reader: CollectionReader | None = None
         self._weights: list[tuple[int, int]] = []
         self._is_ingesting = False
@@ -109,12 +101,23 @@ class Following:
         begins = self._input.begins
         if partition != self.partition or end.address <= max(begins, start.address):
             return
-        reader, last = self._opened(), end.address - 1
+        table = self.updates(start.address, end.address)
+        fields = [joined(table.column(name)) for name in self.schema.names]
+        times = joined(table.column(TIME))
+        value = pa.StructArray.from_arrays(fields, fields=list(self.schema.data))
+        found = pa.table({"address": times, "value": value, DIFF: joined(table.column(DIFF)), TIME: times})
+        for place in range(0, found.num_rows, TABLE_ROWS):
+            yield found.slice(place, TABLE_ROWS)
+
+    def updates(self, start: int, end: int) -> pa.Table:
+        """The updates with times in `[start, end)`, in the order of times and rows. Raises Gone."""
+        begins = self._input.begins
+        reader, last = self._opened(), end - 1
         deadline = self._client.runtime.deadline(self._client.config.timeout_s)
         tables = [self.schema.updates.empty_table()]
         try:
-            first = start.address - 1
-            if start.address <= begins:
+            first = start - 1
+            if start <= begins:
                 with reader.snapshot(begins) as snapshot:
                     tables += [at_time(table, begins) for table in snapshot.batches()]
                 first = begins
@@ -125,18 +128,12 @@ class Following:
         except SinceViolation as error:
             raise Gone(
                 f"source {self._source!r}: history of collection {self.partition!r} that it still needs was given up, "
-                f"from {self.schema.show(start.address)} on: {error.message}",
-                partition=self.partition, address=start.address,
+                f"from {self.schema.show(start)} on: {error.message}",
+                partition=self.partition, address=start,
             ) from error  # fmt: skip
         names = self.schema.updates.names
         table = consolidate(self.schema, pa.concat_tables([one.select(names) for one in tables]))
-        table = take(table, np.argsort(integers(table.column(TIME)), kind="stable"))
-        fields = [joined(table.column(name)) for name in self.schema.names]
-        times = joined(table.column(TIME))
-        value = pa.StructArray.from_arrays(fields, fields=list(self.schema.data))
-        found = pa.table({"address": times, "value": value, DIFF: joined(table.column(DIFF)), TIME: times})
-        for place in range(0, found.num_rows, TABLE_ROWS):
-            yield found.slice(place, TABLE_ROWS)
+        return take(table, np.argsort(integers(table.column(TIME)), kind="stable"))
 
     def estimate(self, _partition: str, start: int, end: int) -> int:
         """Return about how many bytes there are between two times."""

@@ -25,7 +25,9 @@ from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upsert
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
-RAW = Schema(key=_WHERE, value={"key": "binary", "header": "string", "value": "binary"}, times="ms")
+RAW = Schema(
+    key=_WHERE, value={"key": "binary", "header": "string", "value": "binary", "problem": "string"}, times="ms"
+)
 MOST_RAW = 64 << 10
 """Bytes of a bad message that are kept in the error collection. `keep_raw` keeps all of it."""
 ABOUT: Mapping[str, pa.DataType] = {"partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC")}
@@ -67,7 +69,7 @@ class Pipeline:
         """Make updates of messages, which are in the order of their times, partitions and addresses."""
         if not messages.num_rows:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW)))
-        raw = _raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
+        raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
         is_change = self.meaning.envelope == "debezium"
         found = (decode_changes if is_change else decode)(self.decoding, self.decoded, messages)
         places = pa.array(found.lines, pa.int64())
@@ -177,13 +179,14 @@ def _errors_of(messages: pa.Table, found: Decoded) -> pa.Table:
     return _at_places(ERRORS, bad, {"reason": pa.array(reasons, pa.string()), "raw": raw})
 
 
-def _raw_of(messages: pa.Table) -> pa.Table:
+def raw_of(messages: pa.Table) -> pa.Table:
+    """Updates of the raw messages. Raises InvalidUsage where they are rows."""
     values = joined(messages.column("value"))
     if not pa.types.is_binary(values.type):
         raise InvalidUsage("keep_raw keeps bytes, and these messages are rows: their files are what is raw")
     count = messages.num_rows
     found: dict[str, pa.Array] = {"value": values}
-    for name, kind in (("key", pa.binary()), ("header", pa.string())):
+    for name, kind in (("key", pa.binary()), ("header", pa.string()), ("problem", pa.string())):
         found[name] = plain(messages.column(name)) if name in messages.column_names else pa.nulls(count, kind)
     return _at_places(RAW, messages, found)
 

@@ -32,11 +32,11 @@ from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, TIME_FIELD
 from persist_lib.storage.sources.bindings import Marks
-from persist_lib.storage.sources.derived import clock_of, reader_of
+from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import SourceReader
 from persist_lib.storage.sources.reclock import Window, in_order, windows
-from persist_lib.storage.sources.records import HOLD, SourceRecord
+from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
 from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ class Progress(msgspec.Struct, frozen=True):
 class Ingestion:
     """One instance of a source. Use it from one thread."""
 
-    def __init__(self, controller: Controller, record: SourceRecord, owner: str) -> None:
+    def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
         self._controller, self._client, self.record = controller, controller.client, record
         self._fence = record.fence
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
         self._reader: SourceReader | None = None
-        self._clock = clock_of(controller, record, owner)
+        self._clock = clock_of(controller, record, owner) if clock is None else clock
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -140,9 +140,10 @@ class Ingestion:
         self._move_holds(time)
         bound = self._clock.since(time)
         messages = errors = 0
-        for window in windows(bound, time, WINDOW_BYTES, self._opened().estimate):
+        for window in windows(bound, time, WINDOW_BYTES, lambda *range_: self._opened().estimate(*range_)):
             some = self._read(window)
-            made = self._pipeline.apply(some, partial(self._lookup, window))
+            self._settle(window, self._client.runtime.deadline(timeout_s))
+            made = self._made(some, window)
             self._check_errors(made, window)
             self._write(made, window, self._client.runtime.deadline(timeout_s))
             messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, window.end
@@ -169,6 +170,33 @@ class Ingestion:
         whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
         order = in_order(times)
         return whole if (order[1:] > order[:-1]).all() else take(whole, order)
+
+    def _made(self, messages: pa.Table, window: Window) -> Made:
+        return self._pipeline.apply(messages, partial(self._lookup, window))
+
+    def _settle(self, window: Window, deadline: Deadline) -> None:
+        """See to it that the window is decoded as its collections are. If they were handed over, look anew.
+
+        SUBTLE: first the output, whose handover decides, and then the errors, whose is at the same time. So while
+        neither is promised beyond what is written, the second handover can always follow the first.
+        """
+        if "raw" not in self.record.collections:  # there are no other renditions of what is not kept
+            return
+        for role in ("output", "errors"):
+            commands = self._writing()[role].promise(window.end, deadline)
+            numbers = [number for one in commands if (number := mend_number(self.record, one)) is not None]
+            if numbers and numbers[-1] != self.record.mended:
+                raise Determinate(
+                    f"source {self.record.name!r} was mended while it ran, and this instance decodes as before. "
+                    "Nothing was written; it goes on with the new decoding once the handover is finished",
+                    source=self.record.name,
+                )  # fmt: skip
+
+    def adopt(self, record: SourceRecord) -> None:
+        """Go on by what is declared now: drop what is in memory."""
+        self._drop()
+        self.record = record
+        self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
 
     def _lookup(self, window: Window, keys: pa.Table) -> pa.Table:
         """The state: what the output has of these keys as of just before the window (nothing at 0)."""

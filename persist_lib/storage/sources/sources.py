@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,11 +17,13 @@ from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
+from persist_lib.storage.sources import mending
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
 from persist_lib.storage.sources.declared import Collection, Custom, Decoding, From, Meaning
 from persist_lib.storage.sources.derived import clock_of, declared_over, follow, in_unit
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.health import Report
+from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.protocol import Mark
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
@@ -68,7 +71,7 @@ class Sources:
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.client = controller.client
-        self._declared = Declared(self.client, controller.catalog.shard)
+        self.declared = self._declared = Declared(self.client, controller.catalog.shard)
 
     def create(
         self,
@@ -191,6 +194,49 @@ class Sources:
         self._end(name, timeout, again=True)
         return self.show(name)
 
+    def mend(
+        self,
+        name: str,
+        *,
+        decoding: Decoding | None = None,
+        meaning: Meaning | None = None,
+        schema: Schema | None = None,
+        decoded: Schema | None = None,
+        timeout: float | None = None,
+    ) -> Mended:
+        """Decode a source's messages in another way, beside the present one, from `NAME/raw`; and say what differs.
+
+        What is not given stays as it is. The first call makes renditions of the output and of the errors; a later one
+        goes on with them, and needs no arguments. Nobody reads these until `hand_over`, and instances run on. Raises
+        NotFound; InvalidUsage for a source without keep_raw, or while something else is tried; and TimedOut, after
+        which the same call goes on.
+        """
+        deadline, record = self._deadline(timeout), self.find(name)
+        if decoding is not None:
+            check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
+        if meaning is not None:
+            check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")')
+        record = mending.declare(self, record, decoding, meaning, schema, decoded, deadline)
+        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            time = mending.fill(filling, deadline)
+        return mending.judged(self.controller, record, time, deadline)
+
+    def hand_over(self, name: str, *, timeout: float | None = None) -> int:
+        """Make what `mend` decoded the collections, and go on so; return the time from which on it is so.
+
+        Reads as of earlier times give what they gave. Instances go on by themselves. Once it is decided it is finished:
+        a call that was cut off by the next one, or by an instance. Raises NotFound where nothing is being mended, and
+        HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
+        """
+        deadline, record = self._deadline(timeout), self._declared.find(parse_collection_name(name))
+        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            mending.fill(filling, deadline)
+        return mending.finish(self, mending.decide(self, record, deadline), deadline)
+
+    def give_up(self, name: str, *, timeout: float | None = None) -> None:
+        """Drop what `mend` decoded. Raises NotFound where nothing is being mended, HandoverRefused once decided."""
+        mending.give_up(self, self.find(name), self._deadline(timeout))
+
     def open(self, name: str, *, owner: str = "") -> Ingestion:
         """Open an instance of a source, to go on step by step. Raises NotFound."""
         record = self.find(name)
@@ -237,6 +283,10 @@ class Sources:
                 raise NotFound(f"the source {name!r} is being created. Look again", source=name)
             settle(self.controller, self._declared, record, self._deadline(None))
             record = self._declared.find(name)
+        if record.mending is not None and record.mending.decided and not self.client.read_only:
+            with suppress(PersistError):  # else the next one does
+                mending.finish(self, record, self._deadline(None))
+                record = self._declared.find(record.name)
         if record.state == "dropping":
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
         return record
@@ -285,7 +335,10 @@ def _run(
     last: Progress | None = None
     while not stop():
         try:
-            if (record := sources.find(name)).state == "paused":
+            record = sources.find(name)
+            if record.mended != ingestion.record.mended:
+                ingestion.adopt(record)
+            if record.state == "paused":
                 report.say("paused", record.why)
                 if until_idle:
                     return last

@@ -14,7 +14,7 @@ import persist_lib as persist
 from persist_lib.errors import Diverged, Gone, InvalidUsage, NotFound
 from persist_lib.storage.sources import Collection, Decoding, Files, Mark, Meaning, Sources, following, running
 from persist_lib.storage.sources.conformance import check_reader
-from persist_lib.storage.sources.derived import clock_of
+from persist_lib.storage.sources.derived import clock_of, hold_name
 from persist_lib.storage.sources.targets import Target
 from tests.worlds import World
 
@@ -311,7 +311,7 @@ def test_history_that_went_although_it_is_needed_is_gone(place: Place) -> None:
     place.catch_up()
     record = place.sources.find("out")
     shard = place.controller.catalog.fetch().find("in").shard
-    place.sources.client.release_hold(shard, following.hold_name(record))
+    place.sources.client.release_hold(shard, hold_name(record))
     for cents in range(5):
         place.write.upsert([row(1, cents)])
     place.controller.alter("in", retention=0)
