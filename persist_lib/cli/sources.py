@@ -158,8 +158,7 @@ def list_(session: Session) -> None:
         found = [sources.show(name) for name in sources.list()]
     table = plain_table("source", "state", "up to", "instances", "errors", right=["errors"])
     for one in found:
-        errors = sum(int(str(instance["errors"])) for instance in one.instances)
-        table.add_row(one.name, one.state, _up_to(one), _instances(one) or "-", str(errors))
+        table.add_row(one.name, one.state, _up_to(one), _instances(one) or "-", f"{one.errors:,}")
     shown = [table] if found else []
     session.answer({"sources": [_value(one) for one in found]}, *shown, units.of(len(found), "source"))
 
@@ -175,24 +174,71 @@ def show(session: Session, name: Collection) -> None:
         found = sources.show(name)
     lines = Fitted(("", ""))
     for label, text in (
-        ("state", found.state),
+        ("state", f"{found.state}{': ' if found.why else ''}{found.why}"),
         ("from", msgspec.json.encode(found.reader).decode()),
         ("decoding", msgspec.json.encode(found.decoding).decode()),
         ("meaning", msgspec.json.encode(found.meaning).decode()),
         ("schema", str(found.schema)),
         ("collections", ", ".join(found.collections.values())),
-        ("up to", _up_to(found)),
+        ("up to", f"{_up_to(found)}, {units.duration(found.behind_ms)} behind"),
+        ("errors", f"{found.errors:,}"),
     ):
         lines.add_row(label, text)
-    partitions = plain_table("partition", "bound to", "durable to", right=["bound to", "durable to"])
+    figures = ("bound to", "durable to", "messages left", "bytes left", "seconds behind")
+    partitions = plain_table("partition", *figures, right=figures)
     for partition, mark in sorted(found.bound.items()):
         durable = found.durable.get(partition)
-        partitions.add_row(partition, str(mark.address), str(durable.address if durable else 0))
-    instances = plain_table("instance", "state", "messages", "errors", "why", right=["messages", "errors"])
+        left = found.left.get(partition, {})
+        known = ("" if left.get(what) is None else f"{left[what]:,}" for what in ("messages", "bytes", "seconds"))
+        partitions.add_row(partition, str(mark.address), str(durable.address if durable else 0), *known)
+    labels = ["instance", "state", "messages", "errors", "why"]
+    if any(one.get("held_back_bytes") is not None for one in found.instances):
+        labels.insert(4, "held back")
+    instances = plain_table(*labels, right=["messages", "errors", "held back"])
     for one in found.instances:
-        instances.add_row(*(str(one[label]) for label in ("instance", "state", "messages", "errors", "why")))
+        row = {**one, "held back": units.size(int(str(one.get("held_back_bytes") or 0)))}
+        instances.add_row(*(str(row[label]) for label in labels))
     tables = [table for table in (partitions, instances) if table.row_count]
     session.answer(_value(found), lines, *tables)
+
+
+def check(
+    session: Session,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all sources.")] = None,
+    instances: Annotated[int, typer.Option(min=0, help="How many have to be at work.")] = 1,
+    behind: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="How far it may be behind.")] = 300,
+    lag_messages: Annotated[int | None, typer.Option(min=0, help="How many may be left.", show_default=False)] = None,
+    lag_bytes: Annotated[int | None, typer.Option(min=0, help="How many may be left.", show_default=False)] = None,
+    errors: Annotated[int | None, typer.Option(min=0, help="How many there may be.", show_default=False)] = None,
+    errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01,
+    held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30,
+) -> None:
+    """Say what is wrong with sources: none at work, lag, bad messages, a log that is held back. Changes nothing.
+
+    It ends with exit code 1 where something is wrong, for monitors. A paused source has no lag to speak of.
+
+    \b
+    persist source check
+    persist source check orders --behind 60 --errors 0 --json
+    """
+    from persist_lib.storage.sources import Limits, judge
+
+    limits = Limits(
+        instances=instances, behind_s=behind, lag_messages=lag_messages, lag_bytes=lag_bytes, errors=errors,
+        errors_share=errors_share, held_back_bytes=held_back_bytes,
+    )  # fmt: skip
+    with sourcing(session, read_only=True) as sources:
+        found = {name: judge(sources.show(name), limits) for name in names or sources.list()}
+    table = plain_table("source", "check", "", "says")
+    for name, alerts in found.items():
+        for one in alerts:
+            table.add_row(name, one.check, "ok" if one.passed else "WRONG", one.says)
+    wrong = sorted({name for name, alerts in found.items() if not all(one.passed for one in alerts)})
+    value = {"wrong": wrong, "sources": {name: [jsonable(one) for one in alerts] for name, alerts in found.items()}}
+    said = f"something is wrong with {', '.join(wrong)}" if wrong else "nothing is wrong"
+    session.answer(value, *([table] if found else []), said)
+    if wrong:
+        raise typer.Exit(1)
 
 
 def mend(
@@ -408,6 +454,7 @@ def _value(found: SourceDescription) -> dict[str, Any]:
     declared = {what: msgspec.to_builtins(getattr(found, what)) for what in ("reader", "decoding", "meaning")}
     return {
         "source": found.name, "state": found.state, **declared, "schema": schema_value(found.schema),
-        "collections": dict(found.collections), "time": found.time, **marks,
+        "collections": dict(found.collections), "time": found.time,
+        "behind_ms": found.behind_ms, "errors": found.errors, "why": found.why, "left": jsonable(found.left), **marks,
         "instances": [jsonable({k: v for k, v in one.items() if k != "_diff"}) for one in found.instances],
     }  # fmt: skip

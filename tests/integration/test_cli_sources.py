@@ -191,3 +191,16 @@ def test_a_collection_at_a_shell(sh: Fed):
     assert "no collection 'x'" in sh.fails(1, "source", "create", "y", "--from", "collection:x", *COLUMNS)
     words = ("--from", "collection:orders", "--format", "csv", *COLUMNS)
     assert "are for files" in sh.fails(2, "source", "create", "y", *words)
+
+
+def test_what_is_wrong_with_sources_is_an_exit_code(sh: Fed):
+    sh.create()
+    sh.write("a.jsonl", row(1, "a"), "bad")
+    sh("ingest", "orders", "--once")
+    done = sh.run("source", "check", "orders", "--errors", "0")
+    assert (done.exit_code, "something is wrong with orders" in done.stdout) == (1, True)
+    found = sh.json("source", "check", "--instances", "0", "--behind", "86400")
+    assert (found["wrong"], [one["passed"] for one in found["sources"]["orders"]]) == ([], [True] * 4)
+    shown = sh.json("source", "show", "orders")
+    assert (shown["errors"], shown["left"], shown["why"]) == (1, {}, "")
+    assert shown["behind_ms"] >= 0

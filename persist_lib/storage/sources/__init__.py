@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from persist_lib.storage.sources.alerts import Alert, Limits, judge
 from persist_lib.storage.sources.declared import Collection, Custom, Decoding, Meaning
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.mending import Mended
@@ -10,11 +11,13 @@ from persist_lib.storage.sources.running import Ingestion, Progress
 from persist_lib.storage.sources.sources import SourceDescription, Sources
 
 __all__ = [
+    "Alert",
     "Collection",
     "Custom",
     "Decoding",
     "Files",
     "Ingestion",
+    "Limits",
     "Mark",
     "Meaning",
     "Mended",
@@ -22,4 +25,5 @@ __all__ = [
     "SourceDescription",
     "SourceReader",
     "Sources",
+    "judge",
 ]

@@ -24,7 +24,7 @@ from persist_lib.storage.changes import integer_times, updates_between
 from persist_lib.storage.names import rendition_shard
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.sources.bindings import Bound, Propose, Step
-from persist_lib.storage.sources.protocol import Mark
+from persist_lib.storage.sources.protocol import Lag, Mark
 from persist_lib.storage.sources.records import Followed
 from persist_lib.times import PER_SECOND
 
@@ -144,6 +144,10 @@ class Following:
         mark = marks.get(self.partition, Mark(0)).address
         found = sum(part.rows for part in self._parts() if part.time_upper >= mark)
         return {self.partition: found} if found else {}
+
+    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
+        """Return the same as updates."""
+        return {partition: Lag(messages=left) for partition, left in self.lag(marks).items()}
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Nothing: the source's hold says so."""

@@ -26,8 +26,14 @@ from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upsert
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
 RAW = Schema(
-    key=_WHERE, value={"key": "binary", "header": "string", "value": "binary", "problem": "string"}, times="ms"
-)
+    key=_WHERE,
+    value={
+        "key": "binary", "header": "string", "value": "binary", "problem": "string", "headers": "string",
+        "timestamp": "timestamp[ms, UTC]",
+    },
+    times="ms",
+)  # fmt: skip
+"""All that a message can have, so that it can be decoded anew."""
 MOST_RAW = 64 << 10
 """Bytes of a bad message that are kept in the error collection. `keep_raw` keeps all of it."""
 ABOUT: Mapping[str, pa.DataType] = {"partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC")}
@@ -186,8 +192,11 @@ def raw_of(messages: pa.Table) -> pa.Table:
         raise InvalidUsage("keep_raw keeps bytes, and these messages are rows: their files are what is raw")
     count = messages.num_rows
     found: dict[str, pa.Array] = {"value": values}
-    for name, kind in (("key", pa.binary()), ("header", pa.string()), ("problem", pa.string())):
-        found[name] = plain(messages.column(name)) if name in messages.column_names else pa.nulls(count, kind)
+    for field in RAW.data:
+        name = field.name
+        if name not in {*_WHERE, "value"}:
+            there = name in messages.column_names
+            found[name] = plain(messages.column(name)) if there else pa.nulls(count, field.type)
     return _at_places(RAW, messages, found)
 
 

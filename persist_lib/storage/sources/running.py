@@ -34,7 +34,7 @@ from persist_lib.schema.schema import TIME, TIME_FIELD
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
 from persist_lib.storage.sources.pipeline import Made, Pipeline
-from persist_lib.storage.sources.protocol import SourceReader
+from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags
 from persist_lib.storage.sources.reclock import Window, in_order, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
 from persist_lib.storage.sources.targets import Target
@@ -55,11 +55,24 @@ PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indetermina
 OPTIONAL = ("key", "header", "problem")
 
 
+class Behind(msgspec.Struct, frozen=True):
+    """How far a partition is behind: messages and bytes that are left, and seconds since what was read was written.
+
+    None is what its reader does not know.
+    """
+
+    messages: int | None
+    bytes: int | None
+    seconds: float | None
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What one step did, and what is left. `time` is t: all before it is durable in all collections of the source.
 
     `lag` is about how many addresses of each partition are there beyond what is durable (of files, bytes or rows);
     `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new.
+    `behind` says more of partitions with a lag, where the reader knows it; `held_back` how many bytes the upstream
+    keeps for this source, and `warning` what is wrong with that.
     """
 
     time: int
@@ -68,6 +81,9 @@ class Progress(msgspec.Struct, frozen=True):
     lag: dict[str, int]
     behind_ms: int
     is_idle: bool
+    behind: dict[str, Behind] = {}
+    held_back: int | None = None
+    warning: str = ""
 
 
 class Ingestion:
@@ -264,5 +280,13 @@ class Ingestion:
             self._told = since
 
     def _progress(self, time: int, marks: Marks, messages: int, errors: int) -> Progress:
-        lag = dict(self._opened().lag(marks))
-        return Progress(time, messages, errors, lag, self._clock.behind_ms(time), messages == 0)
+        reader, now = self._opened(), self._client.consensus.now()
+        behind = {
+            partition: Behind(lag.messages, lag.bytes, None if lag.read_ms is None else max(0, now - lag.read_ms) / 1e3)
+            for partition, lag in (reader.lags(marks) if isinstance(reader, TellsLags) else {}).items()
+        }
+        kept, warning = reader.held_back() if isinstance(reader, HoldsBack) else (None, "")
+        return Progress(
+            time, messages, errors, dict(reader.lag(marks)), self._clock.behind_ms(time), messages == 0, behind=behind,
+            held_back=kept, warning=warning,
+        )  # fmt: skip

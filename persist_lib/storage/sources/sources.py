@@ -11,7 +11,6 @@ import msgspec
 
 from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text, shown
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound, PersistError
-from persist_lib.frontier import at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
@@ -22,7 +21,7 @@ from persist_lib.storage.sources.commands import asked, hold, names_of, settle, 
 from persist_lib.storage.sources.declared import Collection, Custom, Decoding, From, Meaning
 from persist_lib.storage.sources.derived import clock_of, declared_over, follow, in_unit
 from persist_lib.storage.sources.files import Files
-from persist_lib.storage.sources.health import Report
+from persist_lib.storage.sources.health import AT_WORK, Report, fetch_rows, left_of, shown_rows
 from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.protocol import Mark
@@ -43,7 +42,9 @@ class SourceDescription(msgspec.Struct, frozen=True):
     """A source. `collections` are those that it writes, by what they are for. `time` is t: all before it is durable.
 
     `bound` says up to which address each partition has times, and `durable` up to which it is durable. `instances` are
-    the rows of its health collection.
+    the rows of its health collection; one that was not heard of for five minutes has the state "unseen". `behind_ms` is
+    how far t is behind the store's clock (or the collection that it reads), `errors` how many messages were bad, and
+    `left` what is left of partitions, as an instance says it: addresses (`left`), messages, bytes and seconds.
     """
 
     name: str
@@ -58,6 +59,15 @@ class SourceDescription(msgspec.Struct, frozen=True):
     bound: Mapping[str, Mark]
     durable: Mapping[str, Mark]
     instances: Sequence[Mapping[str, object]]
+    behind_ms: int = 0
+    errors: int = 0
+    why: str = ""
+    left: Mapping[str, Mapping[str, object]] = {}
+
+    @property
+    def alive(self) -> Sequence[Mapping[str, object]]:
+        """The instances that are at work, as far as is known."""
+        return [one for one in self.instances if one["state"] in AT_WORK]
 
 
 class Sources:
@@ -158,16 +168,17 @@ class Sources:
         time = min(one.upper.time or 0 for one in described)
         clock = clock_of(self.controller, record, "show a source")
         try:
-            bound = clock.since(time)
+            bound, behind_ms = clock.since(time), clock.behind_ms(time)
         finally:
             clock.close()
         health = contents.collections[record.health].name
-        with self.controller.open_reader(health, owner="show a source") as read:
-            with_rows = at(0) < read.fetch_upper()
-            instances = read.snapshot().to_pylist() if with_rows else []
+        rows, now = fetch_rows(self.controller, record.health), self.client.consensus.now()
+        bad = next(one for one in described if one.id == record.collections["errors"]).active.shards
+        counted = (batch.diff_sum for shard in bad for batch in self.client.machine(shard).state.trace)
         return SourceDescription(
             record.name, record.id, record.state, record.reader, record.decoding, record.meaning, record.columns,
-            {**names, "health": health}, time, bound.marks, bound.start, instances,
+            {**names, "health": health}, time, bound.marks, bound.start, shown_rows(rows, now), behind_ms, sum(counted),
+            record.why, left_of(rows, now),
         )  # fmt: skip
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
