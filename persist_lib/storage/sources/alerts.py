@@ -53,10 +53,14 @@ class Alert(msgspec.Struct, frozen=True):
     value: float | None = None
 
 
-def judge(found: SourceDescription, limits: Limits | None = None) -> list[Alert]:
-    """All verdicts on a source, in the order of `CHECKS`. A source that somebody paused only has to have no errors."""
+def judge(found: SourceDescription, limits: Limits | None = None, *, is_idle: bool = False) -> list[Alert]:
+    """All verdicts on a source, in the order of `CHECKS`. A source that somebody paused only has to have no errors.
+
+    `is_idle` says that nothing is left upstream, so that a source that stands still is not behind.
+    """
     limits = limits or Limits()
-    return [_instances(found, limits), _lag(found, limits), _errors(found, limits), _held_back(found, limits)]
+    lag = Alert("lag", True, "there is nothing new", 0) if is_idle else _lag(found, limits)
+    return [_instances(found, limits), lag, _errors(found, limits), _held_back(found, limits)]
 
 
 def _instances(found: SourceDescription, limits: Limits) -> Alert:

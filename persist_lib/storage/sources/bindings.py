@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, SinceViolation, UpperMismatch
+from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.small import append_once, out_of_time, unheld
@@ -63,7 +64,7 @@ class Bindings:
 
     def __init__(self, client: Client, shard: str) -> None:
         self._client, self.shard = client, shard
-        self._reader = unheld(client, shard, SCHEMA) if client.machine(shard).try_fetch() is not None else None
+        self._reader: ReadHandle | None = None
         self._writer: WriteHandle | None = None
 
     def since(self, time: int) -> Bound:

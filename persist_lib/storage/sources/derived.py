@@ -32,13 +32,13 @@ def hold_name(record: SourceRecord) -> str:
     return f"source-{record.id}"
 
 
-def clock_of(controller: Controller, record: SourceRecord, owner: str) -> Clock:
-    """What says at which times a source's messages are."""
+def clock_of(controller: Controller, record: SourceRecord, owner: str, *, is_leased: bool = True) -> Clock:
+    """What says at which times a source's messages are. Without `is_leased`, for whoever reads no messages."""
     if record.input is None:
         return Bindings(controller.client, record.bindings)
     if not isinstance(record.reader, Collection):
         raise AssertionError(f"{record.name} reads no collection")  # noqa: TRY004 - no caller's mistake
-    found = Following(controller, record.name, record.input, record.reader.name, owner)
+    found = Following(controller, record.name, record.input, record.reader.name, owner, is_leased=is_leased)
     found.hold = hold_name(record)
     return found
 

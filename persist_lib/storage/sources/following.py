@@ -42,8 +42,12 @@ TABLE_ROWS = 1 << 16
 class Following:
     """Reads one collection from a time on, in the columns that it had. It is a `SourceReader`, and its own bindings."""
 
-    def __init__(self, controller: Controller, source: str, followed: Followed, partition: str, owner: str) -> None:
+    def __init__(
+        self, controller: Controller, source: str, followed: Followed, partition: str, owner: str,
+        *, is_leased: bool = True,
+    ) -> None:  # fmt: skip
         self._controller, self._client, self._owner = controller, controller.client, owner
+        self._is_leased = is_leased
         self._source, self._input = source, followed
         self.partition, self.schema = partition, followed.columns
         self.shard, self.hold = rendition_shard(followed.id), ""
@@ -167,7 +171,9 @@ class Following:
                     "nothing of it is left",
                     partition=self.partition, address=0,
                 )  # fmt: skip
-            self._reader = CollectionReader(self._client, found, self.schema.times, self.schema, self._owner)
+            self._reader = CollectionReader(
+                self._client, found, self.schema.times, self.schema, self._owner, is_leased=self._is_leased
+            )
         return self._reader
 
     def _reached(self, time: int) -> tuple[int, bool]:

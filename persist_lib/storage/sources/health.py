@@ -16,6 +16,7 @@ import msgspec
 from persist_lib.errors import PersistError
 from persist_lib.frontier import at
 from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.sources.running import Progress
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import PER_SECOND, Unit
@@ -109,9 +110,12 @@ class Report:
 
 
 def fetch_rows(controller: Controller, collection: str) -> list[dict[str, Any]]:
-    """What the instances of a source last said, as it is stored; none of a source that never ran."""
-    name = controller.catalog.fetch().collections[collection].name
-    with controller.open_reader(name, owner="health of a source") as read:
+    """What the instances of a source last said, as it is stored; none of a source that never ran.
+
+    SUBTLE: without a lease, as reading must not look like an instance that writes: see `news`.
+    """
+    found = controller.catalog.fetch().collections[collection]
+    with CollectionReader(controller.client, found, SCHEMA.times, None, "", is_leased=False) as read:
         if read.fetch_upper() <= at(0):
             return []
         with read.snapshot() as snapshot:

@@ -166,7 +166,7 @@ class Sources:
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
         described = [self.controller.describe(one) for one in names.values()]
         time = min(one.upper.time or 0 for one in described)
-        clock = clock_of(self.controller, record, "show a source")
+        clock = clock_of(self.controller, record, "show a source", is_leased=False)
         try:
             bound, behind_ms = clock.since(time), clock.behind_ms(time)
         finally:
