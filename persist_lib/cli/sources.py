@@ -1,11 +1,9 @@
-"""`persist source` and `persist ingest`: outside data as collections. What is declared, how it is, and one instance."""
+"""`persist source`: outside data as collections. What is declared, and how it is."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -20,10 +18,10 @@ from persist_lib.cli.render import plain_table
 from persist_lib.cli.schemas import KeyColumns, ValueColumns, build_schema, schema_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.storage.sources import Progress, SourceDescription, Sources
+    from persist_lib.storage.sources import SourceDescription, Sources
 
 Pairs = list[str] | None
 
@@ -126,9 +124,9 @@ def create(
         )  # fmt: skip
         decoder = DECODERS[format_]
     decoding = Decoding(
-        decoder=decoder, columns=_pairs(column, "--column"), extra="ignore" if ignore_extra else "refuse"
+        decoder=decoder, columns=pairs_of(column, "--column"), extra="ignore" if ignore_extra else "refuse"
     )  # fmt: skip
-    about: Any = _pairs(include, "--include")
+    about: Any = pairs_of(include, "--include")
     meaning = Meaning(
         envelope=envelope, deletes=deletes, include=about, transform=transform, most_errors=most_errors,
         keep_raw=keep_raw,
@@ -145,7 +143,7 @@ def create(
             retention=kept,
             command=command,
         )
-    session.answer(_value(found), f"created {name} from {place}: {schema}", f"start it: persist ingest {name}")
+    session.answer(value_of(found), f"created {name} from {place}: {schema}", f"start it: persist ingest {name}")
 
 
 def list_(session: Session) -> None:
@@ -158,9 +156,9 @@ def list_(session: Session) -> None:
         found = [sources.show(name) for name in sources.list()]
     table = plain_table("source", "state", "up to", "instances", "errors", right=["errors"])
     for one in found:
-        table.add_row(one.name, one.state, _up_to(one), _instances(one) or "-", f"{one.errors:,}")
+        table.add_row(one.name, one.state, up_to(one), _instances(one) or "-", f"{one.errors:,}")
     shown = [table] if found else []
-    session.answer({"sources": [_value(one) for one in found]}, *shown, units.of(len(found), "source"))
+    session.answer({"sources": [value_of(one) for one in found]}, *shown, units.of(len(found), "source"))
 
 
 def show(session: Session, name: Collection) -> None:
@@ -180,7 +178,7 @@ def show(session: Session, name: Collection) -> None:
         ("meaning", msgspec.json.encode(found.meaning).decode()),
         ("schema", str(found.schema)),
         ("collections", ", ".join(found.collections.values())),
-        ("up to", f"{_up_to(found)}, {units.duration(found.behind_ms)} behind"),
+        ("up to", f"{up_to(found)}, {units.duration(found.behind_ms)} behind"),
         ("errors", f"{found.errors:,}"),
     ):
         lines.add_row(label, text)
@@ -199,7 +197,7 @@ def show(session: Session, name: Collection) -> None:
         row = {**one, "held back": units.size(int(str(one.get("held_back_bytes") or 0)))}
         instances.add_row(*(str(row[label]) for label in labels))
     tables = [table for table in (partitions, instances) if table.row_count]
-    session.answer(_value(found), lines, *tables)
+    session.answer(value_of(found), lines, *tables)
 
 
 def check(
@@ -239,82 +237,6 @@ def check(
     session.answer(value, *([table] if found else []), said)
     if wrong:
         raise typer.Exit(1)
-
-
-def mend(
-    session: Session,
-    name: Collection,
-    envelope: Annotated[
-        Literal["none", "upsert", "debezium"] | None, typer.Option(help="What a row means.", show_default=False)
-    ] = None,
-    deletes: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With upsert: true where a row goes.", show_default=False)
-    ] = None,
-    include: Annotated[
-        Pairs, typer.Option(metavar="COLUMN=WHAT", help="As for create. Repeatable.", show_default=False)
-    ] = None,
-    column: Annotated[
-        Pairs, typer.Option(metavar="COLUMN=NAME", help="As for create. Repeatable.", show_default=False)
-    ] = None,
-    transform: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="A corrected function.", show_default=False)
-    ] = None,
-    extra: Annotated[
-        Literal["refuse", "ignore"] | None, typer.Option(help="Fields without a column.", show_default=False)
-    ] = None,
-    hand_over: Annotated[
-        bool, typer.Option("--hand-over", help="Make what was decoded anew the collections, from now on.")
-    ] = False,
-    give_up: Annotated[bool, typer.Option("--give-up", help="Drop what was decoded anew.")] = False,
-    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to try.")] = 600.0,
-) -> None:
-    """Decode a source's messages in another way, from NAME/raw, and say what would change. Nobody reads that yet.
-
-    What is not given stays as it is; given options take the place of those of its kind. Instances may run on. Judge
-    what it says, then hand over, or give it up. Reads as of earlier times stay what they were.
-
-    \b
-    persist source mend orders --column cents=amount
-    persist source mend orders --hand-over
-    """
-    from persist_lib.cli.renditions import comparison_shown
-    from persist_lib.storage.sources.pipeline import ERRORS
-
-    given = (envelope, deletes, include, column, transform, extra)
-    if (hand_over or give_up) and any(one is not None for one in given):
-        raise InvalidUsage("--hand-over and --give-up are about what was decoded before: give no other options with it")
-    if hand_over and give_up:
-        raise InvalidUsage("say --hand-over or --give-up")
-    with sourcing(session) as sources:
-        if give_up:
-            sources.give_up(name, timeout=timeout)
-            session.answer({"source": name}, f"{name}: what was decoded anew is dropped")
-            return
-        if hand_over:
-            at = sources.hand_over(name, timeout=timeout)
-            shown = sources.find(name).columns.show(at)
-            session.answer({"source": name, "at": at}, f"{name} is decoded anew from {shown} on")
-            return
-        record = sources.find(name)
-        fields: dict[str, Any] = {"envelope": envelope, "deletes": deletes, "transform": transform}
-        fields |= {"include": None if include is None else _pairs(include, "--include")}
-        fields = {field: value for field, value in fields.items() if value is not None}
-        meaning = msgspec.structs.replace(record.meaning, **fields) if fields else None
-        fields = {"columns": None if column is None else _pairs(column, "--column"), "extra": extra}
-        fields = {field: value for field, value in fields.items() if value is not None}
-        decoding = msgspec.structs.replace(record.decoding, **fields) if fields else None
-        found = sources.mend(name, decoding=decoding, meaning=meaning, timeout=timeout)
-        described = sources.show(name)
-    said: list[Any] = []
-    for role, judged, schema in (("output", found.output, described.schema), ("errors", found.errors, ERRORS)):
-        said.append(described.collections[role])
-        if judged is None:
-            said.append("it has other keys, or nothing yet, so it is not compared")
-        else:
-            said += comparison_shown(judged, schema)
-    value = {"source": name, "renditions": found.renditions, "time": found.time, "output": jsonable(found.output),
-             "errors": jsonable(found.errors)}  # fmt: skip
-    session.answer(value, *said, f"judge this, then: persist source mend {name} --hand-over, or --give-up")
 
 
 def pause(
@@ -358,7 +280,7 @@ def reset(
         if not yes:
             confirm(session, name, "resetting", "source")
         found = sources.reset(name)
-    session.answer(_value(found), f"{name} begins anew: persist ingest {name}")
+    session.answer(value_of(found), f"{name} begins anew: persist ingest {name}")
 
 
 def drop(
@@ -378,56 +300,8 @@ def drop(
     session.answer({"source": name}, f"{name} is dropped")
 
 
-def ingest(
-    session: Session,
-    name: Collection,
-    every: Annotated[
-        float, typer.Option("--every", min=0.01, metavar="SECONDS", help="How often to look for what is new.")
-    ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing new is there.")] = False,
-) -> None:
-    """Run an instance of a source until Ctrl-C or a SIGTERM, or with --once until all that is there is durable.
-
-    Any number may run, anywhere; all of them make the same collection. One that is killed loses nothing. It ends by
-    itself, with exit code 1, where messages are gone or have changed, or too many are bad.
-
-    \b
-    persist ingest orders
-    persist ingest orders --once
-    """
-    stopped: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        stopped.append(number)
-        signal.signal(number, signal.default_int_handler)  # the second one does not wait for the step
-
-    messages = errors = 0
-
-    def told(what: Progress | PersistError) -> None:
-        nonlocal messages, errors
-        if isinstance(what, PersistError):
-            session.note(f"{name}: {what}; trying again")
-            return
-        messages, errors = messages + what.messages, errors + what.errors
-        if what.messages:
-            lag = f", {sum(what.lag.values()):,} left" if what.lag else ""
-            session.note(f"{name}: {units.of(what.messages, 'message')}, {units.of(what.errors, 'error')}{lag}")
-
-    with sourcing(session) as sources:
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            last = sources.run(name, stop=lambda: bool(stopped), told=told, interval_s=every, until_idle=once)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        found = sources.show(name)
-    said = f"{name}: {units.of(messages, 'message')}, {units.of(errors, 'error')}, durable up to {_up_to(found)}"
-    if last is None and found.state == "paused":
-        said = f"{name} is paused: persist source resume {name}"
-    session.answer({"messages": messages, "errors": errors, **_value(found)}, said)
-
-
-def _pairs(given: Pairs, option: str) -> dict[str, str]:
+def pairs_of(given: Pairs, option: str) -> dict[str, str]:
+    """What was given as NAME=VALUE. Raises InvalidUsage."""
     found = {}
     for text in given or []:
         name, equals, what = text.partition("=")
@@ -437,7 +311,8 @@ def _pairs(given: Pairs, option: str) -> dict[str, str]:
     return found
 
 
-def _up_to(found: SourceDescription) -> str:
+def up_to(found: SourceDescription) -> str:
+    """How far a source has come, for people."""
     return found.schema.show(found.time)
 
 
@@ -446,7 +321,8 @@ def _instances(found: SourceDescription) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
 
 
-def _value(found: SourceDescription) -> dict[str, Any]:
+def value_of(found: SourceDescription) -> dict[str, Any]:
+    """A source as JSON."""
     marks = {
         what: {partition: mark.address for partition, mark in sorted(getattr(found, what).items())}
         for what in ("bound", "durable")

@@ -71,7 +71,7 @@ def test_a_life_of_a_source(sh: Fed):
     sh("ingest", "orders", "--once")
     assert len(sh.contents()) == 2
     (sh.folder / "a.jsonl").write_text("")
-    assert "Diverged" in sh.fails(1, "ingest", "orders", "--once")
+    assert "Diverged" in sh.fails(4, "ingest", "orders", "--once")
     sh.write("b.jsonl", row(9, "z"))
     sh("source", "reset", "orders", "--yes")
     sh("ingest", "orders", "--once")
@@ -95,7 +95,7 @@ def test_what_is_declared_wrong_is_refused(sh: Fed, words: tuple[str, ...], said
     assert said in text
 
 
-def start(sh: Fed) -> subprocess.Popen[str]:
+def start(sh: Fed, *more: str) -> subprocess.Popen[str]:
     words = [
         sys.executable,
         "-m",
@@ -104,6 +104,7 @@ def start(sh: Fed) -> subprocess.Popen[str]:
         f"file:{sh.root}",
         "ingest",
         "orders",
+        *more,
         "--every",
         "0.05",
     ]
@@ -204,3 +205,39 @@ def test_what_is_wrong_with_sources_is_an_exit_code(sh: Fed):
     shown = sh.json("source", "show", "orders")
     assert (shown["errors"], shown["left"], shown["why"]) == (1, {}, "")
     assert shown["behind_ms"] >= 0
+
+
+def test_several_sources_in_one_process_end_by_themselves(sh: Fed):
+    sh.create()
+    other = sh.folder.parent / "more"
+    other.mkdir()
+    words = ("--from", other, "--format", "jsonl", *COLUMNS)
+    sh("source", "create", "bills", *words)
+    sh("source", "create", "strict", *words, "--most-errors", 0)
+    sh.write("a.jsonl", row(1, "a"))
+    (other / "a.jsonl").write_text('{"id": 2, "word": "b"}\nbad\n')
+    assert "each source once" in sh.fails(2, "ingest", "orders", "orders", "--once")
+    assert "no source 'typo'" in sh.fails(1, "ingest", "orders", "typo", "--once")
+    done = sh.json("ingest", "orders", "bills", "--once")
+    assert [(one["source"], one["messages"], one["errors"]) for one in done["sources"]] == [
+        ("orders", 1, 0), ("bills", 2, 1),
+    ]  # fmt: skip
+    sh.write("a.jsonl", row(2, "b"))
+    assert "strict: Refused" in sh.fails(4, "ingest", "orders", "strict", "--once")
+    assert len(sh.contents()) == 2, "the others go on"
+
+
+def test_several_sources_end_at_one_signal(sh: Fed):
+    sh.create()
+    sh("source", "create", "bills", "--from", sh.folder, "--format", "jsonl", *COLUMNS)
+    sh.write("a.jsonl", row(1, "a"))
+    process = start(sh, "bills")
+    for _ in range(600):
+        if all(sh.json("source", "show", name)["durable"] for name in ("orders", "bills")):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "orders, bills: at work" in err.replace("\n", " ")
+    assert "bills: 1 message, 0 errors, durable up to" in out.replace("\n", " ")
