@@ -11,7 +11,7 @@ from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.sources import SourceDescription
+    from persist_lib.storage.sources.described import SourceDescription
 
 Check = Literal["instances", "lag", "errors", "held_back"]
 CHECKS: tuple[Check, ...] = ("instances", "lag", "errors", "held_back")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text, shown
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound, PersistError
@@ -20,11 +18,11 @@ from persist_lib.storage.sources import mending
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
 from persist_lib.storage.sources.declared import Collection, Custom, Decoding, From, Meaning
 from persist_lib.storage.sources.derived import clock_of, declared_over, follow, in_unit
+from persist_lib.storage.sources.described import SourceDescription
 from persist_lib.storage.sources.files import Files
-from persist_lib.storage.sources.health import AT_WORK, Report, fetch_rows, left_of, shown_rows
+from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows
 from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.pipeline import Pipeline
-from persist_lib.storage.sources.protocol import Mark
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
@@ -36,38 +34,6 @@ LONGEST_PAUSE_S = 30.0
 """Between attempts at what does not pass."""
 Told = Callable[[Progress | PersistError], object]
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731 - a constant
-
-
-class SourceDescription(msgspec.Struct, frozen=True):
-    """A source. `collections` are those that it writes, by what they are for. `time` is t: all before it is durable.
-
-    `bound` says up to which address each partition has times, and `durable` up to which it is durable. `instances` are
-    the rows of its health collection; one that was not heard of for five minutes has the state "unseen". `behind_ms` is
-    how far t is behind the store's clock (or the collection that it reads), `errors` how many messages were bad, and
-    `left` what is left of partitions, as an instance says it: addresses (`left`), messages, bytes and seconds.
-    """
-
-    name: str
-    id: str
-    state: str
-    reader: From
-    decoding: Decoding
-    meaning: Meaning
-    schema: Schema
-    collections: Mapping[str, str]
-    time: int
-    bound: Mapping[str, Mark]
-    durable: Mapping[str, Mark]
-    instances: Sequence[Mapping[str, object]]
-    behind_ms: int = 0
-    errors: int = 0
-    why: str = ""
-    left: Mapping[str, Mapping[str, object]] = {}
-
-    @property
-    def alive(self) -> Sequence[Mapping[str, object]]:
-        """The instances that are at work, as far as is known."""
-        return [one for one in self.instances if one["state"] in AT_WORK]
 
 
 class Sources:
