@@ -64,7 +64,7 @@ def build_definitions(
             *schedules(mount, jobs, schedule_status),
             collection_schedule(mount, kept[COLLECTIONS], schedule_status),
         ],
-        sensors=[*sensors(mount, sensor_status), source_sensor(mount, sensor_status)],
+        sensors=[*sensors(mount, sensor_status), source_sensor(mount)],
         resources={
             mount.persist: persist,
             mount.spark: Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),

@@ -136,13 +136,18 @@ SAYS: Mapping[str, str] = {
 }
 
 
-def source_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
-    """A sensor that requests a run for sources with something new, where nobody is at work."""
+def source_sensor(mount: Mount) -> dg.SensorDefinition:
+    """A sensor that requests a run for sources with something new, where nobody is at work.
+
+    It is off until somebody turns it on: only they know that Dagster's machines see what sources read. A folder of the
+    same name may be another one there.
+    """
     job = mount.named(INGEST)
 
     @dg.sensor(
-        name=mount.named("source_news"), job_name=job, minimum_interval_seconds=30, default_status=status,
-        required_resource_keys={mount.persist}, description="Has sources ingested that have something new.",
+        name=mount.named("source_news"), job_name=job, minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.STOPPED, required_resource_keys={mount.persist},
+        description="Has sources ingested that have something new.",
     )  # fmt: skip
     def source_news(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         persist: Persist = getattr(context.resources, mount.persist)

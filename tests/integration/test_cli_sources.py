@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -241,3 +242,46 @@ def test_several_sources_end_at_one_signal(sh: Fed):
     assert process.returncode == 0, err
     assert "orders, bills: at work" in err.replace("\n", " ")
     assert "bills: 1 message, 0 errors, durable up to" in out.replace("\n", " ")
+
+
+@pytest.mark.torture
+def test_a_source_is_mended_while_two_processes_ingest_it(sh: Fed):
+    """Lines come all the time, one process is killed in between, and both go on by the new decoding."""
+    sh.create("--keep-raw", "--envelope", "upsert", "--column", "word=wrd", "--ignore-extra")
+    expected: dict[int, str] = {}
+    ends = threading.Event()
+
+    def feed() -> None:
+        number = 0
+        while not ends.is_set():
+            expected[number % 50] = f"w{number}"
+            sh.write("a.jsonl", row(number % 50, f"w{number}"))
+            number += 1
+            time.sleep(0.01)
+
+    feeding = threading.Thread(target=feed)
+    processes = [start(sh), start(sh)]
+    try:
+        feeding.start()
+        time.sleep(3)
+        sh("source", "mend", "orders", "--column", "word=word")
+        processes[0].kill()
+        processes[0].communicate()
+        at = sh.json("source", "mend", "orders", "--hand-over", "--timeout", "120")["at"]
+        processes[0] = start(sh)
+        time.sleep(3)
+        ends.set()
+        feeding.join()
+        for _ in range(200):
+            if {one["id"]: one["word"] for one in sh.contents()} == expected:
+                break
+            time.sleep(0.2)
+        assert {one["id"]: one["word"] for one in sh.contents()} == expected
+        before = sh.json("collection", "snapshot", "orders", "--as-of", at - 1)["rows"]
+        assert {one["word"] for one in before} == {None}
+        assert [process.poll() for process in processes] == [None, None], "neither ended"
+    finally:
+        ends.set()
+        for process in processes:
+            process.kill()
+            process.communicate()
