@@ -214,6 +214,12 @@ def _check(controller: Controller, record: SourceRecord, recipe: Recipe) -> None
             "instances that still have the old one must be told apart",
             source=record.name,
         )
+    if others := sorted(set(record.collections) - {*ROLES, "raw"}):
+        raise InvalidUsage(
+            f"source {record.name!r} also keeps {', '.join(others)}, which cannot be made anew yet. Declare another "
+            "source and read all of it again",
+            source=record.name,
+        )
     if not recipe.meaning.keep_raw:
         raise InvalidUsage("a source that keeps its messages goes on to do so: say keep_raw=True")
     Pipeline(recipe.decoding, recipe.meaning, as_mended.columns, as_mended.message_columns)
