@@ -29,8 +29,8 @@ LATE_BYTES = 64 << 20
 def described(found: Description) -> Metadata:
     """A collection as metadata: how far it has come, and a table of its renditions."""
     shown = {"since": found.since, "upper": found.upper, "promised": found.promised}
-    table: Metadata = {name: figure(found.schema.show(frontier)) for name, frontier in shown.items()}
-    table |= {f"{name}_time": figure(time) for name, one in shown.items() if (time := _drawn(one)) is not None}
+    figures: Metadata = {name: figure(found.schema.show(frontier)) for name, frontier in shown.items()}
+    figures |= {f"{name}_time": figure(time) for name, one in shown.items() if (time := _drawn(one)) is not None}
     rows = [
         {
             "rendition": one.number, "state": "active" if one.active else one.state, "shards": len(one.shards),
@@ -40,7 +40,7 @@ def described(found: Description) -> Metadata:
         } for one in found.renditions
     ]  # fmt: skip
     pending = figure(", ".join(found.pending) or "nothing")
-    return {**table, "shards": figure(len(found.active.shards)), "pending": pending, "renditions": _table(rows)}
+    return {**figures, "shards": figure(len(found.active.shards)), "pending": pending, "renditions": table(rows)}
 
 
 def overview(found: list[Description], done: Tended) -> Metadata:
@@ -54,7 +54,7 @@ def overview(found: list[Description], done: Tended) -> Metadata:
         } for one in found
     ]  # fmt: skip
     figures = {"collections": len(found), "steps": len(done.steps) - len(done.waiting), "waiting": len(done.waiting)}
-    return {**{name: figure(value) for name, value in figures.items()}, "table": _table(rows)}
+    return {**{name: figure(value) for name, value in figures.items()}, "table": table(rows)}
 
 
 def timelines(lags: Sequence[Lag], now: int) -> Metadata:
@@ -70,7 +70,7 @@ def timelines(lags: Sequence[Lag], now: int) -> Metadata:
     return {
         "unapplied_bytes": figure(sum(lag.unapplied for lag in lags)),
         "waits_ms": figure(max(lag.waits_ms(now) for lag in lags)),
-        "wal_bytes": figure(sum(lag.size for lag in lags)), "timelines": _table(rows),
+        "wal_bytes": figure(sum(lag.size for lag in lags)), "timelines": table(rows),
     }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def comparison(found: Comparison) -> Metadata:
     columns = [{"column": name, "changed": count} for name, count in found.columns.items()]
     return {
         **{name: figure(getattr(found, name)) for name in names}, "equal": dg.MetadataValue.bool(found.is_equal),
-        "as_of": figure(str(found.as_of)), "columns": _table(columns),
+        "as_of": figure(str(found.as_of)), "columns": table(columns),
         "samples": dg.MetadataValue.md(samples or "none"),
     }  # fmt: skip
 
@@ -116,10 +116,11 @@ def steps_of(done: Tended, name: str) -> Metadata:
         for step in done.steps
         if step.collection == name
     ]
-    return {"steps": _table(rows)} if rows else {}
+    return {"steps": table(rows)} if rows else {}
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
+def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
+    """Rows with the same columns, as a table."""
     columns: Mapping[str, Any] = rows[0] if rows else {"nothing": ""}
     kinds = [dg.TableColumn(name, "int" if isinstance(value, int) else "string") for name, value in columns.items()]
     return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows], schema=dg.TableSchema(columns=kinds))

@@ -106,7 +106,7 @@ def collection_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
     """All jobs about collections, by name."""
     ops = {COLLECTIONS: tend_op(mount), "compare": compare_op(mount), "handover": handover_op(mount),
            "rebuild": rebuild_op(mount)}  # fmt: skip
-    return {name: _job(mount, name, op) for name, op in ops.items()}
+    return {name: job_of(mount, name, op) for name, op in ops.items()}
 
 
 def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultScheduleStatus) -> dg.ScheduleDefinition:
@@ -194,7 +194,7 @@ def compare_op(mount: Mount) -> dg.OpDefinition:
     """Say what a rendition would change."""
 
     def compared(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Event]:
-        with _controlling(context, mount) as controller, _stopping() as stop:
+        with _controlling(context, mount) as controller, stopping() as stop:
             found = compare(
                 controller, config.collection, config.rendition, to=config.to, as_of=_time(config.as_of),
                 keep=config.keep, timeout=config.timeout, stop=stop,
@@ -241,7 +241,7 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
 
     def rebuilt(context: dg.OpExecutionContext, config: RebuildConfig) -> Iterator[Event]:
         name = config.collection
-        with _controlling(context, mount) as controller, _stopping() as stop:
+        with _controlling(context, mount) as controller, stopping() as stop:
             engine = _engine(context, mount, controller, config, stop)
             number = config.rendition
             if number is None:
@@ -274,7 +274,9 @@ def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]])
     return decorate(run)
 
 
-def _job(mount: Mount, name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+def job_of(mount: Mount, name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    """A job of one op, in one process."""
+
     @dg.job(
         name=mount.named(name), description=op.description, executor_def=dg.in_process_executor,
         tags={"persist/duty": mount.named(name), **RETRIES},
@@ -297,7 +299,7 @@ def _controlling(context: dg.OpExecutionContext, mount: Mount) -> Iterator[Contr
 
 
 @contextmanager
-def _stopping() -> Iterator[Stop]:
+def stopping() -> Iterator[Stop]:
     """A stop that is set when the run is cancelled."""
     stop = Stop()
     try:

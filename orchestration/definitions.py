@@ -30,6 +30,7 @@ from orchestration.resources import Persist, Spark, spark_config
 from orchestration.schedules import schedules
 from orchestration.sensors import sensors
 from orchestration.settings import Settings, check
+from orchestration.sources import source_jobs, source_sensor, sources_asset, sources_check
 
 
 def build_definitions(
@@ -52,18 +53,18 @@ def build_definitions(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
         prices=settings.prices or "",
     )  # fmt: skip
-    jobs, kept, is_running = sweeps(mount), collection_jobs(mount), settings.is_running
+    jobs, kept, is_running = sweeps(mount), {**collection_jobs(mount), **source_jobs(mount)}, settings.is_running
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
-        assets=[duties_asset(mount), collections_asset(mount)],
-        asset_checks=[collections_check(mount)],
+        assets=[duties_asset(mount), collections_asset(mount), sources_asset(mount)],
+        asset_checks=[collections_check(mount), sources_check(mount)],
         jobs=[*jobs.values(), *kept.values()],
         schedules=[
             *schedules(mount, jobs, schedule_status),
             collection_schedule(mount, kept[COLLECTIONS], schedule_status),
         ],
-        sensors=sensors(mount, sensor_status),
+        sensors=[*sensors(mount, sensor_status), source_sensor(mount)],
         resources={
             mount.persist: persist,
             mount.spark: Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),

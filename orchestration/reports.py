@@ -57,25 +57,13 @@ class Recording:
 
     def _verdicts(self, shard: str, findings: Collection[Finding]) -> Iterator[Event]:
         chosen = [finding for finding in findings if finding.check in self.checks and not self.is_dry]
-        judged = {duty: self._judged(shard, duty) for duty in {finding.duty for finding in chosen}}
+        duties = {finding.duty for finding in chosen}
+        targets = {duty: judged(self.instance, self.mount.key(duty), shard) for duty in duties}
         for finding in chosen:
-            yield self._evaluation(shard, finding, judged[finding.duty])
-
-    def _judged(self, shard: str, duty: Duty) -> AssetCheckEvaluationTargetMaterializationData | None:
-        """The newest materialization of a shard, which a verdict is on.
-
-        SUBTLE: of a verdict on no materialization, Dagster forgets to which partition it belongs. Its list of checks
-        then shows the verdict on the partition that was judged last: a green one hides a red one.
-        """
-        wanted = dg.AssetRecordsFilter(asset_key=self.mount.key(duty), asset_partitions=[shard])
-        for one in self.instance.fetch_materializations(wanted, limit=1).records:
-            return AssetCheckEvaluationTargetMaterializationData(
-                storage_id=one.storage_id, run_id=one.event_log_entry.run_id, timestamp=one.timestamp
-            )
-        return None
+            yield self._evaluation(shard, finding, targets[finding.duty])
 
     def _evaluation(
-        self, shard: str, finding: Finding, judged: AssetCheckEvaluationTargetMaterializationData | None
+        self, shard: str, finding: Finding, target: AssetCheckEvaluationTargetMaterializationData | None
     ) -> dg.AssetCheckEvaluation:
         """A verdict on one shard. Dagster knows no check without a verdict, so it becomes a warning that says so."""
         is_error = finding.fatal and finding.is_evaluated
@@ -83,7 +71,7 @@ class Recording:
             asset_key=self.mount.key(finding.duty), check_name=finding.check, passed=finding.passed, partition=shard,
             metadata={name: figure(value) for name, value in finding.numbers.items()}, description=finding.says,
             severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-            target_materialization_data=judged,
+            target_materialization_data=target,
         )  # fmt: skip
 
     def summary(self, duty: Duty, figures: Mapping[str, float]) -> dg.AssetObservation:
@@ -92,6 +80,22 @@ class Recording:
             self.mount.key(duty), metadata={name: figure(value) for name, value in figures.items()},
             description=f"a pass over {figures['shards']} shards, of which {figures['idle']} were idle",
         )  # fmt: skip
+
+
+def judged(
+    instance: dg.DagsterInstance, key: dg.AssetKey, partition: str
+) -> AssetCheckEvaluationTargetMaterializationData | None:
+    """The newest materialization of a partition, which a verdict is on.
+
+    SUBTLE: of a verdict on no materialization, Dagster forgets to which partition it belongs. Its list of checks then
+    shows the verdict on the partition that was judged last: a green one hides a red one.
+    """
+    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
+    for one in instance.fetch_materializations(wanted, limit=1).records:
+        return AssetCheckEvaluationTargetMaterializationData(
+            storage_id=one.storage_id, run_id=one.event_log_entry.run_id, timestamp=one.timestamp
+        )
+    return None
 
 
 def failed_checks(report: ShardReport) -> list[Finding]:

@@ -15,8 +15,10 @@ from persist_lib.cli import (
     diff,
     duties,
     history,
+    ingesting,
     log,
     looking,
+    mending,
     producers,
     reading,
     recovery,
@@ -75,8 +77,8 @@ def _root(
     its parents, up to the repository's root or home. `persist config` shows what is in force, and says more.
 
     Exit codes: 0 done; 1 refused, or a store or the network failed; 2 wrong usage; 3 stored data is damaged (stop
-    and investigate); 130 interrupted. Failures are printed on standard error, as one sentence that says what to do
-    (with --json, as an object).
+    and investigate); 4 (of ingest) starting it again does not help; 130 interrupted. Failures are printed on standard
+    error, as one sentence that says what to do (with --json, as an object).
     """
     ctx.obj = Shared(location, consensus, json_, verbose, prices, config)
 
@@ -167,11 +169,13 @@ app.add_typer(fed, name="source", rich_help_panel=COLLECTIONS)
 command(fed, "list", sources.list_, LOOKING)
 command(fed, "show", sources.show, LOOKING)
 command(fed, "create", sources.create, CHANGING)
+command(fed, "check", sources.check, LOOKING)
+command(fed, "mend", mending.mend, CHANGING)
 command(fed, "pause", sources.pause, CHANGING)
 command(fed, "resume", sources.resume, CHANGING)
 command(fed, "reset", sources.reset, CHANGING)
 command(fed, "drop", sources.drop, CHANGING)
-command(app, "ingest", sources.ingest, COLLECTIONS)
+command(app, "ingest", ingesting.ingest, COLLECTIONS)
 rows = typer.Typer(no_args_is_help=True, help="Tables: rows that people change, alone or in transactions.")
 app.add_typer(rows, name="table", rich_help_panel=COLLECTIONS)
 command(rows, "list", tables.list_, LOOKING)

@@ -49,6 +49,10 @@ Collection = Annotated[
     str,
     typer.Argument(metavar="NAME", help="The collection's name.", show_default=False, autocompletion=collection_names),
 ]
+Collections = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME...", help="Their names.", show_default=False, autocompletion=collection_names),
+]
 Command = Annotated[
     str | None,
     typer.Option(

@@ -1,11 +1,9 @@
-"""`persist source` and `persist ingest`: outside data as collections. What is declared, how it is, and one instance."""
+"""`persist source`: outside data as collections. What is declared, and how it is."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -20,10 +18,10 @@ from persist_lib.cli.render import plain_table
 from persist_lib.cli.schemas import KeyColumns, ValueColumns, build_schema, schema_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.storage.sources import Progress, SourceDescription, Sources
+    from persist_lib.storage.sources import SourceDescription, Sources
 
 Pairs = list[str] | None
 
@@ -44,11 +42,15 @@ def create(
     session: Session,
     name: NewCollection,
     place: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="A folder, or s3://bucket/prefix/.", show_default=False)
+        str,
+        typer.Option(
+            "--from", metavar="PLACE", help="A folder, s3://bucket/prefix/, or collection:NAME.", show_default=False
+        ),
     ],
     format_: Annotated[
-        Literal["jsonl", "csv", "text", "parquet"], typer.Option("--format", help="What is in the files.")
-    ],
+        Literal["jsonl", "csv", "text", "parquet"] | None,
+        typer.Option("--format", help="What is in the files.", show_default=False),
+    ] = None,
     key: KeyColumns = None,
     value: ValueColumns = None,
     envelope: Annotated[
@@ -92,25 +94,39 @@ def create(
 ) -> None:
     """Declare a source: files whose lines or rows become the collection NAME, at times of the store's clock.
 
+    Or another collection, whose rows become those of NAME at the times that they have.
+
     Bad lines become rows of NAME/errors. Nothing is read yet: `persist ingest NAME` does that, anywhere, in any number.
 
     \b
     persist source create orders --from in --format jsonl --key id:int64 --value cents:int64 --envelope upsert
     persist source create logs --from /var/log/app --format text --rotated --key 'at:uint64 not null' \\
         --value line:string --include at=address
+    persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     """
-    from persist_lib.storage.sources import Decoding, Files, Meaning
+    from persist_lib.storage.sources import Collection, Decoding, Files, Meaning
     from persist_lib.storage.sources.sources import DECODERS
 
-    schema = build_schema(key or [], value or [], None, times="ms")
-    files = Files(
-        place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
-    )  # fmt: skip
-    decoder: Any = DECODERS[format_]
+    kind, _, rest = place.partition(":")
+    is_derived = kind == "collection"
+    schema = build_schema(key or [], value or [], None, times=None if is_derived else "ms")
+    if is_derived and (format_ is not None or rotated or no_header):
+        raise InvalidUsage("--format, --rotated and --no-header are for files, and this reads a collection")
+    reader: Collection | Files
+    decoder: Any = "rows"
+    if is_derived:
+        reader = Collection(rest)
+    elif format_ is None:
+        raise InvalidUsage("say --format: jsonl, csv, text or parquet")
+    else:
+        reader = Files(
+            place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
+        )  # fmt: skip
+        decoder = DECODERS[format_]
     decoding = Decoding(
-        decoder=decoder, columns=_pairs(column, "--column"), extra="ignore" if ignore_extra else "refuse"
+        decoder=decoder, columns=pairs_of(column, "--column"), extra="ignore" if ignore_extra else "refuse"
     )  # fmt: skip
-    about: Any = _pairs(include, "--include")
+    about: Any = pairs_of(include, "--include")
     meaning = Meaning(
         envelope=envelope, deletes=deletes, include=about, transform=transform, most_errors=most_errors,
         keep_raw=keep_raw,
@@ -118,9 +134,16 @@ def create(
     kept = None if retention is None else distance_of(retention)
     with sourcing(session, create=True) as sources:
         found = sources.create(
-            name, files, schema, decoding=decoding, meaning=meaning, shards=shards or 1, retention=kept, command=command
+            name,
+            reader,
+            schema,
+            decoding=decoding,
+            meaning=meaning,
+            shards=shards or 1,
+            retention=kept,
+            command=command,
         )
-    session.answer(_value(found), f"created {name} from {place}: {schema}", f"start it: persist ingest {name}")
+    session.answer(value_of(found), f"created {name} from {place}: {schema}", f"start it: persist ingest {name}")
 
 
 def list_(session: Session) -> None:
@@ -133,10 +156,9 @@ def list_(session: Session) -> None:
         found = [sources.show(name) for name in sources.list()]
     table = plain_table("source", "state", "up to", "instances", "errors", right=["errors"])
     for one in found:
-        errors = sum(int(str(instance["errors"])) for instance in one.instances)
-        table.add_row(one.name, one.state, _up_to(one), _instances(one) or "-", str(errors))
+        table.add_row(one.name, one.state, up_to(one), _instances(one) or "-", f"{one.errors:,}")
     shown = [table] if found else []
-    session.answer({"sources": [_value(one) for one in found]}, *shown, units.of(len(found), "source"))
+    session.answer({"sources": [value_of(one) for one in found]}, *shown, units.of(len(found), "source"))
 
 
 def show(session: Session, name: Collection) -> None:
@@ -150,24 +172,71 @@ def show(session: Session, name: Collection) -> None:
         found = sources.show(name)
     lines = Fitted(("", ""))
     for label, text in (
-        ("state", found.state),
+        ("state", f"{found.state}{': ' if found.why else ''}{found.why}"),
         ("from", msgspec.json.encode(found.reader).decode()),
         ("decoding", msgspec.json.encode(found.decoding).decode()),
         ("meaning", msgspec.json.encode(found.meaning).decode()),
         ("schema", str(found.schema)),
         ("collections", ", ".join(found.collections.values())),
-        ("up to", _up_to(found)),
+        ("up to", f"{up_to(found)}, {units.duration(found.behind_ms)} behind"),
+        ("errors", f"{found.errors:,}"),
     ):
         lines.add_row(label, text)
-    partitions = plain_table("partition", "bound to", "durable to", right=["bound to", "durable to"])
+    figures = ("bound to", "durable to", "messages left", "bytes left", "seconds behind")
+    partitions = plain_table("partition", *figures, right=figures)
     for partition, mark in sorted(found.bound.items()):
         durable = found.durable.get(partition)
-        partitions.add_row(partition, str(mark.address), str(durable.address if durable else 0))
-    instances = plain_table("instance", "state", "messages", "errors", "why", right=["messages", "errors"])
+        left = found.left.get(partition, {})
+        known = ("" if left.get(what) is None else f"{left[what]:,}" for what in ("messages", "bytes", "seconds"))
+        partitions.add_row(partition, str(mark.address), str(durable.address if durable else 0), *known)
+    labels = ["instance", "state", "messages", "errors", "why"]
+    if any(one.get("held_back_bytes") is not None for one in found.instances):
+        labels.insert(4, "held back")
+    instances = plain_table(*labels, right=["messages", "errors", "held back"])
     for one in found.instances:
-        instances.add_row(*(str(one[label]) for label in ("instance", "state", "messages", "errors", "why")))
+        row = {**one, "held back": units.size(int(str(one.get("held_back_bytes") or 0)))}
+        instances.add_row(*(str(row[label]) for label in labels))
     tables = [table for table in (partitions, instances) if table.row_count]
-    session.answer(_value(found), lines, *tables)
+    session.answer(value_of(found), lines, *tables)
+
+
+def check(
+    session: Session,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all sources.")] = None,
+    instances: Annotated[int, typer.Option(min=0, help="How many have to be at work.")] = 1,
+    behind: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="How far it may be behind.")] = 300,
+    lag_messages: Annotated[int | None, typer.Option(min=0, help="How many may be left.", show_default=False)] = None,
+    lag_bytes: Annotated[int | None, typer.Option(min=0, help="How many may be left.", show_default=False)] = None,
+    errors: Annotated[int | None, typer.Option(min=0, help="How many there may be.", show_default=False)] = None,
+    errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01,
+    held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30,
+) -> None:
+    """Say what is wrong with sources: none at work, lag, bad messages, a log that is held back. Changes nothing.
+
+    It ends with exit code 1 where something is wrong, for monitors. A paused source has no lag to speak of.
+
+    \b
+    persist source check
+    persist source check orders --behind 60 --errors 0 --json
+    """
+    from persist_lib.storage.sources import Limits, judge
+
+    limits = Limits(
+        instances=instances, behind_s=behind, lag_messages=lag_messages, lag_bytes=lag_bytes, errors=errors,
+        errors_share=errors_share, held_back_bytes=held_back_bytes,
+    )  # fmt: skip
+    with sourcing(session, read_only=True) as sources:
+        found = {name: judge(sources.show(name), limits) for name in names or sources.list()}
+    table = plain_table("source", "check", "", "says")
+    for name, alerts in found.items():
+        for one in alerts:
+            table.add_row(name, one.check, "ok" if one.passed else "WRONG", one.says)
+    wrong = sorted({name for name, alerts in found.items() if not all(one.passed for one in alerts)})
+    value = {"wrong": wrong, "sources": {name: [jsonable(one) for one in alerts] for name, alerts in found.items()}}
+    said = f"something is wrong with {', '.join(wrong)}" if wrong else "nothing is wrong"
+    session.answer(value, *([table] if found else []), said)
+    if wrong:
+        raise typer.Exit(1)
 
 
 def pause(
@@ -211,7 +280,7 @@ def reset(
         if not yes:
             confirm(session, name, "resetting", "source")
         found = sources.reset(name)
-    session.answer(_value(found), f"{name} begins anew: persist ingest {name}")
+    session.answer(value_of(found), f"{name} begins anew: persist ingest {name}")
 
 
 def drop(
@@ -231,56 +300,8 @@ def drop(
     session.answer({"source": name}, f"{name} is dropped")
 
 
-def ingest(
-    session: Session,
-    name: Collection,
-    every: Annotated[
-        float, typer.Option("--every", min=0.01, metavar="SECONDS", help="How often to look for what is new.")
-    ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing new is there.")] = False,
-) -> None:
-    """Run an instance of a source until Ctrl-C or a SIGTERM, or with --once until all that is there is durable.
-
-    Any number may run, anywhere; all of them make the same collection. One that is killed loses nothing. It ends by
-    itself, with exit code 1, where messages are gone or have changed, or too many are bad.
-
-    \b
-    persist ingest orders
-    persist ingest orders --once
-    """
-    stopped: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        stopped.append(number)
-        signal.signal(number, signal.default_int_handler)  # the second one does not wait for the step
-
-    messages = errors = 0
-
-    def told(what: Progress | PersistError) -> None:
-        nonlocal messages, errors
-        if isinstance(what, PersistError):
-            session.note(f"{name}: {what}; trying again")
-            return
-        messages, errors = messages + what.messages, errors + what.errors
-        if what.messages:
-            lag = f", {sum(what.lag.values()):,} left" if what.lag else ""
-            session.note(f"{name}: {units.of(what.messages, 'message')}, {units.of(what.errors, 'error')}{lag}")
-
-    with sourcing(session) as sources:
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            last = sources.run(name, stop=lambda: bool(stopped), told=told, interval_s=every, until_idle=once)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        found = sources.show(name)
-    said = f"{name}: {units.of(messages, 'message')}, {units.of(errors, 'error')}, durable up to {_up_to(found)}"
-    if last is None and found.state == "paused":
-        said = f"{name} is paused: persist source resume {name}"
-    session.answer({"messages": messages, "errors": errors, **_value(found)}, said)
-
-
-def _pairs(given: Pairs, option: str) -> dict[str, str]:
+def pairs_of(given: Pairs, option: str) -> dict[str, str]:
+    """What was given as NAME=VALUE. Raises InvalidUsage."""
     found = {}
     for text in given or []:
         name, equals, what = text.partition("=")
@@ -290,7 +311,8 @@ def _pairs(given: Pairs, option: str) -> dict[str, str]:
     return found
 
 
-def _up_to(found: SourceDescription) -> str:
+def up_to(found: SourceDescription) -> str:
+    """How far a source has come, for people."""
     return found.schema.show(found.time)
 
 
@@ -299,7 +321,8 @@ def _instances(found: SourceDescription) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
 
 
-def _value(found: SourceDescription) -> dict[str, Any]:
+def value_of(found: SourceDescription) -> dict[str, Any]:
+    """A source as JSON."""
     marks = {
         what: {partition: mark.address for partition, mark in sorted(getattr(found, what).items())}
         for what in ("bound", "durable")
@@ -307,6 +330,7 @@ def _value(found: SourceDescription) -> dict[str, Any]:
     declared = {what: msgspec.to_builtins(getattr(found, what)) for what in ("reader", "decoding", "meaning")}
     return {
         "source": found.name, "state": found.state, **declared, "schema": schema_value(found.schema),
-        "collections": dict(found.collections), "time": found.time, **marks,
+        "collections": dict(found.collections), "time": found.time,
+        "behind_ms": found.behind_ms, "errors": found.errors, "why": found.why, "left": jsonable(found.left), **marks,
         "instances": [jsonable({k: v for k, v in one.items() if k != "_diff"}) for one in found.instances],
     }  # fmt: skip

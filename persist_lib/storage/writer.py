@@ -27,6 +27,7 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.storage.committing import HandedOver
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.staging import CollectionStaging
+from persist_lib.storage.timeline import Timeline
 from persist_lib.storage.writing import Written
 from persist_lib.times import Unit
 from persist_lib.write.appending import parse_bounds
@@ -184,6 +185,17 @@ class CollectionWriter(CollectionStaging):
                 except UpperMismatch:
                     self._check_time(deadline, "others were first")
             return Written(self.fetch_upper(), 0, b"", spent.cost)
+
+    def promise(self, upper: int, *, timeout: float | None = None) -> Timeline:
+        """See to it that no handover can be before `upper`, and answer what is so then.
+
+        For definite writers whose rows depend on which rendition is the collection. They are about to append up to
+        there: a promise is for ever, and readers wait for what is promised.
+        """
+        self._check_mode("append")
+        with self._turn:
+            self._promise(at(upper), self._deadline(timeout))
+            return self._timeline()
 
     def close(self) -> None:
         """Write the appends that were accepted, and retire this writer. Idempotent. The data that it wrote stays.

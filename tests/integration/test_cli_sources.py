@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_a_life_of_a_source(sh: Fed):
     sh("ingest", "orders", "--once")
     assert len(sh.contents()) == 2
     (sh.folder / "a.jsonl").write_text("")
-    assert "Diverged" in sh.fails(1, "ingest", "orders", "--once")
+    assert "Diverged" in sh.fails(4, "ingest", "orders", "--once")
     sh.write("b.jsonl", row(9, "z"))
     sh("source", "reset", "orders", "--yes")
     sh("ingest", "orders", "--once")
@@ -95,7 +96,7 @@ def test_what_is_declared_wrong_is_refused(sh: Fed, words: tuple[str, ...], said
     assert said in text
 
 
-def start(sh: Fed) -> subprocess.Popen[str]:
+def start(sh: Fed, *more: str) -> subprocess.Popen[str]:
     words = [
         sys.executable,
         "-m",
@@ -104,6 +105,7 @@ def start(sh: Fed) -> subprocess.Popen[str]:
         f"file:{sh.root}",
         "ingest",
         "orders",
+        *more,
         "--every",
         "0.05",
     ]
@@ -157,3 +159,129 @@ def test_two_processes_that_are_killed_at_random_moments_make_what_a_plain_loop_
     sh("ingest", "orders", "--once")
     assert {one["id"]: one["word"] for one in sh.contents()} == expected
     assert len(sh.contents("orders/errors")) == bad
+
+
+def test_a_wrong_column_is_mended(sh: Fed):
+    sh.create("--keep-raw", "--envelope", "upsert", "--column", "word=wrd", "--ignore-extra")
+    sh.write("a.jsonl", row(1, "a"), row(2, "b"), "bad")
+    sh("ingest", "orders", "--once")
+    assert "not being mended" in sh.fails(1, "source", "mend", "orders", "--hand-over")
+    assert "2 rows" in sh("source", "mend", "orders", "--column", "word=word")
+    assert sh.json("source", "mend", "orders")["output"]["columns"] == {"word": 2}
+    assert "mended in another way" in sh.fails(2, "source", "mend", "orders", "--column", "word=id")
+    assert "give no other options" in sh.fails(2, "source", "mend", "orders", "--hand-over", "--extra", "ignore")
+    sh("source", "mend", "orders", "--give-up")
+    sh("source", "mend", "orders", "--column", "word=word")
+    assert sh.json("source", "mend", "orders", "--hand-over")["at"] > 0
+    sh.write("a.jsonl", row(2, "c"))
+    sh("ingest", "orders", "--once")
+    assert {one["id"]: one["word"] for one in sh.contents()} == {1: "a", 2: "c"}
+    assert len(sh.contents("orders/errors")) == 1
+
+
+def test_a_collection_at_a_shell(sh: Fed):
+    sh.create("--envelope", "upsert")
+    sh.write("a.jsonl", row(1, "a"), row(2, "b"))
+    sh("ingest", "orders", "--once")
+    said = sh(
+        "source", "create", "words", "--from", "collection:orders", "--key", "id:int64 not null", "--ignore-extra"
+    )
+    assert said.startswith("created words from collection:orders")
+    sh("ingest", "words", "--once")
+    assert [one["id"] for one in sh.contents("words")] == [1, 2]
+    assert "--format" in sh.fails(2, "source", "create", "x", "--from", "in", *COLUMNS)
+    assert "no collection 'x'" in sh.fails(1, "source", "create", "y", "--from", "collection:x", *COLUMNS)
+    words = ("--from", "collection:orders", "--format", "csv", *COLUMNS)
+    assert "are for files" in sh.fails(2, "source", "create", "y", *words)
+
+
+def test_what_is_wrong_with_sources_is_an_exit_code(sh: Fed):
+    sh.create()
+    sh.write("a.jsonl", row(1, "a"), "bad")
+    sh("ingest", "orders", "--once")
+    done = sh.run("source", "check", "orders", "--errors", "0")
+    assert (done.exit_code, "something is wrong with orders" in done.stdout) == (1, True)
+    found = sh.json("source", "check", "--instances", "0", "--behind", "86400")
+    assert (found["wrong"], [one["passed"] for one in found["sources"]["orders"]]) == ([], [True] * 4)
+    shown = sh.json("source", "show", "orders")
+    assert (shown["errors"], shown["left"], shown["why"]) == (1, {}, "")
+    assert shown["behind_ms"] >= 0
+
+
+def test_several_sources_in_one_process_end_by_themselves(sh: Fed):
+    sh.create()
+    other = sh.folder.parent / "more"
+    other.mkdir()
+    words = ("--from", other, "--format", "jsonl", *COLUMNS)
+    sh("source", "create", "bills", *words)
+    sh("source", "create", "strict", *words, "--most-errors", 0)
+    sh.write("a.jsonl", row(1, "a"))
+    (other / "a.jsonl").write_text('{"id": 2, "word": "b"}\nbad\n')
+    assert "each source once" in sh.fails(2, "ingest", "orders", "orders", "--once")
+    assert "no source 'typo'" in sh.fails(1, "ingest", "orders", "typo", "--once")
+    done = sh.json("ingest", "orders", "bills", "--once")
+    assert [(one["source"], one["messages"], one["errors"]) for one in done["sources"]] == [
+        ("orders", 1, 0), ("bills", 2, 1),
+    ]  # fmt: skip
+    sh.write("a.jsonl", row(2, "b"))
+    assert "strict: Refused" in sh.fails(4, "ingest", "orders", "strict", "--once")
+    assert len(sh.contents()) == 2, "the others go on"
+
+
+def test_several_sources_end_at_one_signal(sh: Fed):
+    sh.create()
+    sh("source", "create", "bills", "--from", sh.folder, "--format", "jsonl", *COLUMNS)
+    sh.write("a.jsonl", row(1, "a"))
+    process = start(sh, "bills")
+    for _ in range(600):
+        if all(sh.json("source", "show", name)["durable"] for name in ("orders", "bills")):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "orders, bills: at work" in err.replace("\n", " ")
+    assert "bills: 1 message, 0 errors, durable up to" in out.replace("\n", " ")
+
+
+@pytest.mark.torture
+def test_a_source_is_mended_while_two_processes_ingest_it(sh: Fed):
+    """Lines come all the time, one process is killed in between, and both go on by the new decoding."""
+    sh.create("--keep-raw", "--envelope", "upsert", "--column", "word=wrd", "--ignore-extra")
+    expected: dict[int, str] = {}
+    ends = threading.Event()
+
+    def feed() -> None:
+        number = 0
+        while not ends.is_set():
+            expected[number % 50] = f"w{number}"
+            sh.write("a.jsonl", row(number % 50, f"w{number}"))
+            number += 1
+            time.sleep(0.01)
+
+    feeding = threading.Thread(target=feed)
+    processes = [start(sh), start(sh)]
+    try:
+        feeding.start()
+        time.sleep(3)
+        sh("source", "mend", "orders", "--column", "word=word")
+        processes[0].kill()
+        processes[0].communicate()
+        at = sh.json("source", "mend", "orders", "--hand-over", "--timeout", "120")["at"]
+        processes[0] = start(sh)
+        time.sleep(3)
+        ends.set()
+        feeding.join()
+        for _ in range(200):
+            if {one["id"]: one["word"] for one in sh.contents()} == expected:
+                break
+            time.sleep(0.2)
+        assert {one["id"]: one["word"] for one in sh.contents()} == expected
+        before = sh.json("collection", "snapshot", "orders", "--as-of", at - 1)["rows"]
+        assert {one["word"] for one in before} == {None}
+        assert [process.poll() for process in processes] == [None, None], "neither ended"
+    finally:
+        ends.set()
+        for process in processes:
+            process.kill()
+            process.communicate()

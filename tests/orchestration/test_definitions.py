@@ -39,12 +39,12 @@ print(len(d.defs.resolve_all_asset_specs()))
 def test_definitions_load_and_validate_without_opening_anything() -> None:
     done = subprocess.run([sys.executable, "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(len(DUTIES) + 1)
+    assert done.stdout.strip() == str(len(DUTIES) + 2)
 
 
 def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> None:
     specs = {spec.key.to_user_string(): spec for spec in build_definitions().resolve_all_asset_specs()}
-    assert set(specs) == {*DUTIES, "collections"}
+    assert set(specs) == {*DUTIES, "collections", "sources"}
     for spec in specs.values():
         assert spec.description
         assert spec.owners
@@ -60,8 +60,9 @@ def test_schedules_and_sensors_run_unless_they_are_told_not_to() -> None:
         assert {one.default_status.value for one in repository.schedule_defs} == {
             "RUNNING" if is_running else "STOPPED"
         }
-        assert {one.default_status.value for one in repository.sensor_defs} == {"RUNNING" if is_running else "STOPPED"}
-        assert {one.name for one in repository.sensor_defs} == {"shard_discovery", "compaction_debt"}
+        running = {one.name for one in repository.sensor_defs if one.default_status.value == "RUNNING"}
+        assert running == ({"shard_discovery", "compaction_debt"} if is_running else set())
+        assert {one.name for one in repository.sensor_defs} == {"shard_discovery", "compaction_debt", "source_news"}
 
 
 def test_settings_come_from_the_environment_where_they_are_left_out() -> None:
@@ -111,4 +112,4 @@ def test_it_can_be_mounted_beside_other_definitions() -> None:
 
     merged = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_definitions(Settings(location="memory:")))
     dg.Definitions.validate_loadable(merged)
-    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 2
+    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 3

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from persist_lib.storage.sources.declared import Custom, Decoding, Meaning
+from persist_lib.storage.sources.alerts import Alert, Limits, judge
+from persist_lib.storage.sources.declared import Collection, Custom, Decoding, Meaning
+from persist_lib.storage.sources.described import SourceDescription
 from persist_lib.storage.sources.files import Files
+from persist_lib.storage.sources.mending import Mended
+from persist_lib.storage.sources.news import News, look
 from persist_lib.storage.sources.protocol import Mark, SourceReader
 from persist_lib.storage.sources.running import Ingestion, Progress
-from persist_lib.storage.sources.sources import SourceDescription, Sources
+from persist_lib.storage.sources.sources import Sources
 
 __all__ = [
+    "Alert",
+    "Collection",
     "Custom",
     "Decoding",
     "Files",
     "Ingestion",
+    "Limits",
     "Mark",
     "Meaning",
+    "Mended",
+    "News",
     "Progress",
     "SourceDescription",
     "SourceReader",
     "Sources",
+    "judge",
+    "look",
 ]

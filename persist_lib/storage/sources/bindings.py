@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, SinceViolation, UpperMismatch
+from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.small import append_once, out_of_time, unheld
-from persist_lib.storage.sources.protocol import MOST_ADDRESS, Mark
+from persist_lib.storage.sources.protocol import HOLD, MOST_ADDRESS, Mark
 from persist_lib.write.handle import WriteHandle
 
 SCHEMA = Schema(
@@ -59,9 +60,11 @@ class Bound(NamedTuple):
 class Bindings:
     """One process's view of the binding shard of a source."""
 
+    hold = HOLD
+
     def __init__(self, client: Client, shard: str) -> None:
         self._client, self.shard = client, shard
-        self._reader = unheld(client, shard, SCHEMA) if client.machine(shard).try_fetch() is not None else None
+        self._reader: ReadHandle | None = None
         self._writer: WriteHandle | None = None
 
     def since(self, time: int) -> Bound:
@@ -147,6 +150,17 @@ class Bindings:
             if (found := self._covering(partition, address)) is not None:
                 return found
             self.mint(lambda _: {partition: mark}, deadline)
+
+    def fetch_told(self) -> int:
+        """The shard's since: what the source's messages at earlier times were is known to nobody any more."""
+        return self._client.machine(self.shard).fetch().state.since.time or 0
+
+    def behind_ms(self, time: int) -> int:
+        """By how much `time` is behind the store's clock, in milliseconds."""
+        return max(0, self._client.consensus.now() - time)
+
+    def let_go(self, _time: int) -> None:
+        """Nothing: it holds nothing."""
 
     def close(self) -> None:
         """Close what it has open. Idempotent."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
+from persist_lib.storage.sources.declared import Collection
+from persist_lib.storage.sources.derived import begin, follow, hold_input, in_unit, let_input_go
 from persist_lib.storage.sources.health import SCHEMA as HEALTH
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
 from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
@@ -16,13 +18,18 @@ if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
 
-def settle(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> None:
-    """Create what a declared source needs, and say that it is there."""
+def settle(
+    controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline, *, is_kept: bool = True
+) -> None:
+    """Create what a declared source needs, and say that it is there; without `is_kept`, only to drop it."""
     if record.state != "making":
         return
     client = controller.client
+    if is_kept:
+        record = hold_input(client, record, is_new=True)
     ids: dict[str, str] = {}
-    schemas = {"output": record.columns, "errors": ERRORS, "raw": RAW, "health": HEALTH}
+    errors = in_unit(ERRORS, record.columns.times)
+    schemas = {"output": record.columns, "errors": errors, "raw": RAW, "health": HEALTH}
     for role, name in names_of(record).items():
         made = controller.create(
             name, schemas[role], shards=record.shards if role == "output" else 1,
@@ -32,20 +39,23 @@ def settle(controller: Controller, declared: Declared, record: SourceRecord, dea
         ids[role] = made.id
     health = ids.pop("health")
     client.open_writer(record.bindings, BINDINGS).close()
-    hold(controller, changed(record, collections=ids))
+    begin(controller, record, {role: name for role, name in names_of(record).items() if role != "health"})
+    hold(controller, changed(record, collections=ids), is_new=True)
 
     def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
         now = sources.get(record.name)
         if now is None or now.id != record.id or now.state != "making":
             return None
-        return changed(now, state="running", collections=ids, health=health)
+        return changed(now, state="running", collections=ids, health=health, input=record.input)
 
     declared.change(decide, deadline)
 
 
-def hold(controller: Controller, record: SourceRecord) -> None:
+def hold(controller: Controller, record: SourceRecord, *, is_new: bool = False) -> None:
     """Set the holds of a source where there are none: as it is made, or after somebody released one."""
     contents, client = controller.catalog.fetch(), controller.client
+    if not is_new:
+        hold_input(client, record, is_new=False)
     for shard in (*(contents.collections[id_].shard for id_ in record.collections.values()), record.bindings):
         with suppress(HoldConflict, SinceViolation):  # it is there
             client.set_hold(shard, HOLD, client.inspect(shard).state.since, opaque=record.fence, expected=None)
@@ -55,7 +65,7 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
     """Drop what a source has, and forget it; or, where it is begun anew, declare it again."""
     client = controller.client
     if not record.collections:  # its making was cut off
-        settle(controller, declared, changed(record, state="making"), deadline)
+        settle(controller, declared, changed(record, state="making"), deadline, is_kept=False)
     contents = controller.catalog.fetch()
     for one in contents.collections.values():
         if not one.command.startswith(f"{record.id}."):
@@ -72,18 +82,22 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
             with suppress(HoldConflict):
                 client.release_hold(record.bindings, HOLD)
             client.finish(record.bindings)
-    id_ = minted(client)
+    let_input_go(client, record)
+    id_, again = minted(client), None
+    if record.again and isinstance(record.reader, Collection):
+        again = follow(controller, record.reader.name)
 
-    def begin(sources: dict[str, SourceRecord]) -> SourceRecord | None:
+    def anew(sources: dict[str, SourceRecord]) -> SourceRecord | None:
         now = sources.get(record.name)
         if now is None or now.id != record.id:
             return None
         return changed(
-            now, id=id_, state="making", why="", epoch=now.epoch + 1, collections={}, health="", again=False
+            now, id=id_, state="making", why="", epoch=now.epoch + 1, collections={}, health="", again=False,
+            input=again, mending=None, mends=0, mended=0,
         )  # fmt: skip
 
     if record.again:
-        declared.change(begin, deadline)
+        declared.change(anew, deadline)
     else:
         declared.forget(record, deadline)
 
@@ -97,4 +111,7 @@ def names_of(record: SourceRecord) -> dict[str, str]:
 
 def asked(record: SourceRecord) -> SourceRecord:
     """A record as it was asked for."""
-    return changed(record, id="", state="making", why="", epoch=1, collections={}, health="", again=False)
+    return changed(
+        record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
+        mending=None, mends=0, mended=0,
+    )  # fmt: skip

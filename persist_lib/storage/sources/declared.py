@@ -11,6 +11,7 @@ import msgspec
 from persist_lib.arguments import parse_flag, parse_integer, shown
 from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
+from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.protocol import SourceReader
 
@@ -37,7 +38,19 @@ class Custom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
         return reader
 
 
-From = Files | Custom
+class Collection(msgspec.Struct, frozen=True, omit_defaults=True, tag="collection", forbid_unknown_fields=True):
+    """A collection of the same catalog, by its name: its updates are the messages, at the times that they have.
+
+    A row is a message when it comes, and one again, with `_diff` -1, when it goes.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        parse_collection_name(self.name)
+
+
+From = Files | Custom | Collection
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

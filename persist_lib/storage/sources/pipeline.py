@@ -18,14 +18,22 @@ from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema
+from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 from persist_lib.storage.sources.declared import Decoding, Meaning, imported
 from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes
 from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
-RAW = Schema(key=_WHERE, value={"key": "binary", "header": "string", "value": "binary"}, times="ms")
+RAW = Schema(
+    key=_WHERE,
+    value={
+        "key": "binary", "header": "string", "value": "binary", "problem": "string", "headers": "string",
+        "timestamp": "timestamp[ms, UTC]",
+    },
+    times="ms",
+)  # fmt: skip
+"""All that a message can have, so that it can be decoded anew."""
 MOST_RAW = 64 << 10
 """Bytes of a bad message that are kept in the error collection. `keep_raw` keeps all of it."""
 ABOUT: Mapping[str, pa.DataType] = {"partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC")}
@@ -67,18 +75,27 @@ class Pipeline:
         """Make updates of messages, which are in the order of their times, partitions and addresses."""
         if not messages.num_rows:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW)))
-        raw = _raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
+        raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
         is_change = self.meaning.envelope == "debezium"
         found = (decode_changes if is_change else decode)(self.decoding, self.decoded, messages)
         places = pa.array(found.lines, pa.int64())
         rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
         rows = self._with_places(rows, messages, places)
-        rows = self._transformed(rows)
+        if DIFF in messages.column_names:
+            rows = rows.append_column(DIFF_FIELD, joined(messages.column(DIFF)).take(places))
+        rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
         return Made(self._updates(rows, lookup), _errors_of(messages, found), raw)
 
     def _updates(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
         if self.meaning.envelope == "none":
             return added(self.schema, rows)
+        if DIFF in rows.column_names and (negative := integers(rows.column(DIFF)) < 0).any():
+            row = rows.slice(int(np.argmax(negative)), 1).select(self.schema.key_names).to_pylist()[0]
+            raise InvalidUsage(
+                f"a row was taken away ({shown(row)}), and the envelope 'upsert' is for rows that are only added: "
+                "which row of its key comes back is not known. Nothing of these times was written; declare the source "
+                "with the envelope 'none', which takes rows away where they are taken away"
+            )
         flag = DELETES if self.meaning.envelope == "debezium" else self.meaning.deletes
         deletes = np.zeros(rows.num_rows, np.bool_)
         if flag is not None:
@@ -94,7 +111,7 @@ class Pipeline:
             rows = rows.append_column(name, column.cast(ABOUT[about]))
         return rows
 
-    def _transformed(self, rows: pa.Table) -> pa.Table:
+    def _transformed(self, rows: pa.Table, *, has_diffs: bool) -> pa.Table:
         if self._transform is None:
             return rows
         try:
@@ -106,6 +123,8 @@ class Pipeline:
                 f"the transform {self.meaning.transform} must return a pyarrow.Table of rows with _time: got "
                 f"{shown(made)}"
             )
+        if has_diffs and DIFF not in made.column_names:
+            raise InvalidUsage(f"the transform {self.meaning.transform} must pass on _diff: rows also go")
         if made.num_rows > 1 and self.meaning.envelope != "none":
             times = integers(made.column(TIME))
             if (times[1:] < times[:-1]).any():
@@ -143,27 +162,41 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None) -> Schema
     return Schema(key=types)
 
 
+_KEPT = ("partition", "address", "value", TIME, DIFF)
+
+
+def _ones(count: int) -> pa.Array:
+    return array_of(np.ones(count, np.int64))
+
+
 def _errors_of(messages: pa.Table, found: Decoded) -> pa.Table:
     if not found.bad:
         return ERRORS.updates.empty_table()
     places = pa.array(list(found.bad), pa.int64())
-    bad = messages.select(["partition", "address", "value", TIME]).take(places)
+    if DIFF in messages.column_names:  # a bad row that goes was bad when it came
+        places = places.filter(pc.greater(joined(messages.column(DIFF)).take(places), 0))
+    reasons = [found.bad[place] for place in places.to_pylist()]
+    bad = messages.select([name for name in _KEPT if name in messages.column_names]).take(places)
     values = joined(bad.column("value"))
     if pa.types.is_struct(values.type):
         raw = pa.array([msgspec.json.encode(row, enc_hook=str) for row in values.to_pylist()], pa.binary())
     else:
         raw = pc.binary_slice(values, 0, MOST_RAW)
-    return _at_places(ERRORS, bad, {"reason": pa.array(list(found.bad.values())), "raw": raw})
+    return _at_places(ERRORS, bad, {"reason": pa.array(reasons, pa.string()), "raw": raw})
 
 
-def _raw_of(messages: pa.Table) -> pa.Table:
+def raw_of(messages: pa.Table) -> pa.Table:
+    """Updates of the raw messages. Raises InvalidUsage where they are rows."""
     values = joined(messages.column("value"))
     if not pa.types.is_binary(values.type):
         raise InvalidUsage("keep_raw keeps bytes, and these messages are rows: their files are what is raw")
     count = messages.num_rows
     found: dict[str, pa.Array] = {"value": values}
-    for name, kind in (("key", pa.binary()), ("header", pa.string())):
-        found[name] = plain(messages.column(name)) if name in messages.column_names else pa.nulls(count, kind)
+    for field in RAW.data:
+        name = field.name
+        if name not in {*_WHERE, "value"}:
+            there = name in messages.column_names
+            found[name] = plain(messages.column(name)) if there else pa.nulls(count, field.type)
     return _at_places(RAW, messages, found)
 
 
@@ -171,7 +204,8 @@ def _at_places(schema: Schema, messages: pa.Table, found: Mapping[str, pa.Array]
     """Rows about messages, each at its message's time and place."""
     columns = {
         "partition": plain(messages.column("partition")), "address": joined(messages.column("address")), **found,
-        TIME: joined(messages.column(TIME)), DIFF: array_of(np.ones(messages.num_rows, np.int64)),
+        TIME: joined(messages.column(TIME)),
+        DIFF: joined(messages.column(DIFF)) if DIFF in messages.column_names else _ones(messages.num_rows),
     }  # fmt: skip
     table = pa.table([columns[name] for name in schema.updates.names], schema=schema.updates)
     return consolidate(schema, table)

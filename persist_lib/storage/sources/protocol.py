@@ -20,6 +20,8 @@ import pyarrow as pa
 ADDRESS = pa.field("address", pa.uint64(), nullable=False)
 VALUE = pa.field("value", pa.binary())
 MOST_ADDRESS = (1 << 63) - 1
+HOLD = "source"
+"""The durable hold that a source has on each of its shards, at t - 1."""
 
 
 class Mark(NamedTuple):
@@ -34,6 +36,35 @@ class Mark(NamedTuple):
 
 
 START = Mark(0)
+
+
+class Lag(NamedTuple):
+    """How far a partition is behind: about how many messages and bytes are left, as far as that is known.
+
+    `read_ms` is when the newest message that was read was written, in milliseconds since 1970.
+    """
+
+    messages: int | None = None
+    bytes: int | None = None
+    read_ms: int | None = None
+
+
+@runtime_checkable
+class HoldsBack(Protocol):
+    """A reader for which its upstream keeps what is still needed, and cannot let go of it."""
+
+    def held_back(self) -> tuple[int, str]:
+        """Return how many bytes are kept, as far as it knows, and a warning if these are too many; else ""."""
+        ...
+
+
+@runtime_checkable
+class TellsLags(Protocol):
+    """A source reader that knows more than `lag` tells."""
+
+    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
+        """Return how far partitions are behind these marks, those with something left, as far as it knows."""
+        ...
 
 
 @runtime_checkable

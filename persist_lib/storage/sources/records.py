@@ -17,19 +17,47 @@ from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.records import Record, decode, encode, schema_of
 from persist_lib.storage.small import append_once, out_of_time, unheld
 from persist_lib.storage.sources.declared import Decoding, From, Meaning
+from persist_lib.storage.sources.protocol import HOLD
 from persist_lib.write.times import next_time
 
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
-HOLD = "source"
-"""The durable hold that a source has on each of its shards, at t - 1."""
 State = Literal["making", "running", "paused", "dropping"]
+
+
+class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The collection that a source reads: its id, the columns in which it is read, and from which time on."""
+
+    id: str
+    form: Any
+    begins: int = 0
+
+    @property
+    def columns(self) -> Schema:
+        """The columns in which it is read."""
+        return schema_of(self.form)
+
+
+class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Another way to decode a source's messages, of which renditions are made, by the roles of their collections.
+
+    `number` counts such attempts. Once it is `decided`, whoever comes next hands over.
+    """
+
+    number: int
+    decoding: Decoding
+    meaning: Meaning
+    schema: Any
+    decoded: Any = None
+    renditions: dict[str, int] = {}
+    decided: bool = False
 
 
 class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A source. `collections` are the ids of those that it writes by definite appends, by what they are for.
 
     `epoch` counts how often it was begun anew; instances of another epoch are fenced off. `again`: once it
-    is dropped, it is to be created anew.
+    is dropped, it is to be created anew. `mends` counts the recipes that were tried, `mended` is the number of the one
+    that decodes its messages now, 0 for the first.
     """
 
     id: str
@@ -48,6 +76,10 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     command: str = ""
     collections: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     health: str = ""
+    input: Followed | None = None
+    mending: Recipe | None = None
+    mends: int = 0
+    mended: int = 0
 
     @property
     def columns(self) -> Schema:
@@ -165,6 +197,32 @@ def changed(record: SourceRecord, **fields: Any) -> SourceRecord:
     return msgspec.structs.replace(record, **fields)
 
 
+def mend_command(record: SourceRecord, number: int, role: str) -> str:
+    """The command that makes a rendition of a source's collection, for a recipe."""
+    return f"{record.id}.mend{number}.{role}"
+
+
+def mend_number(record: SourceRecord, command: str) -> int | None:
+    """For which recipe a rendition was made; None for one that was made otherwise."""
+    head, _, rest = command.partition(".mend")
+    return int(rest.partition(".")[0]) if head == record.id and rest else None
+
+
 def minted(client: Client) -> str:
     """The id of a new source."""
     return f"s{client.runtime.entropy():016x}"
+
+
+__all__ = [
+    "HOLD",
+    "SCHEMA",
+    "Declared",
+    "Followed",
+    "Recipe",
+    "SourceRecord",
+    "State",
+    "changed",
+    "mend_command",
+    "mend_number",
+    "minted",
+]

@@ -30,12 +30,13 @@ from persist_lib.errors import (
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import TIME_FIELD
-from persist_lib.storage.sources.bindings import Bindings, Marks
+from persist_lib.schema.schema import TIME, TIME_FIELD
+from persist_lib.storage.sources.bindings import Marks
+from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
 from persist_lib.storage.sources.pipeline import Made, Pipeline
-from persist_lib.storage.sources.protocol import SourceReader
+from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags
 from persist_lib.storage.sources.reclock import Window, in_order, windows
-from persist_lib.storage.sources.records import HOLD, SourceRecord
+from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
 from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -54,11 +55,24 @@ PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indetermina
 OPTIONAL = ("key", "header", "problem")
 
 
+class Behind(msgspec.Struct, frozen=True):
+    """How far a partition is behind: messages and bytes that are left, and seconds since what was read was written.
+
+    None is what its reader does not know.
+    """
+
+    messages: int | None
+    bytes: int | None
+    seconds: float | None
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What one step did, and what is left. `time` is t: all before it is durable in all collections of the source.
 
     `lag` is about how many addresses of each partition are there beyond what is durable (of files, bytes or rows);
     `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new.
+    `behind` says more of partitions with a lag, where the reader knows it; `held_back` how many bytes the upstream
+    keeps for this source, and `warning` what is wrong with that.
     """
 
     time: int
@@ -67,17 +81,20 @@ class Progress(msgspec.Struct, frozen=True):
     lag: dict[str, int]
     behind_ms: int
     is_idle: bool
+    behind: dict[str, Behind] = {}
+    held_back: int | None = None
+    warning: str = ""
 
 
 class Ingestion:
     """One instance of a source. Use it from one thread."""
 
-    def __init__(self, controller: Controller, record: SourceRecord, bindings: str, owner: str) -> None:
+    def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
         self._controller, self._client, self.record = controller, controller.client, record
         self._fence = record.fence
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
         self._reader: SourceReader | None = None
-        self._bindings = Bindings(self._client, bindings)
+        self._clock = clock_of(controller, record, owner) if clock is None else clock
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -106,7 +123,7 @@ class Ingestion:
     def close(self) -> None:
         """Release what it has open. Idempotent."""
         self._drop()
-        self._bindings.close()
+        self._clock.close()
 
     def _drop(self) -> None:
         """Forget what is in memory."""
@@ -120,12 +137,12 @@ class Ingestion:
 
     def _opened(self) -> SourceReader:
         if self._reader is None:
-            self._reader = self.record.reader.open()
+            self._reader = reader_of(self.record, self._clock)
         return self._reader
 
     def _mint(self, deadline: Deadline) -> None:
         reader = self._opened()
-        self._bindings.mint(lambda bound: reader.high_watermarks(bound, STEP_BYTES), deadline, TICK_MS)
+        self._clock.mint(lambda bound: reader.high_watermarks(bound, STEP_BYTES), deadline, TICK_MS)
 
     def _writing(self) -> dict[str, Target]:
         if not self._targets:
@@ -137,11 +154,12 @@ class Ingestion:
         targets = self._writing()
         time = min(target.fetch_upper() for target in targets.values())
         self._move_holds(time)
-        bound = self._bindings.since(time)
+        bound = self._clock.since(time)
         messages = errors = 0
-        for window in windows(bound, time, WINDOW_BYTES, self._opened().estimate):
+        for window in windows(bound, time, WINDOW_BYTES, lambda *range_: self._opened().estimate(*range_)):
             some = self._read(window)
-            made = self._pipeline.apply(some, partial(self._lookup, window))
+            self._settle(window, self._client.runtime.deadline(timeout_s))
+            made = self._made(some, window)
             self._check_errors(made, window)
             self._write(made, window, self._client.runtime.deadline(timeout_s))
             messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, window.end
@@ -155,15 +173,46 @@ class Ingestion:
         tables, times = [], []
         for partition, (start, end) in window.ranges().items():
             for table in reader.read(partition, start, end):
-                times.append(window.times_of(partition, integers(table.column("address"))))
-                count = table.num_rows
-                names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([partition]))
-                tables.append(table.append_column("partition", names).append_column(TIME_FIELD, array_of(times[-1])))
+                indices = pa.array(np.zeros(table.num_rows, np.int32))
+                names = pa.DictionaryArray.from_arrays(indices, pa.array([partition]))
+                some = table.append_column("partition", names)
+                if TIME not in table.column_names:
+                    mine = window.times_of(partition, integers(table.column("address")))
+                    some = some.append_column(TIME_FIELD, array_of(mine))
+                times.append(integers(some.column(TIME)))
+                tables.append(some)
         if not tables:
             return pa.table({"partition": pa.array([], pa.string())})
         whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
         order = in_order(times)
         return whole if (order[1:] > order[:-1]).all() else take(whole, order)
+
+    def _made(self, messages: pa.Table, window: Window) -> Made:
+        return self._pipeline.apply(messages, partial(self._lookup, window))
+
+    def _settle(self, window: Window, deadline: Deadline) -> None:
+        """See to it that the window is decoded as its collections are. If they were handed over, look anew.
+
+        SUBTLE: first the output, whose handover decides, and then the errors, whose is at the same time. So while
+        neither is promised beyond what is written, the second handover can always follow the first.
+        """
+        if "raw" not in self.record.collections:  # there are no other renditions of what is not kept
+            return
+        for role in ("output", "errors"):
+            commands = self._writing()[role].promise(window.end, deadline)
+            numbers = [number for one in commands if (number := mend_number(self.record, one)) is not None]
+            if numbers and numbers[-1] != self.record.mended:
+                raise Determinate(
+                    f"source {self.record.name!r} was mended while it ran, and this instance decodes as before. "
+                    "Nothing was written; it goes on with the new decoding once the handover is finished",
+                    source=self.record.name,
+                )  # fmt: skip
+
+    def adopt(self, record: SourceRecord) -> None:
+        """Go on by what is declared now: drop what is in memory."""
+        self._drop()
+        self.record = record
+        self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
 
     def _lookup(self, window: Window, keys: pa.Table) -> pa.Table:
         """The state: what the output has of these keys as of just before the window (nothing at 0)."""
@@ -201,12 +250,13 @@ class Ingestion:
         told so, and need not care. The fence is another one once the source was reset or dropped.
         """
         since = max(0, time - 1)
-        if self._held >= 0 and since < self._held + HOLD_EVERY_MS:
+        every = 1 if self.record.columns.times is None else HOLD_EVERY_MS
+        if self._held >= 0 and since < self._held + every:
             return
-        shards = [target.collection.shard for target in self._writing().values()]
-        for shard in (*shards, self._bindings.shard):
+        holds = [(target.collection.shard, HOLD) for target in self._writing().values()]
+        for shard, hold in (*holds, (self._clock.shard, self._clock.hold)):
             try:
-                self._client.set_hold(shard, HOLD, since, opaque=self._fence, expected=self._fence)
+                self._client.set_hold(shard, hold, since, opaque=self._fence, expected=self._fence)
             except SinceViolation:
                 continue
             except HoldConflict as error:
@@ -217,18 +267,26 @@ class Ingestion:
                 ) from error
         for target in self._writing().values():
             target.let_go(since)
+        self._clock.let_go(since)
         self._held = since
 
     def _tell(self) -> None:
         """Tell the upstream what nobody will ask for again: the addresses at the bindings' since, never at t."""
-        since = self._client.machine(self._bindings.shard).fetch().state.since.time or 0
+        since = self._clock.fetch_told()
         if since <= self._told:
             return
         with suppress(SinceViolation):  # it has moved on just now
-            self._opened().tell(self._bindings.since(since + 1).start)
+            self._opened().tell(self._clock.since(since + 1).start)
             self._told = since
 
     def _progress(self, time: int, marks: Marks, messages: int, errors: int) -> Progress:
-        lag = dict(self._opened().lag(marks))
-        behind_ms = max(0, self._client.consensus.now() - time)
-        return Progress(time, messages, errors, lag, behind_ms, messages == 0)
+        reader, now = self._opened(), self._client.consensus.now()
+        behind = {
+            partition: Behind(lag.messages, lag.bytes, None if lag.read_ms is None else max(0, now - lag.read_ms) / 1e3)
+            for partition, lag in (reader.lags(marks) if isinstance(reader, TellsLags) else {}).items()
+        }
+        kept, warning = reader.held_back() if isinstance(reader, HoldsBack) else (None, "")
+        return Progress(
+            time, messages, errors, dict(reader.lag(marks)), self._clock.behind_ms(time), messages == 0, behind=behind,
+            held_back=kept, warning=warning,
+        )  # fmt: skip

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text, shown
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound, PersistError
-from persist_lib.frontier import at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
-from persist_lib.storage.sources.bindings import Bindings
+from persist_lib.storage.sources import mending
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
-from persist_lib.storage.sources.declared import Custom, Decoding, From, Meaning
+from persist_lib.storage.sources.declared import Collection, Custom, Decoding, From, Meaning
+from persist_lib.storage.sources.derived import clock_of, declared_over, follow, in_unit
+from persist_lib.storage.sources.described import SourceDescription
 from persist_lib.storage.sources.files import Files
-from persist_lib.storage.sources.health import Report
+from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows
+from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.pipeline import Pipeline
-from persist_lib.storage.sources.protocol import Mark
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
@@ -36,27 +36,6 @@ Told = Callable[[Progress | PersistError], object]
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731 - a constant
 
 
-class SourceDescription(msgspec.Struct, frozen=True):
-    """A source. `collections` are those that it writes, by what they are for. `time` is t: all before it is durable.
-
-    `bound` says up to which address each partition has times, and `durable` up to which it is durable. `instances` are
-    the rows of its health collection.
-    """
-
-    name: str
-    id: str
-    state: str
-    reader: From
-    decoding: Decoding
-    meaning: Meaning
-    schema: Schema
-    collections: Mapping[str, str]
-    time: int
-    bound: Mapping[str, Mark]
-    durable: Mapping[str, Mark]
-    instances: Sequence[Mapping[str, object]]
-
-
 class Sources:
     """The sources of a catalog. Safe to use from one thread at a time.
 
@@ -68,7 +47,7 @@ class Sources:
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.client = controller.client
-        self._declared = Declared(self.client, controller.catalog.shard)
+        self.declared = self._declared = Declared(self.client, controller.catalog.shard)
 
     def create(
         self,
@@ -92,27 +71,35 @@ class Sources:
         (with the same `command` it is the same source), InvalidUsage, and NotFound for a place that is not there.
         """
         name = parse_collection_name(name)
-        if check_schema(schema).times not in {None, "ms"}:
+        check_schema(schema)
+        meaning = check_type(meaning or Meaning(), Meaning, "meaning", 'Meaning(envelope="upsert")')
+        followed = None
+        if not isinstance(reader, (Files, Custom, Collection)):
+            raise InvalidUsage(f"reader must be Files(…), Collection(…) or Custom(…): got {shown(reader)}")
+        if isinstance(reader, Collection):
+            followed, schema, decoding, decoded = declared_over(
+                self.controller, reader, schema, decoding, meaning, decoded
+            )
+        elif schema.times not in {None, "ms"}:
             raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {schema.times!r}")
-        schema = _in_ms(schema)
-        if not isinstance(reader, (Files, Custom)):
-            raise InvalidUsage(f"reader must be Files(…) or Custom(…): got {shown(reader)}")
+        else:
+            schema = in_unit(schema, "ms")
         if decoding is None:
             decoding = Decoding(decoder=DECODERS[reader.format] if isinstance(reader, Files) else "json")  # type: ignore[arg-type]
         check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
-        meaning = check_type(meaning or Meaning(), Meaning, "meaning", 'Meaning(envelope="upsert")')
         decoded = None if decoded is None else check_schema(decoded)
         Pipeline(decoding, meaning, schema, decoded)
         if isinstance(reader, Files) and reader.format == "parquet" and meaning.keep_raw:
             raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
-        reader.open().close()
+        if not isinstance(reader, Collection):
+            reader.open().close()
         deadline = self._deadline(timeout)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         wanted = SourceRecord(
             id=id_, name=name, reader=reader, decoding=decoding, meaning=meaning, schema=schema_form(schema),
             decoded=None if decoded is None else schema_form(decoded),
-            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command,
+            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=followed,
             retention=parse_retention(retention, schema, self.client.runtime.clock_ms),
         )  # fmt: skip
 
@@ -145,18 +132,19 @@ class Sources:
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
         described = [self.controller.describe(one) for one in names.values()]
         time = min(one.upper.time or 0 for one in described)
-        bindings = Bindings(self.client, record.bindings)
+        clock = clock_of(self.controller, record, "show a source", is_leased=False)
         try:
-            bound = bindings.since(time)
+            bound, behind_ms = clock.since(time), clock.behind_ms(time)
         finally:
-            bindings.close()
+            clock.close()
         health = contents.collections[record.health].name
-        with self.controller.open_reader(health, owner="show a source") as read:
-            with_rows = at(0) < read.fetch_upper()
-            instances = read.snapshot().to_pylist() if with_rows else []
+        rows, now = fetch_rows(self.controller, record.health), self.client.consensus.now()
+        bad = next(one for one in described if one.id == record.collections["errors"]).active.shards
+        counted = (batch.diff_sum for shard in bad for batch in self.client.machine(shard).state.trace)
         return SourceDescription(
             record.name, record.id, record.state, record.reader, record.decoding, record.meaning, record.columns,
-            {**names, "health": health}, time, bound.marks, bound.start, instances,
+            {**names, "health": health}, time, bound.marks, bound.start, shown_rows(rows, now), behind_ms, sum(counted),
+            record.why, left_of(rows, now),
         )  # fmt: skip
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
@@ -183,10 +171,53 @@ class Sources:
         self._end(name, timeout, again=True)
         return self.show(name)
 
+    def mend(
+        self,
+        name: str,
+        *,
+        decoding: Decoding | None = None,
+        meaning: Meaning | None = None,
+        schema: Schema | None = None,
+        decoded: Schema | None = None,
+        timeout: float | None = None,
+    ) -> Mended:
+        """Decode a source's messages in another way, beside the present one, from `NAME/raw`; and say what differs.
+
+        What is not given stays as it is. The first call makes renditions of the output and of the errors; a later one
+        goes on with them, and needs no arguments. Nobody reads these until `hand_over`, and instances run on. Raises
+        NotFound; InvalidUsage for a source without keep_raw, or while something else is tried; and TimedOut, after
+        which the same call goes on.
+        """
+        deadline, record = self._deadline(timeout), self.find(name)
+        if decoding is not None:
+            check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
+        if meaning is not None:
+            check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")')
+        record = mending.declare(self, record, decoding, meaning, schema, decoded, deadline)
+        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            time = mending.fill(filling, deadline)
+        return mending.judged(self.controller, record, time, deadline)
+
+    def hand_over(self, name: str, *, timeout: float | None = None) -> int:
+        """Make what `mend` decoded the collections, and go on so; return the time from which on it is so.
+
+        Reads as of earlier times give what they gave. Instances go on by themselves. Once it is decided it is finished:
+        a call that was cut off by the next one, or by an instance. Raises NotFound where nothing is being mended, and
+        HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
+        """
+        deadline, record = self._deadline(timeout), self._declared.find(parse_collection_name(name))
+        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            mending.fill(filling, deadline)
+        return mending.finish(self, mending.decide(self, record, deadline), deadline)
+
+    def give_up(self, name: str, *, timeout: float | None = None) -> None:
+        """Drop what `mend` decoded. Raises NotFound where nothing is being mended, HandoverRefused once decided."""
+        mending.give_up(self, self.find(name), self._deadline(timeout))
+
     def open(self, name: str, *, owner: str = "") -> Ingestion:
         """Open an instance of a source, to go on step by step. Raises NotFound."""
         record = self.find(name)
-        return Ingestion(self.controller, record, record.bindings, owner or f"source {name}"[:100])
+        return Ingestion(self.controller, record, owner or f"source {name}"[:100])
 
     def run(
         self,
@@ -206,7 +237,8 @@ class Sources:
         interval_s = parse_seconds(interval_s, "interval_s")
         record = self.find(name)
         instance = f"{platform.node()}-{self.client.runtime.token().hex()[:8]}"
-        report, ingestion = Report(self.controller, record.health, instance), self.open(name, owner=instance)
+        report = Report(self.controller, record.health, instance, record.columns.times)
+        ingestion = self.open(name, owner=instance)
         try:
             return _run(self, name, ingestion, report, stop, told, interval_s, until_idle=until_idle)
         except Exception as error:
@@ -228,6 +260,10 @@ class Sources:
                 raise NotFound(f"the source {name!r} is being created. Look again", source=name)
             settle(self.controller, self._declared, record, self._deadline(None))
             record = self._declared.find(name)
+        if record.mending is not None and record.mending.decided and not self.client.read_only:
+            with suppress(PersistError):  # else the next one does
+                mending.finish(self, record, self._deadline(None))
+                record = self._declared.find(record.name)
         if record.state == "dropping":
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
         return record
@@ -244,7 +280,9 @@ class Sources:
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> None:
         deadline = self._deadline(timeout)
-        self._declared.find(name)
+        record = self._declared.find(name)
+        if again and isinstance(record.reader, Collection):
+            follow(self.controller, record.reader.name)  # raises NotFound
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
             if name not in sources:
@@ -256,13 +294,6 @@ class Sources:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
-
-
-def _in_ms(schema: Schema) -> Schema:
-    models = schema.models
-    schema = msgspec.structs.replace(schema, times="ms")
-    schema.__dict__["models"] = models
-    return schema
 
 
 def _taken(name: str) -> NameTaken:
@@ -281,7 +312,10 @@ def _run(
     last: Progress | None = None
     while not stop():
         try:
-            if (record := sources.find(name)).state == "paused":
+            record = sources.find(name)
+            if record.mended != ingestion.record.mended:
+                ingestion.adopt(record)
+            if record.state == "paused":
                 report.say("paused", record.why)
                 if until_idle:
                     return last

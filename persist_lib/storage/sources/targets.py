@@ -27,14 +27,14 @@ SHOWN = 5
 class Target:
     """One collection of a source, known by its id, whatever its name is."""
 
-    def __init__(self, controller: Controller, id_: str, owner: str) -> None:
+    def __init__(self, controller: Controller, id_: str, owner: str, rendition: int | None = None) -> None:
         self._controller, self.id, self._owner = controller, id_, owner
         found = controller.catalog.fetch().collections.get(id_)
         if found is None or found.state == "dropping":
             raise NotFound(f"the collection {id_} of this source was dropped", collection=id_)
         self.collection = found
         self.name = self.collection.name
-        self._writer: CollectionWriter = controller.open_writer(self.name)
+        self._writer: CollectionWriter = controller.open_writer(self.name, rendition=rendition)
         self._reader: CollectionReader | None = None
         self._checked: dict[str, int] = {}
         self._said = ""
@@ -53,10 +53,15 @@ class Target:
         self._checked, self._said = self._seqnos(), "Nothing of these times was written"
         self._check(updates, start, end)
 
+    def promise(self, end: int, deadline: Deadline) -> list[str]:
+        """See to it that no handover can be before `end`; answers which commands made its renditions, newest last."""
+        timeline = self._writer.promise(end, timeout=max(0.001, deadline.remaining_s()))
+        return [span.rendition.command for span in timeline.spans]
+
     def _check(self, updates: pa.Table, start: int, end: int) -> None:
         reader, upper = self._opened(), self.fetch_upper()
         if min(upper, end) > start:
-            with reader.changes(max(start - 1, 0), min(upper, end) - 1) as changes:
+            with reader.changes(_before(start), min(upper, end) - 1) as changes:
                 self._compare(within(updates, start, min(upper, end)), changes.to_arrow())
         # SUBTLE: who died between two shards left rows beyond the collection's upper.
         span = reader.timeline(is_known=True).last
@@ -64,7 +69,7 @@ class Target:
         for handle, rows in zip(reader.shards_of(span.rendition), routed(span.rendition, updates), strict=True):
             reached = min(handle.fetch_upper().time or 0, end)
             if reached > low:
-                with handle.changes(max(low - 1, 0), reached - 1) as changes:
+                with handle.changes(_before(low), reached - 1) as changes:
                     self._compare(within(rows, low, reached), changes.to_arrow(), handle.shard)
 
     def _compare(self, mine: pa.Table, committed: pa.Table, shard: str = "") -> None:
@@ -117,11 +122,15 @@ class Target:
 
     def _seqnos(self) -> dict[str, int]:
         """The newest seqnos of the shards that are written now, read from the location. They are registered at."""
-        names = self._opened().timeline(is_known=True).last.rendition.names
+        names = self._shards()
         found: dict[str, int] = {}
         for name in names:
             found[name] = self._writer.shard(name).machine.fetch().seqno
         return found
+
+    def _shards(self) -> list[str]:
+        """The shards that are written now."""
+        return self._opened().timeline(is_known=True).last.rendition.names
 
     def _diverged(self, differing: pa.Table, shard: str) -> Diverged:
         time = int(integers(differing.column(TIME)).min())
@@ -136,3 +145,49 @@ class Target:
             "changed: put back what there was; otherwise see what `persist source reset` would lose",
             collection=self.name, shard=shard, time=time, rows=rows, count=differing.num_rows,
         )  # fmt: skip
+
+
+class RenditionTarget(Target):
+    """A rendition that is to follow: it is read and written whatever the collection is."""
+
+    def __init__(self, controller: Controller, id_: str, owner: str, rendition: int) -> None:
+        super().__init__(controller, id_, owner, rendition)
+        self._rendition = controller.catalog.fetch().renditions[(id_, rendition)]
+
+    def lookup(self, keys: pa.Table, as_of: int) -> pa.Table:
+        """The rows of these keys as of a time."""
+        found = [self.schema.contents.empty_table()]
+        for handle in self._opened().shards_of(self._rendition):
+            with handle.snapshot(as_of, keys=keys) as snapshot:
+                found.append(snapshot.to_arrow())
+        return pa.concat_tables(found)
+
+    def count(self, as_of: int) -> int:
+        """How many rows there are as of a time."""
+        total = 0
+        for handle in self._opened().shards_of(self._rendition):
+            with handle.snapshot(as_of, columns=[]) as snapshot:
+                total += sum(int(integers(table.column(DIFF)).sum()) for table in snapshot.batches())
+        return total
+
+    def _check(self, updates: pa.Table, start: int, end: int) -> None:
+        handles = self._opened().shards_of(self._rendition)
+        for handle, rows in zip(handles, routed(self._rendition, updates), strict=True):
+            reached = min(handle.fetch_upper().time or 0, end)
+            if reached > start:
+                with handle.changes(_before(start), reached - 1) as changes:
+                    self._compare(within(rows, start, reached), changes.to_arrow(), handle.shard)
+
+    def _shards(self) -> list[str]:
+        return self._rendition.names
+
+    def _opened(self) -> CollectionReader:
+        if self._reader is None:
+            client, unit = self._controller.client, self.schema.times
+            self._reader = CollectionReader(client, self.collection, unit, None, self._owner)
+        return self._reader
+
+
+def _before(time: int) -> int | None:
+    """From when on changes are those from `time` on: None for all, as there may be updates at 0."""
+    return time - 1 if time else None

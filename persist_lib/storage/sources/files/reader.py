@@ -22,7 +22,7 @@ from persist_lib.errors import Diverged, Gone, NotFound
 from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, line_end
 from persist_lib.storage.sources.files.folders import File, Folder, Opened
 from persist_lib.storage.sources.files.lines import BOM, tables
-from persist_lib.storage.sources.protocol import START, Mark
+from persist_lib.storage.sources.protocol import START, Lag, Mark
 
 Identity = Literal["path", "first line"]
 LONGEST_FIRST_LINE = 64 << 10
@@ -120,6 +120,10 @@ class LineFiles:
             if (file.packing is None or file in self._sizes or at == 0) and size > at:
                 found[partition] = size - at
         return found
+
+    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
+        """The same, as bytes."""
+        return {partition: Lag(bytes=left) for partition, left in self.lag(marks).items()}
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Files are left where they are: whoever made them takes them away."""

@@ -18,7 +18,7 @@ from persist_lib.convert.lines.seekable import Seekable
 from persist_lib.errors import Diverged, Gone, NotFound
 from persist_lib.kernel.columns import array_of
 from persist_lib.storage.sources.files.folders import File, Folder
-from persist_lib.storage.sources.protocol import ADDRESS, START, Mark
+from persist_lib.storage.sources.protocol import ADDRESS, START, Lag, Mark
 
 ROWS = 65_536
 FOOTER = 4096
@@ -95,6 +95,10 @@ class ParquetFiles:
             for partition, count in rows.items()
             if count > marks.get(partition, START).address
         }
+
+    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
+        """The same, as messages."""
+        return {partition: Lag(messages=left) for partition, left in self.lag(marks).items()}
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Files are left where they are."""

@@ -1,0 +1,234 @@
+"""Sources in Dagster: an asset with a partition for each, a job that ingests what is there, a sensor, and checks.
+
+Instances that run all the time (`persist ingest`) need none of this. Where nobody is at work and something is new, the
+sensor requests a run. Any number of instances make the same collections, so that two at once are waste and no damage.
+"""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from jobs.stop import Stop
+from orchestration.collections import job_of, stopping
+from orchestration.mount import Mount
+from orchestration.reports import Event
+from orchestration.resources import Persist
+from orchestration.runs import UNFINISHED
+from orchestration.source_reports import SOURCES, Run, described, evaluations, overview
+from orchestration.source_tries import asked_now, loads
+from persist_lib.client import Client
+from persist_lib.errors import NotFound, PersistError
+from persist_lib.storage.sources import Alert, Limits, Sources, judge, look
+from persist_lib.storage.sources.alerts import CHECKS
+from persist_lib.storage.sources.news import Memory
+
+INGEST = "ingest"
+CHUNK = 50
+"""The most sources of one run: they are ingested one after the other."""
+MEMORIES: dict[str, Memory] = {}
+"""What earlier ticks found, by location. A code server that begins anew reads it again."""
+DOES = "Ingest sources until nothing new is there."
+
+
+class LimitsConfig(dg.Config):
+    """From when on something is wrong with a source. Empty: never."""
+
+    instances: int | None = Field(default=0, ge=0, description="how many have to be at work; Dagster needs none")
+    behind_s: int | None = Field(default=900, ge=0, description="seconds behind, where something is left")
+    lag_messages: int | None = Field(default=None, ge=0, description="messages left")
+    lag_bytes: int | None = Field(default=None, ge=0, description="bytes left")
+    errors: int | None = Field(default=None, ge=0, description="bad messages in all")
+    errors_share: float | None = Field(default=0.01, ge=0, le=1, description="bad ones of those that were read")
+    held_back_bytes: int | None = Field(default=10 << 30, ge=0, description="what the upstream has to keep")
+
+    def limits(self) -> Limits:
+        """The same for the library."""
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+
+
+class IngestConfig(LimitsConfig):
+    """Which sources are ingested, and for how long; and from when on a check is red."""
+
+    sources: list[str] = Field(default=[], description="empty: those that have something new, and nobody at work")
+    seconds: float = Field(default=600.0, gt=0, description="each source at most; the rest is for the next run")
+
+
+def partitions(mount: Mount) -> dg.DynamicPartitionsDefinition:
+    """The sources of the location as partitions."""
+    return dg.DynamicPartitionsDefinition(name=mount.named("persist_sources"))
+
+
+def sources_asset(mount: Mount) -> dg.AssetSpec:
+    """The asset that the job reports to."""
+    return dg.AssetSpec(
+        mount.key(SOURCES), description="Outside data that becomes collections, one partition a source.",
+        owners=["team:storage"], partitions_def=partitions(mount), group_name=mount.group, kinds={"python"},
+    )  # fmt: skip
+
+
+def source_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
+    """The job, by its name."""
+    return {INGEST: job_of(mount, INGEST, ingest_op(mount))}
+
+
+def ingest_op(mount: Mount) -> dg.OpDefinition:
+    """Ingest sources one after the other. One that fails is told at the end; the others are ingested all the same."""
+
+    @dg.op(name=op_name(mount), description=DOES, out={}, required_resource_keys={mount.persist})
+    def of_sources(context: dg.OpExecutionContext, config: IngestConfig) -> Iterator[Event]:
+        persist: Persist = getattr(context.resources, mount.persist)
+        failed: dict[str, str] = {}
+        runs: list[Run] = []
+        with persist.client.controller() as controller, stopping() as stop:
+            sources = controller.sources()
+            for name in config.sources or _due(persist.client, sources):
+                run = _ingest(context, sources, name, config, stop)
+                runs.append(run)
+                if run.failed:
+                    failed[name] = run.failed
+                if run.found is not None:
+                    _add_partition(context, mount, name)
+                    yield described(mount, run)
+                    yield from evaluations(context.instance, mount, run, judge(run.found, config.limits()))
+            sources.close()
+        yield overview(mount, runs)
+        if failed:
+            lines = "; ".join(f"{name} ({why})" for name, why in sorted(failed.items()))
+            raise dg.Failure(f"Failed, {len(failed)} of {len(runs)} sources: {lines}")
+
+    return of_sources
+
+
+def sources_check(mount: Mount) -> dg.AssetChecksDefinition:
+    """The checks on all sources. They look, and change nothing; what is new is asked of the upstream."""
+    specs = [dg.AssetCheckSpec(name, asset=mount.key(SOURCES), description=says) for name, says in SAYS.items()]
+
+    @dg.multi_asset_check(
+        name=mount.named("source_checks"), specs=specs, required_resource_keys={mount.persist}
+    )  # fmt: skip
+    def source_checks(context: dg.AssetCheckExecutionContext, config: LimitsConfig) -> Iterator[dg.AssetCheckResult]:
+        persist: Persist = getattr(context.resources, mount.persist)
+        with persist.client.controller() as controller:
+            sources = controller.sources()
+            verdicts = dict(_judged(sources, config.limits()))
+            sources.close()
+        for number, check in enumerate(CHECKS):
+            wrong = {name: alerts[number] for name, alerts in verdicts.items() if not alerts[number].passed}
+            says = "; ".join(f"{name}: {one.says}" for name, one in sorted(wrong.items()))
+            yield dg.AssetCheckResult(
+                asset_key=mount.key(SOURCES), check_name=check, passed=not wrong, severity=dg.AssetCheckSeverity.WARN,
+                description=says or f"nothing is wrong with {len(verdicts)} sources",
+                metadata={"sources": len(verdicts), "wrong": len(wrong)},
+            )  # fmt: skip
+
+    return source_checks
+
+
+SAYS: Mapping[str, str] = {
+    "instances": "As many instances are at work as there should be.",
+    "lag": "What is there is durable soon.",
+    "errors": "Messages can be decoded.",
+    "held_back": "The upstream does not have to keep much of its log.",
+}
+
+
+def source_sensor(mount: Mount) -> dg.SensorDefinition:
+    """A sensor that requests a run for sources with something new, where nobody is at work.
+
+    It is off until somebody turns it on: only they know that Dagster's machines see what sources read. A folder of the
+    same name may be another one there.
+    """
+    job = mount.named(INGEST)
+
+    @dg.sensor(
+        name=mount.named("source_news"), job_name=job, minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.STOPPED, required_resource_keys={mount.persist},
+        description="Has sources ingested that have something new.",
+    )  # fmt: skip
+    def source_news(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        persist: Persist = getattr(context.resources, mount.persist)
+        client = persist.client
+        busy, is_any = in_flight(context.instance, job, op_name(mount))
+        if is_any:
+            return dg.SkipReason(f"a run of {job} for all that is new is not finished")
+        with client.controller() as controller:
+            sources = controller.sources()
+            found = look(sources, MEMORIES.setdefault(client.url, {}), leave_out=busy)
+            now = client.consensus.now()
+            sources.close()
+        asked = asked_now(found, busy, loads(context.cursor), now)
+        chunks = [asked.now[start : start + CHUNK] for start in range(0, len(asked.now), CHUNK)]
+        requests = [
+            dg.RunRequest(run_config=dg.RunConfig(ops={op_name(mount): IngestConfig(sources=list(chunk))}))
+            for chunk in chunks
+        ]
+        return dg.SensorResult(
+            run_requests=requests, cursor=asked.cursor, skip_reason=None if requests else asked.reason
+        )  # fmt: skip
+
+    return source_news
+
+
+def in_flight(instance: dg.DagsterInstance, job: str, op: str) -> tuple[set[str], bool]:
+    """The sources that unfinished runs of the job were told to ingest; and whether one was told to find them itself."""
+    found: set[str] = set()
+    is_any = False
+    for run in instance.get_runs(dg.RunsFilter(job_name=job, statuses=UNFINISHED)):
+        ops: Any = run.run_config.get("ops") or {}
+        names = (ops.get(op) or {}).get("config", {}).get("sources", ())
+        found.update(names)
+        is_any = is_any or not names
+    return found, is_any
+
+
+def op_name(mount: Mount) -> str:
+    """The name of the job's op."""
+    return mount.named("ingest_of_sources")
+
+
+def _due(client: Client, sources: Sources) -> list[str]:
+    return [one.source for one in look(sources, MEMORIES.setdefault(client.url, {})) if one.state == "new"]
+
+
+def _judged(sources: Sources, limits: Limits) -> Iterator[tuple[str, list[Alert]]]:
+    for one in look(sources, {}):
+        found = sources.show(one.source)
+        yield one.source, judge(found, limits, is_idle=one.state == "none")
+
+
+def _ingest(
+    context: dg.OpExecutionContext, sources: Sources, name: str, config: IngestConfig, stop: Stop
+) -> Run:  # fmt: skip
+    """Ingest one source until nothing new is there, or its time is over."""
+    runtime = sources.client.runtime
+    run = Run(name, began=runtime.monotonic())
+    end = run.began + config.seconds
+
+    def told(what: object) -> None:
+        run.told(what)
+        if isinstance(what, PersistError):
+            context.log.warning("%s: %s; trying again", name, what)
+
+    try:
+        sources.run(name, until_idle=True, told=told, stop=lambda: stop.is_set or runtime.monotonic() >= end)
+    except (PersistError, OSError) as error:
+        run.failed = f"{type(error).__name__}: {error}"
+    run.seconds = runtime.monotonic() - run.began
+    try:
+        run.found = sources.show(name)
+    except NotFound as error:
+        run.failed = run.failed or error.message
+    except PersistError as error:
+        run.failed = run.failed or f"{type(error).__name__}: {error}"
+    context.log.info("%s: %s", name, run.failed or run.says)
+    return run
+
+
+def _add_partition(context: dg.OpExecutionContext, mount: Mount, name: str) -> None:
+    defined = partitions(mount).name or ""
+    if name not in context.instance.get_dynamic_partitions(defined):
+        context.instance.add_dynamic_partitions(defined, [name])

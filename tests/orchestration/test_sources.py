@@ -1,0 +1,234 @@
+"""Sources in Dagster: ingested where something is new and nobody is at work; paused and failed ones shown as such."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import persist_lib as persist
+from orchestration import sources as orchestrated
+from orchestration.definitions import build_definitions
+from orchestration.resources import Persist
+from orchestration.settings import Settings
+from orchestration.source_tries import Try, asked_now, loads
+from persist_lib.storage.sources import Collection, Decoding, Files, Meaning, News, Sources
+from persist_lib.storage.sources.health import Report
+from tests.spark.collections import SMALL
+
+pytestmark = pytest.mark.dagster
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+KEY = dg.AssetKey("sources")
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """On disk: the contexts of sensors open it again."""
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
+        yield kept
+
+
+class Fed:
+    """Sources on folders."""
+
+    def __init__(self, client: persist.Client, folder: Path) -> None:
+        self.client, self.folder = client, folder
+        self.controller = client.controller()
+        self.sources = Sources(self.controller)
+
+    def create(self, name: str, **options: Any) -> None:
+        place = self.folder / name
+        place.mkdir(parents=True)
+        self.sources.create(name, Files(place=str(place), format="jsonl"), SCHEMA, **options)
+
+    def write(self, name: str, *rows: object) -> None:
+        with (self.folder / name / "a.jsonl").open("a") as file:
+            for row in rows:
+                file.write((row if isinstance(row, str) else json.dumps(row)) + "\n")
+
+    def count(self, name: str) -> int:
+        with self.controller.open_reader(name) as reader:
+            return len(reader.snapshot().to_pylist()) if persist.at(0) < reader.fetch_upper() else 0
+
+
+@pytest.fixture
+def fed(client: persist.Client, tmp_path: Path) -> Iterator[Fed]:
+    orchestrated.MEMORIES.clear()
+    found = Fed(client, tmp_path / "in")
+    yield found
+    found.sources.close()
+    found.controller.close()
+
+
+def run(folder: Path, instance: dg.DagsterInstance, **config: object) -> dg.ExecuteInProcessResult:
+    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
+    return definitions.resolve_job_def("ingest").execute_in_process(
+        instance=instance, raise_on_error=False, run_config={"ops": {"ingest_of_sources": {"config": config}}}
+    )
+
+
+def metadata(result: dg.ExecuteInProcessResult, partition: str | None) -> dict[str, Any]:
+    found = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
+    found += [event.step_materialization_data.materialization for event in result.get_asset_materialization_events()]  # type: ignore[misc]
+    (one,) = [each for each in found if each.partition == partition and each.asset_key == KEY]
+    return {name: value.value for name, value in one.metadata.items()}
+
+
+def tick(folder: Path, instance: dg.DagsterInstance, cursor: str | None = None) -> Any:
+    """What the sensor says: with the names of sources in `run_requests`, in its order."""
+    given = Persist(location=f"file:{folder}", config=SMALL)
+    repository = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
+    with dg.build_sensor_context(
+        instance=instance, repository_def=repository, resources={"persist": given}, cursor=cursor
+    ) as context:
+        data: Any = repository.get_sensor_def("source_news").evaluate_tick(context)
+    given.teardown_after_execution(dg.build_init_resource_context())
+    return data
+
+
+def asked(data: Any) -> list[str]:
+    return [
+        name for one in data.run_requests for name in one.run_config["ops"]["ingest_of_sources"]["config"]["sources"]
+    ]
+
+
+def test_a_run_ingests_what_is_new_and_says_how_it_is(fed: Fed, folder: Path, instance: dg.DagsterInstance) -> None:
+    fed.create("orders")
+    fed.create("bills")
+    fed.write("orders", *({"id": n, "word": "a"} for n in range(200)), "bad")
+    result = run(folder, instance)
+    assert result.success
+    assert (fed.count("orders"), fed.count("bills")) == (200, 0)
+    found = metadata(result, "orders")
+    assert (found["messages"], found["errors"], found["state"], found["lag"]) == (201, 1, "idle", 0)
+    assert found["messages_per_s"] > 0
+    assert found["time"] == fed.sources.show("orders").time
+    assert [one.data["partition"] for one in found["partitions"].records] == ["a.jsonl"]
+    assert metadata(result, None)["sources"] == 1
+    assert instance.get_materialized_partitions(KEY) == {"orders"}
+    assert instance.get_dynamic_partitions("persist_sources") == ["orders"]
+    assert {(one.check_name, one.passed) for one in result.get_asset_check_evaluations()} == {
+        ("lag", True), ("errors", True), ("held_back", True),
+    }  # fmt: skip
+    again = run(folder, instance)
+    assert [event for event in again.all_events if event.is_step_materialization] == []
+    assert metadata(again, None)["sources"] == 0
+
+
+def test_a_source_that_fails_is_told_and_the_others_are_ingested(
+    fed: Fed, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    fed.create("bad", meaning=Meaning(most_errors=0))
+    fed.create("good")
+    fed.create("rests")
+    fed.write("bad", "garbage")
+    fed.write("good", {"id": 1, "word": "a"})
+    fed.write("rests", {"id": 1, "word": "a"})
+    fed.sources.pause("rests", why="the disk is full")
+    result = run(folder, instance, sources=["bad", "good", "rests", "typo"])
+    assert not result.success
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    why = failed.step_failure_data.user_failure_data.description or ""  # type: ignore[union-attr]
+    assert "2 of 4 sources" in why
+    assert "most_errors is 0" in why
+    assert "no source 'typo'" in why
+    assert (fed.count("good"), fed.count("rests")) == (1, 0)
+    assert (metadata(result, "bad")["state"], "most_errors" in metadata(result, "bad")["why"]) == ("failed", True)
+    rests = metadata(result, "rests")
+    assert (rests["state"], rests["why"]) == ("paused", "the disk is full")
+    assert instance.get_materialized_partitions(KEY) == {"good"}
+
+
+def test_the_sensor_asks_for_what_is_new_and_skips_with_a_reason(
+    fed: Fed, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    assert tick(folder, instance).skip_message == "0 sources"
+    fed.create("orders")
+    fed.create("rests")
+    fed.write("rests", {"id": 1, "word": "a"})
+    fed.sources.pause("rests")
+    data = tick(folder, instance)
+    assert (asked(data), data.skip_message) == ([], "2 sources: 1 with nothing new, 1 paused")
+    fed.write("orders", {"id": 1, "word": "a"})
+    data = tick(folder, instance)
+    assert asked(data) == ["orders"]
+    assert run(folder, instance, sources=["orders"]).success
+    orchestrated.MEMORIES.clear()
+    assert asked(tick(folder, instance, data.cursor)) == [], "it stopped, and nothing is new"
+
+
+def test_what_an_instance_has_at_work_is_left_to_it(fed: Fed, folder: Path, instance: dg.DagsterInstance) -> None:
+    fed.create("orders")
+    fed.write("orders", {"id": 1, "word": "a"})
+    report = Report(fed.controller, fed.sources.find("orders").health, "x", "ms")
+    report.say("running", "")
+    data = tick(folder, instance)
+    assert (asked(data), data.skip_message) == ([], "1 sources: 1 with an instance at work")
+    report.say("stopped", "")
+    report.close()
+    orchestrated.MEMORIES.clear()
+    assert asked(tick(folder, instance)) == ["orders"]
+
+
+def test_runs_that_are_not_finished_are_not_asked_for_again(
+    fed: Fed, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    for name in ("orders", "bills"):
+        fed.create(name)
+        fed.write(name, {"id": 1, "word": "a"})
+    job = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("ingest")
+    config = {"ops": {"ingest_of_sources": {"config": {"sources": ["orders"]}}}}
+    instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.STARTED)
+    data = tick(folder, instance)
+    assert asked(data) == ["bills"]
+    instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
+    assert "for all that is new is not finished" in (tick(folder, instance).skip_message or "")
+
+
+def test_what_gets_no_further_is_asked_for_after_growing_pauses() -> None:
+    tries: dict[str, Try] = {}
+    now, asked_at = 0, []
+    for _ in range(200):
+        found = asked_now([News("s", "new", "more", 5)], (), tries, now)
+        asked_at += [now] if found.now else []
+        tries = loads(found.cursor)
+        now += 30_000
+    pauses = [later - sooner for sooner, later in pairwise(asked_at)]
+    assert pauses[:6] == [30_000, 60_000, 120_000, 240_000, 480_000, 960_000]
+    assert asked_now([News("s", "new", "more", 6)], (), tries, now).now == ("s",), "it got further"
+    assert asked_now([News("s", "unread", "no disk", 6)], (), tries, now).reason.endswith("(no disk)")
+    assert loads("nonsense") == loads("[1]") == loads(None) == {}
+
+
+def test_the_checks_judge_all_sources(fed: Fed, folder: Path, instance: dg.DagsterInstance) -> None:
+    fed.create("orders")
+    fed.sources.create("words", Collection("orders"), SCHEMA, decoding=Decoding(decoder="rows"))
+    fed.write("orders", "bad", "worse")
+    fed.sources.run("orders", until_idle=True)
+    fed.write("orders", {"id": 1, "word": "a"})
+    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
+    names = ("instances", "lag", "errors", "held_back")
+    checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(KEY, name) for name in names))
+    job = dg.define_asset_job("judge", selection=checks)
+    judge = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("judge")
+
+    def verdicts(**limits: Any) -> dict[str, tuple[bool, str]]:
+        config = {"ops": {"source_checks": {"config": limits}}}
+        done = judge.execute_in_process(instance=instance, run_config=config)
+        assert done.success, "a warning fails no run"
+        return {one.check_name: (one.passed, one.description or "") for one in done.get_asset_check_evaluations()}
+
+    found = verdicts()
+    assert {name: one[0] for name, one in found.items()} == dict.fromkeys(names, True)
+    strict = verdicts(instances=1, errors=1, behind_s=0)
+    assert {name: one[0] for name, one in strict.items()} == {
+        "instances": False, "lag": False, "errors": False, "held_back": True,
+    }  # fmt: skip
+    assert "orders: 2 messages were bad" in strict["errors"][1]
+    assert "words" in strict["instances"][1]
