@@ -44,11 +44,23 @@ def create(
     session: Session,
     name: NewCollection,
     place: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="A folder, or s3://bucket/prefix/.", show_default=False)
+        str,
+        typer.Option(
+            "--from", metavar="PLACE", help="A folder, s3://bucket/prefix/, or postgresql://….", show_default=False
+        ),
     ],
     format_: Annotated[
-        Literal["jsonl", "csv", "text", "parquet"], typer.Option("--format", help="What is in the files.")
-    ],
+        Literal["jsonl", "csv", "text", "parquet"] | None,
+        typer.Option("--format", help="What is in the files.", show_default=False),
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="TABLE", help="Of PostgreSQL: the table, as in public.orders.", show_default=False),
+    ] = None,
+    publication: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of PostgreSQL: a publication that is there.", show_default=False),
+    ] = None,
     key: KeyColumns = None,
     value: ValueColumns = None,
     envelope: Annotated[
@@ -92,16 +104,41 @@ def create(
 ) -> None:
     """Declare a source: files whose lines or rows become the collection NAME, at times of the store's clock.
 
-    Bad lines become rows of NAME/errors. Nothing is read yet: `persist ingest NAME` does that, anywhere, in any number.
+    Or a table of PostgreSQL, which is followed; its columns are those of the table unless others are declared. Bad
+    lines become rows of NAME/errors. Nothing is read yet: `persist ingest NAME` does that, anywhere, in any number.
 
     \b
     persist source create orders --from in --format jsonl --key id:int64 --value cents:int64 --envelope upsert
     persist source create logs --from /var/log/app --format text --rotated --key 'at:uint64 not null' \\
         --value line:string --include at=address
+    persist source create orders --from postgresql://me@host/shop --table public.orders
     """
     from persist_lib.storage.sources import Decoding, Files, Meaning
     from persist_lib.storage.sources.sources import DECODERS
 
+    kept = None if retention is None else distance_of(retention)
+    if place.startswith(("postgresql://", "postgres://")):
+        from persist_lib.storage.sources import Postgres
+
+        given = {"--format": format_, "--deletes": deletes, "--transform": transform, "--keep-raw": keep_raw}
+        if wrong := [option for option, what in given.items() if what]:
+            raise InvalidUsage(f"{wrong[0]} is for files; a table of PostgreSQL says itself what its changes mean")
+        if envelope != "none" or table is None:
+            raise InvalidUsage("of PostgreSQL, give --table, and no --envelope")
+        pairs: Any = _pairs(include, "--include")
+        with sourcing(session, create=True) as sources:
+            found = sources.create(
+                name, Postgres(url=place, table=table, publication=publication),
+                build_schema(key or [], value or [], None, times="ms") if key or value else None,
+                decoding=Decoding(decoder="pgoutput", columns=_pairs(column, "--column"), extra="ignore"),
+                meaning=Meaning(envelope="changes", include=pairs, most_errors=most_errors), shards=shards or 1,
+                retention=kept, command=command,
+            )  # fmt: skip
+        said = f"created {name} from {table}: {found.schema}"
+        session.answer(_value(found), said, f"start it: persist ingest {name}")
+        return
+    if format_ is None or table is not None or publication is not None:
+        raise InvalidUsage("of files, give --format; --table and --publication are for postgresql://")
     schema = build_schema(key or [], value or [], None, times="ms")
     files = Files(
         place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
@@ -115,7 +152,6 @@ def create(
         envelope=envelope, deletes=deletes, include=about, transform=transform, most_errors=most_errors,
         keep_raw=keep_raw,
     )  # fmt: skip
-    kept = None if retention is None else distance_of(retention)
     with sourcing(session, create=True) as sources:
         found = sources.create(
             name, files, schema, decoding=decoding, meaning=meaning, shards=shards or 1, retention=kept, command=command
@@ -163,9 +199,13 @@ def show(session: Session, name: Collection) -> None:
     for partition, mark in sorted(found.bound.items()):
         durable = found.durable.get(partition)
         partitions.add_row(partition, str(mark.address), str(durable.address if durable else 0))
-    instances = plain_table("instance", "state", "messages", "errors", "why", right=["messages", "errors"])
+    labels = ["instance", "state", "messages", "errors", "why"]
+    if any(one.get("held_back") is not None for one in found.instances):
+        labels.insert(4, "held_back")
+    instances = plain_table(*(label.replace("_", " ") for label in labels), right=["messages", "errors", "held back"])
     for one in found.instances:
-        instances.add_row(*(str(one[label]) for label in ("instance", "state", "messages", "errors", "why")))
+        row = {**one, "held_back": units.size(int(str(one.get("held_back") or 0)))}
+        instances.add_row(*(str(row[label]) for label in labels))
     tables = [table for table in (partitions, instances) if table.row_count]
     session.answer(_value(found), lines, *tables)
 
@@ -219,7 +259,8 @@ def drop(
 ) -> None:
     """Drop a source with all of its collections. Instances of it end.
 
-    This cannot be undone.
+    Of PostgreSQL the slot goes too, and the publication that the source made; what cannot be reached is said. This
+    cannot be undone.
 
     \b
     persist source drop orders
@@ -227,8 +268,8 @@ def drop(
     with sourcing(session) as sources:
         if not yes:
             confirm(session, name, "dropping", "source")
-        sources.drop(name)
-    session.answer({"source": name}, f"{name} is dropped")
+        left = sources.drop(name)
+    session.answer({"source": name, "left": list(left)}, f"{name} is dropped", *left)
 
 
 def ingest(

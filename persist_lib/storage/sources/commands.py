@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
+from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.storage.sources.health import SCHEMA as HEALTH
+from persist_lib.storage.sources.opening import make_outside, take_outside_away
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
 from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
 
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
 
-def settle(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> None:
-    """Create what a declared source needs, and say that it is there."""
+def settle(
+    controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline, *, outside: bool = True
+) -> None:
+    """Create what a declared source needs, and say that it is there. Without `outside` only what the catalog knows."""
     if record.state != "making":
         return
     client = controller.client
@@ -33,6 +36,8 @@ def settle(controller: Controller, declared: Declared, record: SourceRecord, dea
     health = ids.pop("health")
     client.open_writer(record.bindings, BINDINGS).close()
     hold(controller, changed(record, collections=ids))
+    if outside:
+        make_outside(client, record, deadline)
 
     def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
         now = sources.get(record.name)
@@ -51,11 +56,14 @@ def hold(controller: Controller, record: SourceRecord) -> None:
             client.set_hold(shard, HOLD, client.inspect(shard).state.since, opaque=record.fence, expected=None)
 
 
-def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> None:
-    """Drop what a source has, and forget it; or, where it is begun anew, declare it again."""
+def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> list[str]:
+    """Drop what a source has, and forget it; or, where it is begun anew, declare it again.
+
+    Answers what could not be taken away outside, and what to do about it.
+    """
     client = controller.client
     if not record.collections:  # its making was cut off
-        settle(controller, declared, changed(record, state="making"), deadline)
+        settle(controller, declared, changed(record, state="making"), deadline, outside=False)
     contents = controller.catalog.fetch()
     for one in contents.collections.values():
         if not one.command.startswith(f"{record.id}."):
@@ -72,6 +80,9 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
             with suppress(HoldConflict):
                 client.release_hold(record.bindings, HOLD)
             client.finish(record.bindings)
+    left = take_outside_away(client, record)
+    if left and record.again:
+        raise Determinate(f"the source {record.name!r} cannot begin anew now: {left[0]}. Or reset it again then")
     id_ = minted(client)
 
     def begin(sources: dict[str, SourceRecord]) -> SourceRecord | None:
@@ -86,6 +97,7 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
         declared.change(begin, deadline)
     else:
         declared.forget(record, deadline)
+    return left
 
 
 def names_of(record: SourceRecord) -> dict[str, str]:

@@ -18,7 +18,7 @@ SCHEMA = Schema(
     key={"instance": "string not null"},
     value={
         "state": "string not null", "why": "string not null", "up_to": "timestamp[ms, UTC]", "lag": "int64",
-        "behind_ms": "int64", "messages": "int64 not null", "errors": "int64 not null",
+        "behind_ms": "int64", "messages": "int64 not null", "errors": "int64 not null", "held_back": "int64",
     },
     times="ms", unique=True,
 )  # fmt: skip
@@ -42,8 +42,9 @@ class Report:
         """A step is done."""
         self.messages, self.errors = self.messages + progress.messages, self.errors + progress.errors
         is_lagging = bool(progress.lag) and progress.behind_ms > LAGGING_MS
-        why = f"{progress.behind_ms / 1000:,.0f} s behind" if is_lagging else ""
-        self.say("lagging" if is_lagging else "running", why, progress)
+        why = [f"{progress.behind_ms / 1000:,.0f} s behind"] if is_lagging else []
+        why += [progress.warning] if progress.warning else []
+        self.say("lagging" if why else "running", "; ".join(why), progress)
 
     def say(self, state: Health, why: str, progress: Progress | None = None) -> None:
         """Write a row, if it is another state than before, or the last one was a while ago."""
@@ -53,11 +54,12 @@ class Report:
         self._said, self._at = (state, why), now
         row: dict[str, object] = {
             "instance": self._instance, "state": state, "why": why[:2000], "messages": self.messages,
-            "errors": self.errors, "up_to": None, "lag": None, "behind_ms": None,
+            "errors": self.errors, "up_to": None, "lag": None, "behind_ms": None, "held_back": None,
         }  # fmt: skip
         if progress is not None:
             moment = SCHEMA.moment(progress.time)
             row |= {"up_to": moment, "lag": sum(progress.lag.values()), "behind_ms": progress.behind_ms}
+            row["held_back"] = progress.held_back
         with suppress(PersistError):
             if self._writer is None:
                 name = self._controller.catalog.fetch().collections[self._collection].name

@@ -37,6 +37,15 @@ START = Mark(0)
 
 
 @runtime_checkable
+class HoldsBack(Protocol):
+    """A reader for which its upstream keeps what is still needed, and cannot let go of it."""
+
+    def held_back(self) -> tuple[int, str]:
+        """Return how many bytes are kept, as far as it knows, and a warning if these are too many; else ""."""
+        ...
+
+
+@runtime_checkable
 class SourceReader(Protocol):
     """Reads one source. It is used by one thread at a time; any number of processes have one each.
 

@@ -18,6 +18,7 @@ from persist_lib.arguments import parse_seconds
 from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,
+    Gone,
     HoldConflict,
     Indeterminate,
     LeaseExpired,
@@ -32,8 +33,9 @@ from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME_FIELD
 from persist_lib.storage.sources.bindings import Bindings, Marks
+from persist_lib.storage.sources.opening import open_reader
 from persist_lib.storage.sources.pipeline import Made, Pipeline
-from persist_lib.storage.sources.protocol import SourceReader
+from persist_lib.storage.sources.protocol import HoldsBack, SourceReader
 from persist_lib.storage.sources.reclock import Window, in_order, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord
 from persist_lib.storage.sources.targets import Target
@@ -58,7 +60,8 @@ class Progress(msgspec.Struct, frozen=True):
     """What one step did, and what is left. `time` is t: all before it is durable in all collections of the source.
 
     `lag` is about how many addresses of each partition are there beyond what is durable (of files, bytes or rows);
-    `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new.
+    `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new. `held_back` is how
+    many bytes the upstream keeps for this source, if it says so, and `warning` says that these are too many.
     """
 
     time: int
@@ -67,6 +70,8 @@ class Progress(msgspec.Struct, frozen=True):
     lag: dict[str, int]
     behind_ms: int
     is_idle: bool
+    held_back: int | None = None
+    warning: str = ""
 
 
 class Ingestion:
@@ -81,6 +86,7 @@ class Ingestion:
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
+        self._at = 0
         self._told = 0
 
     def step(self, timeout: float | None = None, *, mints: bool = True) -> Progress:
@@ -96,12 +102,22 @@ class Ingestion:
             if mints:
                 self._mint(self._client.runtime.deadline(timeout_s))
             return self._catch_up(timeout_s)
+        except Gone as error:
+            is_late = self._is_late()
+            self._drop()
+            if is_late:
+                raise Determinate("other instances were faster: what is gone was durable. It starts again") from error
+            raise
         except ShardFinished as error:
             self._drop()
             raise NotFound(f"the source {self.record.name!r} was dropped", source=self.record.name) from error
         except BaseException:
             self._drop()
             raise
+
+    def _is_late(self) -> bool:
+        """Whether others have made durable by now what this instance was at, so that it may be gone."""
+        return min((target.fetch_upper() for target in self._targets.values()), default=0) > self._at
 
     def close(self) -> None:
         """Release what it has open. Idempotent."""
@@ -120,7 +136,7 @@ class Ingestion:
 
     def _opened(self) -> SourceReader:
         if self._reader is None:
-            self._reader = self.record.reader.open()
+            self._reader = open_reader(self._client, self.record)
         return self._reader
 
     def _mint(self, deadline: Deadline) -> None:
@@ -140,6 +156,7 @@ class Ingestion:
         bound = self._bindings.since(time)
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, self._opened().estimate):
+            self._at = window.start
             some = self._read(window)
             made = self._pipeline.apply(some, partial(self._lookup, window))
             self._check_errors(made, window)
@@ -165,8 +182,8 @@ class Ingestion:
         order = in_order(times)
         return whole if (order[1:] > order[:-1]).all() else take(whole, order)
 
-    def _lookup(self, window: Window, keys: pa.Table) -> pa.Table:
-        """The state: what the output has of these keys as of just before the window (nothing at 0)."""
+    def _lookup(self, window: Window, keys: pa.Table | None) -> pa.Table:
+        """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""
         output = self._writing()["output"]
         if window.start == 0:
             return output.schema.contents.empty_table()
@@ -231,4 +248,5 @@ class Ingestion:
     def _progress(self, time: int, marks: Marks, messages: int, errors: int) -> Progress:
         lag = dict(self._opened().lag(marks))
         behind_ms = max(0, self._client.consensus.now() - time)
-        return Progress(time, messages, errors, lag, behind_ms, messages == 0)
+        kept, warning = reader.held_back() if isinstance(reader := self._opened(), HoldsBack) else (None, "")
+        return Progress(time, messages, errors, lag, behind_ms, messages == 0, kept, warning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -18,10 +18,12 @@ from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources.bindings import Bindings
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
-from persist_lib.storage.sources.declared import Custom, Decoding, From, Meaning
+from persist_lib.storage.sources.declared import Decoding, From, Meaning
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.health import Report
+from persist_lib.storage.sources.opening import of_table
 from persist_lib.storage.sources.pipeline import Pipeline
+from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.protocol import Mark
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
@@ -74,7 +76,7 @@ class Sources:
         self,
         name: str,
         reader: From,
-        schema: Schema,
+        schema: Schema | None = None,
         *,
         decoding: Decoding | None = None,
         meaning: Meaning | None = None,
@@ -87,16 +89,20 @@ class Sources:
         """Declare a source, and create its collections: `name`, `name/errors`, `name/health`, and `name/raw` if kept.
 
         `reader` says where messages come from, `decoding` how they become rows, `meaning` what these mean. The schema's
-        times are milliseconds ("ms"), also if it does not say so. `decoded` are the columns of messages, if a transform
-        makes those of `schema` of them. Raises NameTaken if there is a source or a collection of one of these names
-        (with the same `command` it is the same source), InvalidUsage, and NotFound for a place that is not there.
+        times are milliseconds ("ms"), also if it does not say so; without one, a table of PostgreSQL brings its own.
+        `decoded` are the columns of messages, if a transform makes those of `schema` of them. Raises NameTaken if there
+        is a source or a collection of one of these names (with the same `command` it is the same source), InvalidUsage,
+        and NotFound for a place that is not there.
         """
         name = parse_collection_name(name)
-        if check_schema(schema).times not in {None, "ms"}:
+        if isinstance(reader, Postgres):
+            schema, decoding, meaning = of_table(reader, schema, decoding, meaning)
+        schema = check_schema(schema)
+        if schema.times not in {None, "ms"}:
             raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {schema.times!r}")
         schema = _in_ms(schema)
-        if not isinstance(reader, (Files, Custom)):
-            raise InvalidUsage(f"reader must be Files(…) or Custom(…): got {shown(reader)}")
+        if not isinstance(reader, get_args(From)):
+            raise InvalidUsage(f"reader must be Files(…), Postgres(…) or Custom(…): got {shown(reader)}")
         if decoding is None:
             decoding = Decoding(decoder=DECODERS[reader.format] if isinstance(reader, Files) else "json")  # type: ignore[arg-type]
         check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
@@ -105,7 +111,8 @@ class Sources:
         Pipeline(decoding, meaning, schema, decoded)
         if isinstance(reader, Files) and reader.format == "parquet" and meaning.keep_raw:
             raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
-        reader.open().close()
+        if not isinstance(reader, Postgres):
+            reader.open().close()
         deadline = self._deadline(timeout)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
@@ -168,12 +175,14 @@ class Sources:
         self._set(name, "running", "", timeout)
         hold(self.controller, self.find(name))
 
-    def drop(self, name: str, *, timeout: float | None = None) -> None:
+    def drop(self, name: str, *, timeout: float | None = None) -> Sequence[str]:
         """Take a source away with all of its collections. Instances end; what reads the collections may finish.
 
-        A call that is cut off is finished by the next one. Raises NotFound.
+        Of PostgreSQL also the slot, and the publication that the source made. Answers what could not be taken away
+        there, with what to do; it is forgotten here. A call that is cut off is finished by the next one. Raises
+        NotFound.
         """
-        self._end(name, timeout, again=False)
+        return self._end(name, timeout, again=False)
 
     def reset(self, name: str, *, timeout: float | None = None) -> SourceDescription:
         """Begin a source anew, from what its reader has now: drop it with its collections, and create it again.
@@ -242,7 +251,7 @@ class Sources:
 
         self._declared.change(decide, self._deadline(timeout))
 
-    def _end(self, name: str, timeout: float | None, *, again: bool) -> None:
+    def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
         self._declared.find(name)
 
@@ -252,7 +261,7 @@ class Sources:
             return changed(sources[name], state="dropping", again=again)
 
         self._declared.change(decide, deadline)
-        take_away(self.controller, self._declared, self._declared.find(name), deadline)
+        return take_away(self.controller, self._declared, self._declared.find(name), deadline)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
