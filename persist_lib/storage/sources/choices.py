@@ -15,6 +15,7 @@ from persist_lib.client import Client
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, StillRead, UpperMismatch
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.small import unheld
+from persist_lib.storage.sources.records import HOLD
 
 SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"}, unique=True)
 PATIENCE_S = 30 * 86_400.0
@@ -27,9 +28,11 @@ class Choices:
     def __init__(self, client: Client, shard: str) -> None:
         self._client, self.shard = client, shard
 
-    def create(self) -> None:
-        """Make room for it. Idempotent."""
+    def create(self, fence: bytes) -> None:
+        """Make room for it, and hold that. Idempotent."""
         self._client.open_writer(self.shard, SCHEMA).close()
+        with suppress(HoldConflict):
+            self._client.set_hold(self.shard, HOLD, 0, opaque=fence, expected=None)
 
     def find(self) -> Iterator[bytes] | None:
         """What was chosen, part by part; None as long as nothing was. Raises ShardFinished once that is forgotten."""
@@ -60,9 +63,13 @@ class Choices:
 
     def forget(self) -> None:
         """Take it away, as nobody will ask for it again. Idempotent."""
-        with suppress(ShardFinished, StillRead, NotFound, HoldConflict):
+        if self._client.machine(self.shard).try_fetch() is None:
+            return
+        with suppress(ShardFinished, StillRead):
             with self._client.open_writer(self.shard, SCHEMA) as write:
                 write.finish()
+            with suppress(HoldConflict, NotFound):
+                self._client.release_hold(self.shard, HOLD)
             self._client.finish(self.shard)
 
 

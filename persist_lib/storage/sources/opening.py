@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from persist_lib.client import Client
-from persist_lib.errors import HoldConflict, InvalidUsage
+from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.sources.choices import Choices
@@ -14,7 +12,7 @@ from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.postgres.columns import Header, check_declared, derived_schema, places_of
 from persist_lib.storage.sources.protocol import SourceReader
-from persist_lib.storage.sources.records import HOLD, SourceRecord
+from persist_lib.storage.sources.records import SourceRecord
 
 
 def open_reader(client: Client, record: SourceRecord) -> SourceReader:
@@ -27,9 +25,7 @@ def open_reader(client: Client, record: SourceRecord) -> SourceReader:
 def make_outside(client: Client, record: SourceRecord, deadline: Deadline) -> None:
     """Make what a source has besides its collections. Idempotent."""
     if isinstance(record.reader, Postgres):
-        Choices(client, record.choices).create()
-        with suppress(HoldConflict):
-            client.set_hold(record.choices, HOLD, 0, opaque=record.fence, expected=None)
+        Choices(client, record.choices).create(record.fence)
         record.reader.make(record.id, deadline.left_s())
 
 
@@ -37,10 +33,7 @@ def take_outside_away(client: Client, record: SourceRecord) -> list[str]:
     """Take that away. Answers what could not be, as texts for who has to do it."""
     if not isinstance(record.reader, Postgres):
         return []
-    if client.machine(record.choices).try_fetch() is not None:
-        with suppress(HoldConflict):
-            client.release_hold(record.choices, HOLD)
-        Choices(client, record.choices).forget()
+    Choices(client, record.choices).forget()
     return record.reader.take_away(record.id)
 
 

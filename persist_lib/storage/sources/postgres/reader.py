@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 IDLE_BYTES = 16 * MIB
 """By how much the log goes on without changes of the table before that is bound: so much is held back for nothing."""
 WAIT_S = 0.1
-FEW_WAITS, MOST_WAITS = 10, 100
-"""How often it waits for a server that sends nothing of its log: of what may be bound, and of what is bound."""
+FEW_WAITS, MOST_WAITS = 40, 400
+"""How often it waits for a server that sends nothing of its log: of what may be bound, and of what is bound.
+
+Every second time it asks the server how far it is, which answers at once, also while it decodes.
+"""
 _LOOK = """
 SELECT pg_current_wal_flush_lsn()::text, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
        c.oid::bigint, EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = %s AND p.schemaname = n.nspname
@@ -112,7 +115,7 @@ class TableReader:
         while at < end:
             stream = self._opened(at)
             if not (self._held and self._held[0].end >= end) and stream.reached < end:
-                waits = 0 if self._fetch(stream, asks=waits > 0) else waits + 1
+                waits = 0 if self._fetch(stream, asks=waits % 2 == 1) else waits + 1
             some: list[Transaction] = []
             while self._held and self._held[0].address < end:
                 some.append(self._held.popleft())
@@ -268,7 +271,7 @@ class TableReader:
             stream = self._opened(at)
             if stream.reached >= until or sum(one.size for one in self._held) >= most_bytes:
                 return
-            waits = 0 if self._fetch(stream, most_bytes, asks=waits > 0) else waits + 1
+            waits = 0 if self._fetch(stream, most_bytes, asks=waits % 2 == 1) else waits + 1
 
     def _fetch(self, stream: Stream, most_bytes: int = TABLE_BYTES, *, asks: bool) -> bool:
         """Hold what comes. Answers whether the stream has gone on."""

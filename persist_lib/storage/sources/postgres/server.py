@@ -165,13 +165,11 @@ def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table
     """The table, once it is certain that its changes tell its rows apart."""
     try:
         row = connection.execute(_TABLE, [declared.table]).fetchone()
-    except psycopg.errors.SyntaxError as error:
-        raise InvalidUsage(f"table must be a name as in SQL, such as public.orders: got {declared.table!r}") from error
     except psycopg.errors.InvalidName as error:
         raise InvalidUsage(f"table must be a name as in SQL, such as public.orders: got {declared.table!r}") from error
     if row is None:
         raise NotFound(
-            f"{described(declared)} has no table {declared.table}. Say its schema too, such as public.orders",
+            f"{described(declared)} has no table {declared.table!r}. Say its schema too, such as public.orders",
             table=declared.table,
         )  # fmt: skip
     oid, schema, name, kind, persistence, identity, _, may_read, has_policies, _ = row
