@@ -21,6 +21,7 @@ from persist_lib.storage.sources.postgres import reader as reading
 from persist_lib.storage.sources.postgres import snapshot
 from persist_lib.storage.sources.postgres.reader import TableReader
 from persist_lib.storage.sources.postgres.server import parse_lsn
+from persist_lib.storage.sources.postgres.wire import Wire
 from persist_lib.storage.sources.protocol import START, Mark
 from tests import servers
 from tests.worlds import World
@@ -174,10 +175,12 @@ def test_values_of_all_kinds_are_the_same_in_the_snapshot_and_in_changes(shop: S
         """CREATE TABLE t (id bigint PRIMARY KEY, b bool, i2 int2, i4 int4, f4 float4, f8 float8, n numeric(12, 3),
            free numeric, d date, ts timestamp, tz timestamptz, raw bytea, a int[], j json, jb jsonb, u uuid, c char(5),
            v varchar(9), e interval, ti time, twice bigint GENERATED ALWAYS AS (id * 2) STORED)""",
-        """INSERT INTO t VALUES (1, true, -5, 7, 'NaN', '-Infinity', -0.125, 'NaN', '2024-02-29', '2024-01-01 01:02:03.000004',
-           '2024-01-01 01:02:03+05', '\\x00ff5c', '{1,NULL,3}', '{"a": [1, "x"]}', '{"b":2}',
+        """INSERT INTO t VALUES (1, true, -5, 7, 'NaN', '-Infinity', -0.125, 'NaN', '2024-02-29',
+           '2024-01-01 01:02:03.000004', '2024-01-01 01:02:03+05', '\\x00ff5c',
+            '{1,NULL,3}', '{"a": [1, "x"]}', '{"b":2}',
            '00000000-0000-0000-0000-000000000001', 'ab', 'ü"\\,''', '1 day 2 hours', '23:59:59.5'),
-           (2, false, null, null, 0.1, 1e-300, null, 1e30, null, null, null, '', null, null, null, null, null, E'\t\n\r', null, null)""",
+           (2, false, null, null, 0.1, 1e-300, null, 1e30, null, null, null, '', null, null, null, null, null,
+            E'\t\n\r',           null, null)""",
     )
     shop.create()
     shop.catch_up()
@@ -264,6 +267,28 @@ def test_a_transaction_that_began_before_the_snapshot_and_ends_after_it_is_in_it
     shop.catch_up()
     assert shop.pairs() == {1: "a", 2: "b", 5: "long", 6: "while it is copied"}
     assert len(shop.contents()) == 4
+
+
+@pytest.mark.parametrize("statement", ["TRUNCATE t", "ALTER TABLE t ALTER word TYPE text USING upper(word)"])
+def test_a_table_that_is_emptied_or_rewritten_as_its_snapshot_begins_is_copied_anew(
+    shop: Shop, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot of before does not see the rows of before, once the table has another file."""
+    words(shop)
+    shop.create()
+    ask, statements = Wire.ask, [statement, "INSERT INTO t VALUES (3, 'c')"]
+
+    def between(self: Wire, command: str) -> Any:
+        if command.startswith("LOCK TABLE") and statements:
+            shop.run(*statements)
+            statements.clear()
+        return ask(self, command)
+
+    monkeypatch.setattr(Wire, "ask", between)
+    with pytest.raises(Determinate, match="copied anew"):
+        shop.reader().high_watermarks({}, 1)
+    shop.catch_up()
+    assert shop.pairs() == ({3: "c"} if "TRUNCATE" in statement else {1: "A", 2: "B", 3: "c"})
 
 
 def test_two_that_copy_at_once_agree_on_one_snapshot(shop: Shop) -> None:
@@ -361,7 +386,7 @@ def test_an_instance_that_was_overtaken_is_not_told_that_what_it_wants_is_gone(s
             return read(self, partition, start, end)
 
         patch.setattr(TableReader, "read", overtaken)
-        with pytest.raises(Determinate, match="others were faster|other instances were faster"):
+        with pytest.raises(Determinate, match=r"others were faster|other instances were faster"):
             late.step()
     late.step()
     late.close()
@@ -453,7 +478,7 @@ def test_a_lost_slot_is_gone_and_reset_begins_anew(shop: Shop) -> None:
     shop.create()
     shop.catch_up()
     shop.run(f"SELECT pg_drop_replication_slot('{shop.slot()}')", "INSERT INTO t VALUES (3, 'c')")
-    with pytest.raises(Gone, match="slot .* is not there.*persist source reset"):
+    with pytest.raises(Gone, match=r"slot .* is not there.*persist source reset"):
         shop.catch_up()
     (state,) = {one["state"] for one in shop.contents("s/health")} - {"stopped"}
     assert state == "failed"
@@ -552,7 +577,7 @@ def test_columns_that_are_added_are_left_out(shop: Shop) -> None:
     ("made", "said", "mended"),
     [
         ("CREATE TABLE t (id int)", "no primary key", "ADD PRIMARY KEY"),
-        ("CREATE TABLE t (id int PRIMARY KEY); ALTER TABLE t REPLICA IDENTITY NOTHING", "not apart", "REPLICA IDENTITY DEFAULT"),
+        ("CREATE TABLE t (id int PRIMARY KEY);ALTER TABLE t REPLICA IDENTITY NOTHING", "not apart", "IDENTITY DEFAULT"),
         ("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE)", "deferrable", "REPLICA IDENTITY FULL"),
         ("CREATE UNLOGGED TABLE t (id int PRIMARY KEY)", "not in the server's log", "SET LOGGED"),
         ("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)", "partitioned", ""),
@@ -645,7 +670,7 @@ def test_what_is_declared_wrong_is_refused(shop: Shop) -> None:
     ):
         with pytest.raises(InvalidUsage):
             Postgres(**{"url": shop.server.url, "table": "public.t", **wrong})  # type: ignore[arg-type]
-    with pytest.raises(NotFound, match="no table '.*t where true'"):
+    with pytest.raises(NotFound, match=r"no table '.*t where true'"):
         shop.create("t where true")
     with pytest.raises((InvalidUsage, NotFound)):
         shop.create("t..")
@@ -667,7 +692,7 @@ def test_drop_takes_away_what_the_source_made_and_says_what_it_cannot_reach(shop
     shop.sources.create("s", Postgres(url=away.url, table="public.t"))
     slot = shop.slot()
     away.remove()
-    with pytest.raises(Determinate, match=f"pg_drop_replication_slot.'{slot}'"):
+    with pytest.raises(Determinate, match=rf"pg_drop_replication_slot.'{slot}'"):
         shop.sources.reset("s")
     (left,) = shop.sources.drop("s")
     assert f"SELECT pg_drop_replication_slot('{slot}'); DROP PUBLICATION IF EXISTS \"{slot}\";" in left
@@ -678,7 +703,7 @@ def test_a_server_that_is_not_there_stalls_and_one_without_logical_decoding_is_r
     url = servers.postgres_url()
     with psycopg.connect(url) as sql:
         sql.execute("CREATE TABLE IF NOT EXISTS public.plain (id int PRIMARY KEY)")
-    with pytest.raises(InvalidUsage, match="wal_level is 'replica'.*ALTER SYSTEM SET wal_level"):
+    with pytest.raises(InvalidUsage, match=r"wal_level is 'replica'.*ALTER SYSTEM SET wal_level"):
         shop.sources.create("s", Postgres(url=url, table="public.plain"))
     with pytest.raises(Determinate, match="could not connect"):
         shop.sources.create("s", Postgres(url=f"postgresql://127.0.0.1:{servers.free_port()}/x", table="public.t"))

@@ -126,13 +126,13 @@ class Ingestion:
 
     def _drop(self) -> None:
         """Forget what is in memory."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
         targets, self._targets = self._targets, {}
         for target in targets.values():
             with suppress(*PASSING):
                 target.close()
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
 
     def _opened(self) -> SourceReader:
         if self._reader is None:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.config import MIB
-from persist_lib.errors import Gone
+from persist_lib.errors import Determinate, Gone
 from persist_lib.storage.sources.choices import Choices
 from persist_lib.storage.sources.postgres.columns import Column, Header
 from persist_lib.storage.sources.postgres.server import COLUMNS, Table, parse_lsn, slot_of
@@ -64,6 +64,7 @@ def copied(declared: Postgres, id_: str, table: Table) -> Iterator[bytes]:
         wire.ask("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         slot = f"{slot_of(id_)}_{wire.process}"
         ((_, lsn, _, _),) = wire.ask(f"CREATE_REPLICATION_SLOT \"{slot}\" TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')")
+        _check_unbroken(wire, table)
         columns = tuple(_column(row) for row in wire.ask(COLUMNS.format(oid=table.oid)))
         if not columns:
             raise Gone(
@@ -83,6 +84,20 @@ def copied(declared: Postgres, id_: str, table: Table) -> Iterator[bytes]:
         if lines:
             yield _packed(lines)
         wire.ask("COMMIT")
+
+
+def _check_unbroken(wire: Wire, table: Table) -> None:
+    """Refuse to copy a table that was emptied or rewritten since the snapshot began; it cannot be from now on.
+
+    SUBTLE: these do not obey snapshots: who reads the table afterwards sees none of the rows that it had as of before.
+    The catalog obeys them. So there the table's file is the one that it was, and the function tells the one that it is.
+    """
+    wire.ask(f"LOCK TABLE ONLY {table.sql} IN ACCESS SHARE MODE")
+    same = wire.ask(
+        f"SELECT c.relfilenode = pg_relation_filenode(c.oid) FROM pg_class c WHERE c.oid = {table.oid}"  # noqa: S608
+    )
+    if same != [(b"t",)]:
+        raise Determinate(f"{table.sql} was emptied or rewritten just as its snapshot began. It is copied anew")
 
 
 def check_of(wire: Wire, table: Table) -> str:
