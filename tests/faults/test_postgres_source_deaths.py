@@ -21,7 +21,7 @@ from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG
 from tests.worlds import World
 
-STEP = 1 if os.environ.get("PERSIST_FAULTS") == "all" else 13
+STEP = 1 if os.environ.get("PERSIST_FAULTS") == "all" else 29
 NUMBERS = count()
 
 

@@ -285,8 +285,10 @@ def test_a_table_that_is_emptied_or_rewritten_as_its_snapshot_begins_is_copied_a
         return ask(self, command)
 
     monkeypatch.setattr(Wire, "ask", between)
+    reader = shop.reader()
     with pytest.raises(Determinate, match="copied anew"):
-        shop.reader().high_watermarks({}, 1)
+        reader.high_watermarks({}, 1)
+    reader.close()
     shop.catch_up()
     assert shop.pairs() == ({3: "c"} if "TRUNCATE" in statement else {1: "A", 2: "B", 3: "c"})
 
@@ -464,13 +466,13 @@ def test_lag_is_in_bytes_of_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch)
 def test_many_rows_come_in_bounded_tables(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE t (id int PRIMARY KEY, word text)",
-        "INSERT INTO t SELECT n, repeat('x', 300) FROM generate_series(1, 100000) n",
+        "INSERT INTO t SELECT n, repeat('x', 300) FROM generate_series(1, 50000) n",
     )
     shop.create()
     partition = f"{shop.schema}.t"
-    assert check_many(shop.reader, partition, 100_000) < 16 << 20
+    assert check_many(shop.reader, partition, 50_000) < 16 << 20
     shop.run("UPDATE t SET word = repeat('y', 300)")
-    assert check_many(shop.reader, partition, 200_000) < 16 << 20
+    assert check_many(shop.reader, partition, 100_000) < 16 << 20
 
 
 def test_a_lost_slot_is_gone_and_reset_begins_anew(shop: Shop) -> None:
@@ -670,10 +672,9 @@ def test_what_is_declared_wrong_is_refused(shop: Shop) -> None:
     ):
         with pytest.raises(InvalidUsage):
             Postgres(**{"url": shop.server.url, "table": "public.t", **wrong})  # type: ignore[arg-type]
-    with pytest.raises(NotFound, match=r"no table '.*t where true'"):
-        shop.create("t where true")
-    with pytest.raises((InvalidUsage, NotFound)):
-        shop.create("t..")
+    for name in ("t where true", "t..", "nothing"):
+        with pytest.raises((InvalidUsage, NotFound), match=name):
+            shop.create(name)
     assert shop.slots() == []
 
 

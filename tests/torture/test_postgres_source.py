@@ -28,7 +28,7 @@ from persist_lib.storage.sources import Mark, Postgres, Sources
 from persist_lib.storage.sources.bindings import Bindings
 from tests import servers
 
-KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "3"))
+KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "2"))
 STOPS = int(os.environ.get("PERSIST_SOURCE_STOPS", "1"))
 CLIENTS = 8
 KEYS = 40
