@@ -662,7 +662,7 @@ def test_what_is_declared_wrong_is_refused(shop: Shop) -> None:
         shop.create(meaning=Meaning(envelope="changes", keep_raw=True))
     with pytest.raises(InvalidUsage, match="password"):
         shop.sources.create("s", Postgres(url="postgresql://u:secret@h/db", table="public.t"))
-    for wrong in (
+    for options in (
         {"url": "mysql://x"},
         {"url": ""},
         {"table": ""},
@@ -671,7 +671,10 @@ def test_what_is_declared_wrong_is_refused(shop: Shop) -> None:
         {"most_retained": 0},
     ):
         with pytest.raises(InvalidUsage):
-            Postgres(**{"url": shop.server.url, "table": "public.t", **wrong})  # type: ignore[arg-type]
+            Postgres(**{"url": shop.server.url, "table": "public.t", **options})  # type: ignore[arg-type]
+    for wrong in ({"decoding": "pgoutput"}, {"meaning": 7}, {"schema": {"id": "int32"}}):
+        with pytest.raises(InvalidUsage):
+            shop.create(**wrong)
     for name in ("t where true", "t..", "nothing"):
         with pytest.raises((InvalidUsage, NotFound), match=name):
             shop.create(name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from persist_lib.arguments import check_type
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.sources.choices import Choices
 from persist_lib.storage.sources.declared import Decoding, Meaning
 from persist_lib.storage.sources.pipeline import Pipeline
@@ -42,7 +43,9 @@ def of_table(
 ) -> tuple[Schema, Decoding, Meaning]:
     """What is declared of a source of a table, completed. Raises InvalidUsage for what the table cannot be."""
     decoding = decoding or Decoding(decoder="pgoutput", extra="ignore")
-    meaning = meaning or Meaning(envelope="changes")
+    check_type(decoding, Decoding, "decoding", 'Decoding(decoder="pgoutput")')
+    meaning = check_type(meaning or Meaning(envelope="changes"), Meaning, "meaning", 'Meaning(envelope="changes")')
+    schema = None if schema is None else check_schema(schema)
     if decoding.decoder != "pgoutput" or meaning.envelope != "changes":
         raise InvalidUsage(
             'a table of PostgreSQL is read with decoder="pgoutput" and envelope="changes": leave them out'
