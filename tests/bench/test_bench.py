@@ -26,6 +26,7 @@ from bench.ingest import ingest
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
+from bench.postgres_lag import postgres_lag
 from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
 from bench.spark import TASK_MIB, spark
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
     "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
-    "ten appends", "one append", "one a table",
+    "ten appends", "one append", "one a table", "the same of a folder of files",
 }  # fmt: skip
 """What is beside a bound, or beside another figure of ours."""
 
@@ -92,7 +93,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     "measure",
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
-        maintain_small, survey, upsert, tables, imports,
+        maintain_small, survey, upsert, tables, imports, postgres_lag,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:

@@ -11,8 +11,10 @@ import threading
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from tests import servers
 from tests.integration.test_cli import Shell
 
 COLUMNS = ("--key", "id:int64 not null", "--value", "word:string")
@@ -94,6 +96,39 @@ def test_a_life_of_a_source(sh: Fed):
 def test_what_is_declared_wrong_is_refused(sh: Fed, words: tuple[str, ...], said: str):
     text = sh.fails(2, "source", "create", "o", "--from", sh.folder, "--format", "jsonl", *COLUMNS, *words)
     assert said in text
+
+
+def test_a_table_of_postgresql_at_a_shell(sh: Fed):
+    url = servers.logical_server().url
+    with psycopg.connect(url, autocommit=True) as sql:
+        sql.execute("CREATE TABLE shell (id int PRIMARY KEY, word text)")
+        sql.execute("INSERT INTO shell VALUES (1, 'a')")
+        said = sh("source", "create", "orders", "--from", url, "--table", "public.shell")
+        assert said.startswith("created orders from public.shell: (id: int32 not null) -> (word: string)")
+        assert sh.json("ingest", "orders", "--once")["messages"] == 1
+        sql.execute("UPDATE shell SET word = 'b'")
+        assert sh.json("ingest", "orders", "--once")["messages"] == 1
+        assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "b")]
+        assert "held back" in sh("source", "show", "orders")
+        assert sh.json("source", "show", "orders")["instances"][0]["held_back_bytes"] >= 0
+        assert sh.json("source", "drop", "orders", "--yes")["left"] == []
+        assert sql.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+        sql.execute("DROP TABLE shell")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--from", "postgresql://h/db"), "--table"),
+        (("--from", "postgresql://h/db", "--table", "t", "--format", "csv"), "--format is for files"),
+        (("--from", "postgresql://u:secret@h/db", "--table", "t"), "url has a password"),
+        (("--from", "in", "--table", "t"), "--format"),
+    ],
+)
+def test_what_is_said_of_a_table_wrong_is_refused(sh: Fed, words: tuple[str, ...], said: str):
+    text = sh.fails(2, "source", "create", "o", *words)
+    assert said in text
+    assert "secret" not in text
 
 
 def start(sh: Fed, *more: str) -> subprocess.Popen[str]:

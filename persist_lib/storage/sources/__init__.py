@@ -8,6 +8,7 @@ from persist_lib.storage.sources.described import SourceDescription
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.news import News, look
+from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.protocol import Mark, SourceReader
 from persist_lib.storage.sources.running import Ingestion, Progress
 from persist_lib.storage.sources.sources import Sources
@@ -24,6 +25,7 @@ __all__ = [
     "Meaning",
     "Mended",
     "News",
+    "Postgres",
     "Progress",
     "SourceDescription",
     "SourceReader",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
+from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.storage.sources.declared import Collection
 from persist_lib.storage.sources.derived import begin, follow, hold_input, in_unit, let_input_go
 from persist_lib.storage.sources.health import SCHEMA as HEALTH
+from persist_lib.storage.sources.opening import make_outside, take_outside_away
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
 from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 def settle(
     controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline, *, is_kept: bool = True
 ) -> None:
-    """Create what a declared source needs, and say that it is there; without `is_kept`, only to drop it."""
+    """Create what a declared source needs, and say that it is there; without `is_kept`, only to drop it.
+
+    What it has outside of the catalog is made only where it is kept.
+    """
     if record.state != "making":
         return
     client = controller.client
@@ -41,6 +45,8 @@ def settle(
     client.open_writer(record.bindings, BINDINGS).close()
     begin(controller, record, {role: name for role, name in names_of(record).items() if role != "health"})
     hold(controller, changed(record, collections=ids), is_new=True)
+    if is_kept:
+        make_outside(client, record, deadline)
 
     def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
         now = sources.get(record.name)
@@ -61,8 +67,11 @@ def hold(controller: Controller, record: SourceRecord, *, is_new: bool = False) 
             client.set_hold(shard, HOLD, client.inspect(shard).state.since, opaque=record.fence, expected=None)
 
 
-def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> None:
-    """Drop what a source has, and forget it; or, where it is begun anew, declare it again."""
+def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> list[str]:
+    """Drop what a source has, and forget it; or, where it is begun anew, declare it again.
+
+    Answers what could not be taken away outside, and what to do about it.
+    """
     client = controller.client
     if not record.collections:  # its making was cut off
         settle(controller, declared, changed(record, state="making"), deadline, is_kept=False)
@@ -83,6 +92,9 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
                 client.release_hold(record.bindings, HOLD)
             client.finish(record.bindings)
     let_input_go(client, record)
+    left = take_outside_away(client, record)
+    if left and record.again:
+        raise Determinate(f"the source {record.name!r} cannot begin anew now: {left[0]}. Or reset it again then")
     id_, again = minted(client), None
     if record.again and isinstance(record.reader, Collection):
         again = follow(controller, record.reader.name)
@@ -100,6 +112,7 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
         declared.change(anew, deadline)
     else:
         declared.forget(record, deadline)
+    return left
 
 
 def names_of(record: SourceRecord) -> dict[str, str]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from persist_lib.errors import Diverged, Gone
+from persist_lib.kernel.columns import plain_table
 from persist_lib.storage.sources.protocol import ADDRESS, START, Mark, SourceReader
 
 Open = Callable[[], SourceReader]
@@ -136,7 +137,7 @@ def read_all(reader: SourceReader, partition: str, start: Mark, end: Mark) -> pa
         _holds(table.column("address").null_count == 0, f"{partition}: an address is null")
     if not tables:
         return pa.table({"address": pa.array([], ADDRESS.type), "value": pa.array([], pa.binary())})
-    return pa.concat_tables(tables).combine_chunks()
+    return plain_table(pa.concat_tables(tables)).combine_chunks()
 
 
 def _are_same(one: pa.Table, other: pa.Table) -> bool:

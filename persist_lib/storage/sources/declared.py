@@ -13,10 +13,11 @@ from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.sources.files import Files
+from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.protocol import SourceReader
 
-Decoder = Literal["json", "csv", "text", "bytes", "rows"]
-Envelope = Literal["none", "upsert", "debezium"]
+Decoder = Literal["json", "csv", "text", "bytes", "rows", "pgoutput"]
+Envelope = Literal["none", "upsert", "debezium", "changes"]
 About = Literal["partition", "address", "time"]
 
 
@@ -50,7 +51,7 @@ class Collection(msgspec.Struct, frozen=True, omit_defaults=True, tag="collectio
         parse_collection_name(self.name)
 
 
-From = Files | Custom | Collection
+From = Files | Custom | Collection | Postgres
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -58,7 +59,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     - "json": an object with the columns as names. "csv": the columns of the header, or `names`.
     - "text" and "bytes": one column of that type has it all.
-    - "rows": the message is a struct already (Parquet).
+    - "rows": the message is a struct already (Parquet). "pgoutput": it is a change of PostgreSQL's log.
 
     `columns` says what a column is called in the messages, where that is something else. `extra` and `missing` say what
     becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
@@ -107,7 +108,8 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What becomes of rows. With the envelope "none" each is added. With "upsert" it replaces the row of its key.
 
-    "debezium" takes changes as Debezium writes them, and applies them by key. `deletes` (of "upsert") is a column of
+    "debezium" takes changes as Debezium writes them, and applies them by key; "changes" is that for a table of
+    PostgreSQL, which can be emptied too. `deletes` (of "upsert") is a column of
     the messages, not of the output, that is true where the key's row is taken away. `include` fills columns of the
     output with what a message's place is, not with what is in it. `transform` is "package.module:function", a pure
     function of the decoded rows with `_time` (Arrow) that makes the output's rows of them; it is called for many
@@ -130,8 +132,10 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
             raise InvalidUsage(f"include maps columns to one of {get_args(About)}: got {shown(self.include)}")
         if self.transform is not None:
             _parse_name(self.transform, "transform")
-        if self.transform is not None and self.envelope == "debezium":
-            raise InvalidUsage("changes of Debezium are applied as they are: leave out transform")
+        if self.transform is not None and self.envelope in {"debezium", "changes"}:
+            raise InvalidUsage("changes are applied as they are: leave out transform")
+        if self.keep_raw and self.envelope == "changes":
+            raise InvalidUsage("keep_raw keeps messages by address, and those of a transaction share one: leave it out")
         if self.most_errors is not None:
             parse_integer(self.most_errors, "most_errors", 0)
         parse_flag(self.keep_raw, "keep_raw")

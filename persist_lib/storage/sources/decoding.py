@@ -59,6 +59,8 @@ def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
             found = _lines(parser, values, kept)
         case "csv":
             found = _csv(decoding, schema, messages, values, kept)
+        case "pgoutput":
+            raise InvalidUsage("changes of a table are not decoded without their state: see postgres.changes")
     sifted = without_nulls(schema, found)
     return Decoded(sifted.table, sifted.lines, dict(sorted({**bad, **sifted.bad}.items())))
 

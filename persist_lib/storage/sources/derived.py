@@ -17,6 +17,7 @@ from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources.bindings import Bindings
 from persist_lib.storage.sources.declared import Collection, Decoding, Meaning
 from persist_lib.storage.sources.following import Following
+from persist_lib.storage.sources.opening import open_reader
 from persist_lib.storage.sources.protocol import SourceReader
 from persist_lib.storage.sources.records import Followed, SourceRecord, changed
 
@@ -43,13 +44,9 @@ def clock_of(controller: Controller, record: SourceRecord, owner: str, *, is_lea
     return found
 
 
-def reader_of(record: SourceRecord, clock: Clock) -> SourceReader:
+def reader_of(client: Client, record: SourceRecord, clock: Clock) -> SourceReader:
     """What reads a source's messages."""
-    if isinstance(clock, Following):
-        return clock
-    if not isinstance(record.reader, Collection):
-        return record.reader.open()
-    raise AssertionError(f"{record.name} follows nothing")
+    return clock if isinstance(clock, Following) else open_reader(client, record)
 
 
 def follow(controller: Controller, name: str) -> Followed:

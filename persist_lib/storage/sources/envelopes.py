@@ -14,8 +14,8 @@ from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 
-Lookup = Callable[[pa.Table], pa.Table]
-"""Makes of distinct keys their rows as of just before the first time, as `schema.contents`."""
+Lookup = Callable[[pa.Table | None], pa.Table]
+"""Makes of distinct keys their rows as of just before the first time, as `schema.contents`; of None, all rows."""
 
 
 def added(schema: Schema, rows: pa.Table) -> pa.Table:

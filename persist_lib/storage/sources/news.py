@@ -105,7 +105,7 @@ def _look(
             return News(record.name, "new", "what is there is not durable yet", known.time)
         if isinstance(clock, Following):
             return News(record.name, "none", "there is nothing new", known.time)
-        with closing(reader_of(record, clock)) as reader:
+        with closing(reader_of(sources.client, record, clock)) as reader:
             new = reader.high_watermarks(known.marks, 1)
     says = f"{', '.join(sorted(new)[:3])} and others" if len(new) > 3 else ", ".join(sorted(new))
     state: Literal["new", "none"] = "new" if new else "none"

@@ -22,6 +22,7 @@ from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 from persist_lib.storage.sources.declared import Decoding, Meaning, imported
 from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes
 from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
+from persist_lib.storage.sources.postgres.changes import decode_table
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
@@ -70,11 +71,17 @@ class Pipeline:
                 raise InvalidUsage(f"the decoder {decoding.decoder!r} fills a column of type {wanted}")
         if meaning.envelope == "debezium" and decoding.decoder != "json":
             raise InvalidUsage('changes of Debezium are read with decoder="json"')
+        if (meaning.envelope == "changes") != (decoding.decoder == "pgoutput"):
+            raise InvalidUsage(
+                'a table of PostgreSQL is read with decoder="pgoutput" and envelope="changes", and nothing else'
+            )
 
     def apply(self, messages: pa.Table, lookup: Lookup) -> Made:
         """Make updates of messages, which are in the order of their times, partitions and addresses."""
         if not messages.num_rows:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW)))
+        if self.meaning.envelope == "changes":
+            return self._changes(messages, lookup)
         raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
         is_change = self.meaning.envelope == "debezium"
         found = (decode_changes if is_change else decode)(self.decoding, self.decoded, messages)
@@ -85,6 +92,16 @@ class Pipeline:
             rows = rows.append_column(DIFF_FIELD, joined(messages.column(DIFF)).take(places))
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
         return Made(self._updates(rows, lookup), _errors_of(messages, found), raw)
+
+    def _changes(self, messages: pa.Table, lookup: Lookup) -> Made:
+        """Apply the changes of a table."""
+        found, old = decode_table(self.decoding, self.decoded, self.schema, messages, lookup)
+        places = pa.array(found.lines, pa.int64())
+        rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
+        rows = self._with_places(rows, messages, places)
+        deletes = np.asarray(joined(rows.column(DELETES)))
+        updates = upserted(self.schema, rows, deletes, lambda _: old)
+        return Made(updates, _errors_of(messages, found), RAW.updates.empty_table())
 
     def _updates(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
         if self.meaning.envelope == "none":
@@ -146,8 +163,8 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None) -> Schema
         if meaning.transform is None:
             raise InvalidUsage("messages have the columns of the output, unless a transform makes them: drop decoded=")
         return decoded
-    if meaning.envelope == "debezium" and set(meaning.include) & set(schema.key_names):
-        raise InvalidUsage("include: a change of Debezium brings its key itself")
+    if meaning.envelope in {"debezium", "changes"} and set(meaning.include) & set(schema.key_names):
+        raise InvalidUsage("include: a change brings its key itself")
     if meaning.deletes is not None and meaning.deletes in schema.names:
         raise InvalidUsage(f"deletes: {meaning.deletes!r} is a column of the output; name one that only messages have")
     kept = [column for column in schema.columns if column.name not in meaning.include]

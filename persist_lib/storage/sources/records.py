@@ -97,6 +97,11 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.id}.bindings"
 
     @property
+    def choices(self) -> str:
+        """The shard of what its readers agree on."""
+        return f"{self.id}.choices"
+
+    @property
     def fence(self) -> bytes:
         """The fencing value of its holds."""
         return f"{self.id}/{self.epoch}".encode()

@@ -18,6 +18,7 @@ from persist_lib.arguments import parse_seconds
 from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,
+    Gone,
     HoldConflict,
     Indeterminate,
     LeaseExpired,
@@ -98,6 +99,7 @@ class Ingestion:
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
+        self._at = 0
         self._told = 0
 
     def step(self, timeout: float | None = None, *, mints: bool = True) -> Progress:
@@ -113,12 +115,22 @@ class Ingestion:
             if mints:
                 self._mint(self._client.runtime.deadline(timeout_s))
             return self._catch_up(timeout_s)
+        except Gone as error:
+            is_late = self._is_late()
+            self._drop()
+            if is_late:
+                raise Determinate("other instances were faster: what is gone was durable. It starts again") from error
+            raise
         except ShardFinished as error:
             self._drop()
             raise NotFound(f"the source {self.record.name!r} was dropped", source=self.record.name) from error
         except BaseException:
             self._drop()
             raise
+
+    def _is_late(self) -> bool:
+        """Whether others have made durable by now what this instance was at, so that it may be gone."""
+        return min((target.fetch_upper() for target in self._targets.values()), default=0) > self._at
 
     def close(self) -> None:
         """Release what it has open. Idempotent."""
@@ -127,17 +139,17 @@ class Ingestion:
 
     def _drop(self) -> None:
         """Forget what is in memory."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
         targets, self._targets = self._targets, {}
         for target in targets.values():
             with suppress(*PASSING):
                 target.close()
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
 
     def _opened(self) -> SourceReader:
         if self._reader is None:
-            self._reader = reader_of(self.record, self._clock)
+            self._reader = reader_of(self._client, self.record, self._clock)
         return self._reader
 
     def _mint(self, deadline: Deadline) -> None:
@@ -157,6 +169,7 @@ class Ingestion:
         bound = self._clock.since(time)
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, lambda *range_: self._opened().estimate(*range_)):
+            self._at = window.start
             some = self._read(window)
             self._settle(window, self._client.runtime.deadline(timeout_s))
             made = self._made(some, window)
@@ -214,8 +227,8 @@ class Ingestion:
         self.record = record
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
 
-    def _lookup(self, window: Window, keys: pa.Table) -> pa.Table:
-        """The state: what the output has of these keys as of just before the window (nothing at 0)."""
+    def _lookup(self, window: Window, keys: pa.Table | None) -> pa.Table:
+        """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""
         output = self._writing()["output"]
         if window.start == 0:
             return output.schema.contents.empty_table()

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text, shown
-from persist_lib.errors import InvalidUsage, NameTaken, NotFound, PersistError
+from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text
+from persist_lib.errors import NameTaken, NotFound, PersistError
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.schema.schema import Schema
 from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources import mending
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
-from persist_lib.storage.sources.declared import Collection, Custom, Decoding, From, Meaning
-from persist_lib.storage.sources.derived import clock_of, declared_over, follow, in_unit
+from persist_lib.storage.sources.declared import Collection, Decoding, From, Meaning
+from persist_lib.storage.sources.declaring import completed
+from persist_lib.storage.sources.derived import clock_of, follow
 from persist_lib.storage.sources.described import SourceDescription
-from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows
 from persist_lib.storage.sources.mending import Mended
-from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
-DECODERS = {"jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows"}
 LONGEST_PAUSE_S = 30.0
 """Between attempts at what does not pass."""
 Told = Callable[[Progress | PersistError], object]
@@ -53,7 +51,7 @@ class Sources:
         self,
         name: str,
         reader: From,
-        schema: Schema,
+        schema: Schema | None = None,
         *,
         decoding: Decoding | None = None,
         meaning: Meaning | None = None,
@@ -66,41 +64,21 @@ class Sources:
         """Declare a source, and create its collections: `name`, `name/errors`, `name/health`, and `name/raw` if kept.
 
         `reader` says where messages come from, `decoding` how they become rows, `meaning` what these mean. The schema's
-        times are milliseconds ("ms"), also if it does not say so. `decoded` are the columns of messages, if a transform
-        makes those of `schema` of them. Raises NameTaken if there is a source or a collection of one of these names
-        (with the same `command` it is the same source), InvalidUsage, and NotFound for a place that is not there.
+        times are milliseconds ("ms"), also if it does not say so; without one, a table of PostgreSQL brings its own.
+        `decoded` are the columns of messages, if a transform makes those of `schema` of them. Raises NameTaken if there
+        is a source or a collection of one of these names (with the same `command` it is the same source), InvalidUsage,
+        and NotFound for a place that is not there.
         """
         name = parse_collection_name(name)
-        check_schema(schema)
-        meaning = check_type(meaning or Meaning(), Meaning, "meaning", 'Meaning(envelope="upsert")')
-        followed = None
-        if not isinstance(reader, (Files, Custom, Collection)):
-            raise InvalidUsage(f"reader must be Files(…), Collection(…) or Custom(…): got {shown(reader)}")
-        if isinstance(reader, Collection):
-            followed, schema, decoding, decoded = declared_over(
-                self.controller, reader, schema, decoding, meaning, decoded
-            )
-        elif schema.times not in {None, "ms"}:
-            raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {schema.times!r}")
-        else:
-            schema = in_unit(schema, "ms")
-        if decoding is None:
-            decoding = Decoding(decoder=DECODERS[reader.format] if isinstance(reader, Files) else "json")  # type: ignore[arg-type]
-        check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
-        decoded = None if decoded is None else check_schema(decoded)
-        Pipeline(decoding, meaning, schema, decoded)
-        if isinstance(reader, Files) and reader.format == "parquet" and meaning.keep_raw:
-            raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
-        if not isinstance(reader, Collection):
-            reader.open().close()
+        given = completed(self.controller, reader, schema, decoding, meaning, decoded)
         deadline = self._deadline(timeout)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         wanted = SourceRecord(
-            id=id_, name=name, reader=reader, decoding=decoding, meaning=meaning, schema=schema_form(schema),
-            decoded=None if decoded is None else schema_form(decoded),
-            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=followed,
-            retention=parse_retention(retention, schema, self.client.runtime.clock_ms),
+            id=id_, name=name, reader=reader, decoding=given.decoding, meaning=given.meaning,
+            schema=schema_form(given.schema), decoded=None if given.decoded is None else schema_form(given.decoded),
+            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=given.followed,
+            retention=parse_retention(retention, given.schema, self.client.runtime.clock_ms),
         )  # fmt: skip
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
@@ -156,12 +134,14 @@ class Sources:
         self._set(name, "running", "", timeout)
         hold(self.controller, self.find(name))
 
-    def drop(self, name: str, *, timeout: float | None = None) -> None:
+    def drop(self, name: str, *, timeout: float | None = None) -> Sequence[str]:
         """Take a source away with all of its collections. Instances end; what reads the collections may finish.
 
-        A call that is cut off is finished by the next one. Raises NotFound.
+        Of PostgreSQL also the slot, and the publication that the source made. Answers what could not be taken away
+        there, with what to do; it is forgotten here. A call that is cut off is finished by the next one. Raises
+        NotFound.
         """
-        self._end(name, timeout, again=False)
+        return self._end(name, timeout, again=False)
 
     def reset(self, name: str, *, timeout: float | None = None) -> SourceDescription:
         """Begin a source anew, from what its reader has now: drop it with its collections, and create it again.
@@ -278,7 +258,7 @@ class Sources:
 
         self._declared.change(decide, self._deadline(timeout))
 
-    def _end(self, name: str, timeout: float | None, *, again: bool) -> None:
+    def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
         record = self._declared.find(name)
         if again and isinstance(record.reader, Collection):
@@ -290,7 +270,7 @@ class Sources:
             return changed(sources[name], state="dropping", again=again)
 
         self._declared.change(decide, deadline)
-        take_away(self.controller, self._declared, self._declared.find(name), deadline)
+        return take_away(self.controller, self._declared, self._declared.find(name), deadline)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

@@ -94,8 +94,8 @@ class Target:
                 self._check(updates, start, end)
                 return
 
-    def lookup(self, keys: pa.Table, as_of: int) -> pa.Table:
-        """The rows of these keys as of a time."""
+    def lookup(self, keys: pa.Table | None, as_of: int) -> pa.Table:
+        """The rows of these keys, or all rows, as of a time."""
         with self._opened().snapshot(as_of, keys=keys) as snapshot:
             return snapshot.to_arrow()
 

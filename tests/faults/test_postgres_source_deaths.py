@@ -1,0 +1,152 @@
+"""An instance of a source of a table that dies before any one of its requests, or after: the next one goes on.
+
+It dies while it makes the first snapshot, agrees on it, makes it durable, and goes on from there; or a command does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+
+from persist_lib.errors import PersistError
+from persist_lib.storage.sources import Ingestion, Postgres, Sources
+from tests import servers
+from tests.faults.test_collection_commands import Died, Dying
+from tests.ingests import CONFIG
+from tests.worlds import World
+
+STEP = 1 if os.environ.get("PERSIST_FAULTS") == "all" else 29
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def sql() -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(servers.logical_server().url, autocommit=True) as connection:
+        yield connection
+
+
+class Story:
+    """A table of its own, with a source of it."""
+
+    def __init__(self, sql: psycopg.Connection[Any]) -> None:
+        self.sql, self.world, self.table = sql, World(), f"public.deaths{next(NUMBERS)}"
+        self.run("CREATE TABLE {t} (id int PRIMARY KEY, word text)", "INSERT INTO {t} VALUES (1, 'one'), (2, 'two')")
+        self.declared = Postgres(url=servers.logical_server().url, table=self.table)
+        self.sources = Sources(self.world.client(CONFIG).controller())
+        self.known: dict[int, Any] = {}
+
+    def run(self, *statements: str) -> None:
+        for statement in statements:
+            self.sql.execute(statement.format(t=self.table).encode())
+
+    def catch_up(self) -> None:
+        self.world.clock.advance(10)
+        instance = self.sources.open("s")
+        try:
+            for _ in range(3):
+                with suppress(PersistError):
+                    instance.step()
+            instance.step()
+        finally:
+            instance.close()
+
+    def learn(self) -> None:
+        """What was read once is so for ever."""
+        with self.sources.controller.open_reader("s") as reader:
+            upper = reader.fetch_upper().time or 0
+            for as_of in {*self.known, upper - 1}:
+                if as_of >= (reader.since.time or 0):
+                    found = sorted((one["id"], one["word"]) for one in reader.snapshot(as_of).to_pylist())
+                    assert self.known.setdefault(as_of, found) == found
+
+    def check(self) -> None:
+        self.catch_up()
+        self.learn()
+        rows = self.sql.execute(f"SELECT id, word FROM {self.table} ORDER BY id".encode()).fetchall()
+        assert self.known[max(self.known)] == rows
+
+    def close(self, dying: Dying) -> None:
+        dying.k = None
+        for name in self.sources.list():
+            self.sources.drop(name)
+        mine = self.sql.execute("SELECT count(*) FROM pg_replication_slots WHERE NOT temporary").fetchone()
+        published = self.sql.execute("SELECT count(*) FROM pg_publication").fetchone()
+        self.world.close()
+        self.run("DROP TABLE {t}")
+        assert mine == published == (0,), "something was left behind"
+
+
+@contextmanager
+def dropping(instance: Ingestion) -> Iterator[Ingestion]:
+    """The connections of who dies end."""
+    try:
+        yield instance
+    finally:
+        if instance._reader is not None:
+            instance._reader.close()
+
+
+def ingesting(sql: psycopg.Connection[Any], dying: Dying) -> int:
+    story = Story(sql)
+    try:
+        story.sources.create("s", story.declared, retention=0)
+        theirs = Sources(story.world.client(CONFIG, plan=dying).controller())
+        with suppress(Died), dropping(theirs.open("s")) as other:
+            for n in range(3):
+                other.step()
+                story.world.clock.advance(10)
+                story.run(f"INSERT INTO {{t}} VALUES ({n + 5}, 'x')", "UPDATE {t} SET id = -id WHERE id = 1")
+        if story.sources.show("s").time:
+            story.learn()
+        story.run("UPDATE {t} SET word = 'later'")
+        story.check()
+        return dying.seen
+    finally:
+        story.close(dying)
+
+
+@pytest.mark.parametrize("happens", [True, False])
+def test_the_next_instance_goes_on_where_one_died(sql: psycopg.Connection[Any], happens: bool) -> None:
+    total = ingesting(sql, Dying(None, happens=True))
+    assert total > 50
+    for k in range(1 + happens, total + 1, STEP):
+        ingesting(sql, Dying(k, happens=happens))
+
+
+def commanding(sql: psycopg.Connection[Any], what: str, dying: Dying) -> int:
+    story = Story(sql)
+    try:
+        theirs = Sources(story.world.client(CONFIG, plan=dying).controller())
+        if what != "create":
+            story.sources.create("s", story.declared)
+            story.catch_up()
+        with suppress(Died):
+            if what == "create":
+                theirs.create("s", story.declared, command="one")
+            else:
+                (theirs.drop if what == "drop" else theirs.reset)("s")
+        if what == "create":
+            story.sources.create("s", story.declared, command="one")
+        elif what == "reset":
+            story.sources.reset("s")
+        else:
+            with suppress(PersistError):
+                story.sources.drop("s")
+            story.sources.create("s", story.declared, command="two")
+        story.check()
+        return dying.seen
+    finally:
+        story.close(dying)
+
+
+@pytest.mark.parametrize("what", ["create", "drop", "reset"])
+def test_what_a_command_left_the_next_one_finishes(sql: psycopg.Connection[Any], what: str) -> None:
+    total = commanding(sql, what, Dying(None, happens=True))
+    for k in range(1, total + 1, 2 * STEP if STEP > 1 else 1):
+        commanding(sql, what, Dying(k, happens=k % 2 == 0))

@@ -1,0 +1,325 @@
+"""A table under a random workload, while processes that ingest it are killed and its server is stopped at once.
+
+At each time that bindings have, the collection is the table as of the last commit before. What the table was is told by
+a second slot, which a plain loop reads, and that loop by copies of the table at exact places of the log.
+PERSIST_SOURCE_KILLS says how many processes are killed, PERSIST_SOURCE_STOPS how often the server is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import persist_lib as persist
+from persist_lib.storage.sources import Mark, Postgres, Sources
+from persist_lib.storage.sources.bindings import Bindings
+from tests import servers
+
+KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "2"))
+STOPS = int(os.environ.get("PERSIST_SOURCE_STOPS", "1"))
+CLIENTS = 8
+KEYS = 40
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, word text, n int, big text)"
+SET = """INSERT INTO t VALUES (%s, %s, %s, repeat(%s, 4000))
+    ON CONFLICT (id) DO UPDATE SET word = excluded.word"""
+MOVE = "UPDATE t SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM t WHERE id = %s)"
+Rows = dict[int, tuple[Any, ...]]
+
+
+def lsn(text: str) -> int:
+    high, low = text.split("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+class Workload:
+    """Clients that change the table at random, each in a thread of its own."""
+
+    def __init__(self, server: servers.PostgresServer, seed: int) -> None:
+        self.server, self.seed = server, seed
+        self.is_over = threading.Event()
+        self.committed = 0
+        self.threads = [threading.Thread(target=self.run, args=(n,)) for n in range(CLIENTS)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, number: int) -> None:
+        dice = random.Random(self.seed * 100 + number)
+        while not self.is_over.is_set():
+            with suppress(psycopg.Error), psycopg.connect(self.server.url, connect_timeout=5) as connection:
+                while not self.is_over.is_set():
+                    try:
+                        self.transaction(connection, dice)
+                    except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
+                        connection.rollback()
+            time.sleep(0.1)
+
+    def transaction(self, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        for _ in range(dice.choice([1, 1, 2, 3, 30])):
+            self.change(connection, dice)
+            if dice.random() < 0.02:
+                time.sleep(dice.random())  # a long one
+        if dice.random() < 0.15:
+            connection.rollback()
+        else:
+            connection.commit()
+            self.committed += 1
+        time.sleep(dice.random() * 0.05)
+
+    def change(self, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        id_, other, what = dice.randrange(KEYS), dice.randrange(KEYS), dice.random()
+        word = "".join(dice.choices("abcxyz\\'\"ü\n\t", k=3))
+        if what < 0.35:
+            connection.execute(
+                SET,
+                [id_, word, dice.choice([None, 0, 7]), dice.choice("pqr")],
+            )
+        elif what < 0.6:
+            connection.execute("UPDATE t SET n = %s, word = %s WHERE id = %s", [dice.randrange(99), word, id_])
+        elif what < 0.7:
+            connection.execute(MOVE, [other, id_, other])
+        elif what < 0.75:
+            connection.execute("UPDATE t SET big = repeat('s', 3000) WHERE id = %s", [id_])
+        elif what < 0.99:
+            connection.execute("DELETE FROM t WHERE id = %s", [id_])
+        else:
+            connection.execute("TRUNCATE t")
+
+    def close(self) -> None:
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def table_at(server: servers.PostgresServer) -> list[tuple[int, Rows]]:
+    """A place in the log, and the table as of all commits before it; nothing if it was emptied just then."""
+    with psycopg.connect(server.url, autocommit=True, replication="database") as connection:
+        ask = connection.pgconn.exec_
+        ask(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        made = ask(b"CREATE_REPLICATION_SLOT truth_copy TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')")
+        ask(b"LOCK TABLE t IN ACCESS SHARE MODE")
+        same = ask(b"SELECT relfilenode = pg_relation_filenode(oid) FROM pg_class WHERE oid = 't'::regclass")
+        if same.get_value(0, 0) != b"t":
+            return []
+        found = ask(b"SELECT id, word, n, left(big, 1) || length(big) FROM t")
+        texts = [[found.get_value(row, column) for column in range(4)] for row in range(found.ntuples)]
+        rows = {int(row[0]): tuple(None if one is None else one.decode() for one in row) for row in texts if row[0]}
+        return [(lsn((made.get_value(0, 1) or b"").decode()), rows)]
+
+
+def fold(server: servers.PostgresServer) -> Iterator[tuple[int, Rows]]:
+    """All transactions by the other slot: the end of each in the log, and the table as of it."""
+    query = (
+        "SELECT data FROM pg_logical_slot_peek_binary_changes('truth', NULL, NULL, 'proto_version', '1', "
+        "'publication_names', 'truth')"
+    )
+    rows: Rows = {}
+    with psycopg.connect(server.url) as connection:
+        for (data,) in connection.execute(query):
+            kind = data[:1]
+            if kind == b"C":
+                yield struct.unpack_from(">Q", data, 10)[0], dict(rows)
+            elif kind == b"T":
+                rows.clear()
+            elif kind == b"I":
+                new, _ = values(data, 6)
+                rows[int(new[0])] = shown(new)
+            elif kind == b"D":
+                old, _ = values(data, 6)
+                del rows[int(old[0])]
+            elif kind == b"U":
+                old, at = values(data, 6) if data[5:6] == b"K" else ([None], 5)
+                new, _ = values(data, at + 1)
+                former = rows.pop(int(new[0] if old[0] is None else old[0]))
+                rows[int(new[0])] = tuple(
+                    was if one is ... else one for was, one in zip(former, shown(new), strict=True)
+                )
+
+
+def values(data: bytes, at: int) -> tuple[list[Any], int]:
+    (count,) = struct.unpack_from(">H", data, at)
+    at += 2
+    found: list[Any] = []
+    for _ in range(count):
+        kind, at = data[at : at + 1], at + 1
+        if kind == b"t":
+            (size,) = struct.unpack_from(">I", data, at)
+            found.append(data[at + 4 : at + 4 + size].decode())
+            at += 4 + size
+        else:
+            found.append(None if kind == b"n" else ...)
+    return found, at
+
+
+def shown(row: list[Any]) -> tuple[Any, ...]:
+    return (*row[:3], f"{row[3][0]}{len(row[3])}" if isinstance(row[3], str) else row[3])
+
+
+class Watch:
+    """Notes each binding that there is, and that the slot is never beyond what is durable."""
+
+    def __init__(self, sources: Sources, server: servers.PostgresServer) -> None:
+        self.sources, self.server = sources, server
+        self.record = sources.find("s")
+        self.marks: dict[int, Mark] = {}
+        self.looks = self.since = 0
+        self.first = self.confirmed()
+        self.client, self.shard = sources.client, self.record.bindings
+        self.client.set_hold(self.shard, "watch", 0, opaque=b"w", expected=None)
+
+    def confirmed(self) -> int:
+        with suppress(psycopg.Error), psycopg.connect(self.server.url, connect_timeout=5) as connection:
+            row = connection.execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+                [f"persist_{self.record.id}"],
+            ).fetchone()
+            assert row is not None, "the slot is gone"
+            return lsn(row[0])
+        return 0
+
+    def look(self) -> None:
+        confirmed = self.confirmed()
+        bindings = Bindings(self.client, self.shard)
+        try:
+            bound = bindings.since(self.since + 1 if self.since else 0)
+        finally:
+            bindings.close()
+        for step in bound.steps:
+            (mark,) = step.marks.values()
+            assert self.marks.setdefault(step.time, mark) == mark
+        # The upstream is told no more than what is before the bindings' since, and that is durable.
+        start = next(iter(bound.start.values()), Mark(0)).address
+        assert confirmed <= max(start, self.first), "the slot has passed what is durable"
+        self.looks += confirmed > self.first
+        durable = min(self.sources.controller.describe(name).upper.time or 0 for name in ("s", "s/errors"))
+        since = self.client.machine(self.shard).fetch().state.since.time or 0
+        assert since < max(durable, 1), "the bindings that are still needed are given up"
+        if bound.upper > 1 and durable > 1:
+            self.since = max(self.since, min(bound.upper, durable) - 1)
+            self.client.set_hold(self.shard, "watch", self.since, opaque=b"w", expected=b"w")
+
+
+def ingest(folder: Path) -> subprocess.Popen[bytes]:
+    words = ["-m", "persist_lib.cli", "--location", f"file:{folder}", "ingest", "s", "--every", "0.05"]
+    with (folder.parent / "log").open("ab") as log:
+        return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+
+
+@pytest.mark.slow
+@pytest.mark.torture
+@pytest.mark.timeout(0)
+def test_the_collection_is_the_table_as_of_each_commit_whoever_dies(tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    dice = random.Random(seed)
+    with servers.PostgresServer(servers.LOGICAL) as server, persist.open(f"file:{tmp_path / 'data'}") as client:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(TABLE.encode())
+            connection.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
+            connection.execute("CREATE PUBLICATION truth FOR TABLE t")
+            connection.execute("SELECT pg_create_logical_replication_slot('truth', 'pgoutput')")
+        workload = Workload(server, seed)
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            sources = Sources(client.controller())
+            sources.create("s", Postgres(url=server.url, table="public.t"), shards=2)
+            watch = Watch(sources, server)
+            processes = [ingest(tmp_path / "data") for _ in range(2)]
+            copies = torment(server, watch, processes, tmp_path, dice)
+            workload.close()
+            copies += table_at(server)
+            finish(sources, watch)
+        finally:
+            workload.close()
+            for process in processes:
+                process.kill()
+                process.wait()
+        print(workload.committed, "commits,", len(watch.marks), "bindings,", watch.looks, "looks after the slot moved")
+        compare(sources, server, watch, copies)
+        assert workload.committed > 20
+        assert watch.looks
+
+
+def torment(
+    server: servers.PostgresServer, watch: Watch, processes: list[subprocess.Popen[bytes]], folder: Path,
+    dice: random.Random,
+) -> list[tuple[int, Rows]]:  # fmt: skip
+    """Kill processes and stop the server, in any order. Answers copies of the table."""
+    deeds = ["kill"] * KILLS + ["stop"] * STOPS
+    dice.shuffle(deeds)
+    copies = []
+    for deed in [*deeds, "wait"]:
+        until, seen = time.monotonic() + dice.uniform(0.5, 4.0), len(watch.marks)
+        while time.monotonic() < until or len(watch.marks) == seen:
+            watch.look()
+            time.sleep(0.2)
+            assert time.monotonic() < until + 120, (folder / "log").read_text()[-3000:]
+        if deed == "kill":
+            which = dice.randrange(2)
+            processes[which].kill()
+            processes[which].wait()
+            processes[which] = ingest(folder / "data")
+        elif deed == "stop":
+            server.stop(signal.SIGQUIT)
+            server.start()
+        if dice.random() < 0.3:
+            with suppress(psycopg.OperationalError):
+                copies += table_at(server)
+        for process in processes:
+            assert process.poll() is None, (folder / "log").read_text()[-3000:]
+    return copies
+
+
+def finish(sources: Sources, watch: Watch) -> None:
+    """Make all of it durable, and wait until the slot has moved."""
+    sources.run("s", until_idle=True)
+    for _ in range(20):
+        watch.look()
+        if watch.looks:
+            return
+        time.sleep(1)
+        sources.run("s", until_idle=True)
+
+
+def compare(sources: Sources, server: servers.PostgresServer, watch: Watch, copies: list[tuple[int, Rows]]) -> None:
+    history = list(fold(server))
+    ends = [end for end, _ in history]
+    assert ends == sorted(ends)
+
+    def truth(place: int) -> Rows:
+        return next((rows for end, rows in reversed(history) if end <= place), {})
+
+    for place, rows in copies:
+        assert truth(place) == rows, "the plain loop is wrong"
+    found: Rows = {}
+    updates: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
+    with sources.controller.open_reader("s") as reader:
+        for one in reader.changes(0).to_pylist():
+            texts = (one["id"], one["word"], one["n"], one["big"])
+            row = shown([None if value is None else str(value) for value in texts])
+            updates.setdefault(int(one["_time"].timestamp() * 1000), []).append((one["_diff"], row))
+    times = sorted({*watch.marks, *updates})
+    assert set(updates) <= set(watch.marks), "a change at a time that no binding has"
+    for at in times:
+        for diff, row in sorted(updates.get(at, []), key=lambda one: one[0]):
+            if diff < 0:
+                assert found.pop(int(row[0])) == row
+            else:
+                assert diff == 1
+                assert int(row[0]) not in found
+                found[int(row[0])] = row
+        assert found == truth(watch.marks[at].address), f"at {at}"
+    assert found == history[-1][1]
+    assert len(updates) > 5
