@@ -494,6 +494,21 @@ def test_a_lost_slot_is_gone_and_reset_begins_anew(shop: Shop) -> None:
     assert shop.pairs() == {1: "a", 2: "b", 3: "c"}
 
 
+def test_a_slot_that_the_server_gave_up_is_gone(shop: Shop) -> None:
+    with servers.PostgresServer({**servers.LOGICAL, "max_slot_wal_keep_size": "1MB"}) as small:
+        with psycopg.connect(small.url, autocommit=True) as sql:
+            sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            shop.sources.create("s", Postgres(url=small.url, table="public.t"))
+            shop.catch_up()
+            for n in range(6):
+                sql.execute("INSERT INTO t VALUES (%s)", [n])
+                sql.execute("SELECT pg_switch_wal()")
+            sql.execute("CHECKPOINT")
+        with pytest.raises(Gone, match=r"given up by the server.*max_slot_wal_keep_size"):
+            shop.catch_up()
+        assert shop.sources.drop("s") == []
+
+
 def test_a_slot_that_somebody_moved_is_gone(shop: Shop) -> None:
     words(shop)
     shop.create()
