@@ -139,11 +139,7 @@ def create(
     reader: From
     decoder: Any = "rows"
     if is_table:
-        reader, decoder, envelope = (
-            Postgres(url=place, table=str(table), publication=publication),
-            "pgoutput",
-            "changes",
-        )
+        reader, decoder = Postgres(url=place, table=str(table), publication=publication), "pgoutput"
     elif is_derived:
         reader = Collection(rest)
     elif format_ is None:
@@ -159,8 +155,8 @@ def create(
     )  # fmt: skip
     about: Any = pairs_of(include, "--include")
     meaning = Meaning(
-        envelope="changes" if is_table else envelope, deletes=deletes, include=about, transform=transform, most_errors=most_errors,
-        keep_raw=keep_raw,
+        envelope="changes" if is_table else envelope, deletes=deletes, include=about, transform=transform,
+        most_errors=most_errors, keep_raw=keep_raw,
     )  # fmt: skip
     with sourcing(session, create=True) as sources:
         found = sources.create(

@@ -165,17 +165,18 @@ class Ingestion:
     def _catch_up(self, timeout_s: float) -> Progress:
         targets = self._writing()
         time = min(target.fetch_upper() for target in targets.values())
+        self._at = time
         self._move_holds(time)
         bound = self._clock.since(time)
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, lambda *range_: self._opened().estimate(*range_)):
-            self._at = window.start
             some = self._read(window)
             self._settle(window, self._client.runtime.deadline(timeout_s))
             made = self._made(some, window)
             self._check_errors(made, window)
             self._write(made, window, self._client.runtime.deadline(timeout_s))
             messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, window.end
+            self._at = time
             self._move_holds(time)
         self._tell()
         return self._progress(time, bound.marks, messages, errors)
