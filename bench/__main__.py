@@ -40,6 +40,7 @@ BENCHMARKS = {
     "upsert": "bench.upsert:upsert",
     "tables": "bench.tables:tables",
     "collections": "bench.collections:collections",
+    "kafka": "bench.kafka:kafka",
     "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}

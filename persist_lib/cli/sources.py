@@ -20,10 +20,11 @@ from persist_lib.cli.render import plain_table
 from persist_lib.cli.schemas import KeyColumns, ValueColumns, build_schema, schema_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage, PersistError, redacted
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.storage.sources import Progress, SourceDescription, Sources
+    from persist_lib.storage.sources.declared import From
 
 Pairs = list[str] | None
 
@@ -44,11 +45,18 @@ def create(
     session: Session,
     name: NewCollection,
     place: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="A folder, or s3://bucket/prefix/.", show_default=False)
+        str,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="A folder, s3://bucket/prefix/, or kafka://broker:9092/topic.",
+            show_default=False,
+        ),
     ],
     format_: Annotated[
-        Literal["jsonl", "csv", "text", "parquet"], typer.Option("--format", help="What is in the files.")
-    ],
+        Literal["jsonl", "csv", "text", "parquet", "bytes"],
+        typer.Option("--format", help="What is in the files, or in the values of messages."),
+    ] = "jsonl",
     key: KeyColumns = None,
     value: ValueColumns = None,
     envelope: Annotated[
@@ -61,10 +69,16 @@ def create(
             metavar="COLUMN", help="With upsert: true in rows that take their key's row away.", show_default=False
         ),
     ] = None,
+    key_format: Annotated[
+        Literal["json", "text", "bytes"] | None,
+        typer.Option(help="Read the key columns from the keys of messages (Kafka).", show_default=False),
+    ] = None,
     include: Annotated[
         Pairs,
         typer.Option(
-            metavar="COLUMN=WHAT", help="Fill a column with partition, address or time. Repeatable.", show_default=False
+            metavar="COLUMN=WHAT",
+            help="Fill a column with partition, address or time; of Kafka also key, headers or timestamp. Repeatable.",
+            show_default=False,
         ),
     ] = None,
     column: Annotated[
@@ -90,7 +104,8 @@ def create(
     retention: RetentionOption = None,
     command: Command = None,
 ) -> None:
-    """Declare a source: files whose lines or rows become the collection NAME, at times of the store's clock.
+    """Declare a source: lines or rows of files, or messages of topics, become the collection NAME, at times of the
+    store's clock.
 
     Bad lines become rows of NAME/errors. Nothing is read yet: `persist ingest NAME` does that, anywhere, in any number.
 
@@ -98,17 +113,16 @@ def create(
     persist source create orders --from in --format jsonl --key id:int64 --value cents:int64 --envelope upsert
     persist source create logs --from /var/log/app --format text --rotated --key 'at:uint64 not null' \\
         --value line:string --include at=address
+    persist source create users --from 'kafka://broker:9092/users?group=persist' --key-format json \\
+        --key 'id:int64 not null' --value name:string --envelope upsert
     """
-    from persist_lib.storage.sources import Decoding, Files, Meaning
-    from persist_lib.storage.sources.sources import DECODERS
+    from persist_lib.storage.sources import Decoding, Meaning
 
     schema = build_schema(key or [], value or [], None, times="ms")
-    files = Files(
-        place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
-    )  # fmt: skip
-    decoder: Any = DECODERS[format_]
+    reader, decoder = _reader_of(place, format_, is_rotated=rotated, header=not no_header)
     decoding = Decoding(
-        decoder=decoder, columns=_pairs(column, "--column"), extra="ignore" if ignore_extra else "refuse"
+        decoder=decoder, columns=_pairs(column, "--column"), extra="ignore" if ignore_extra else "refuse",
+        key=key_format,
     )  # fmt: skip
     about: Any = _pairs(include, "--include")
     meaning = Meaning(
@@ -118,9 +132,33 @@ def create(
     kept = None if retention is None else distance_of(retention)
     with sourcing(session, create=True) as sources:
         found = sources.create(
-            name, files, schema, decoding=decoding, meaning=meaning, shards=shards or 1, retention=kept, command=command
+            name,
+            reader,
+            schema,
+            decoding=decoding,
+            meaning=meaning,
+            shards=shards or 1,
+            retention=kept,
+            command=command,
         )
-    session.answer(_value(found), f"created {name} from {place}: {schema}", f"start it: persist ingest {name}")
+    session.answer(
+        _value(found), f"created {name} from {redacted(place)}: {schema}", f"start it: persist ingest {name}"
+    )
+
+
+def _reader_of(place: str, format_: str, *, is_rotated: bool, header: bool) -> tuple[From, Any]:
+    """The reader of a place, and the decoder of what is there."""
+    from persist_lib.storage.sources import Files
+    from persist_lib.storage.sources.kafka import parse_kafka_url
+    from persist_lib.storage.sources.sources import DECODERS
+
+    decoder = DECODERS.get(format_, format_)
+    if not place.startswith("kafka:"):
+        how: Any = format_
+        return Files(place=place, format=how, header=header, identity="first line" if is_rotated else "path"), decoder
+    if is_rotated or not header or format_ == "parquet":
+        raise InvalidUsage("--rotated, --no-header and --format parquet are about files, not about topics")
+    return parse_kafka_url(place), decoder
 
 
 def list_(session: Session) -> None:

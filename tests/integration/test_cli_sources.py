@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_cli import Shell
+from tests.kafka import Topic
 
 COLUMNS = ("--key", "id:int64 not null", "--value", "word:string")
 
@@ -157,3 +158,23 @@ def test_two_processes_that_are_killed_at_random_moments_make_what_a_plain_loop_
     sh("ingest", "orders", "--once")
     assert {one["id"]: one["word"] for one in sh.contents()} == expected
     assert len(sh.contents("orders/errors")) == bad
+
+
+def test_a_topic_becomes_a_collection_at_a_shell(sh: Fed):
+    topic = Topic(2)
+    topic.write([b'{"word": "a"}', b"bad"], 0, [b"1", b"2"])
+    topic.write([b'{"word": "b"}', None], 1, [b"3", b"3"])
+    place = f"kafka://{topic.kafka.brokers}/{topic.name}?group=g&fetch.wait.max.ms=5"
+    words = ("--key-format", "json", "--envelope", "upsert", *COLUMNS)
+    assert "there is no topic" in sh.fails(
+        1, "source", "create", "o", "--from", place.replace(topic.name, "nope"), *COLUMNS
+    )
+    assert "files" in sh.fails(2, "source", "create", "o", "--from", place, "--rotated", *COLUMNS)
+    assert "env:NAME" in sh.fails(2, "source", "create", "o", "--from", f"{place}&sasl.password=hunter2", *COLUMNS)
+    sh("source", "create", "orders", "--from", place, *words)
+    done = sh.json("ingest", "orders", "--once")
+    assert (done["messages"], done["errors"]) == (4, 1)
+    assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a")]
+    shown = sh.json("source", "show", "orders")
+    assert shown["durable"] == {f"{topic.name}/0": 2, f"{topic.name}/1": 2}
+    assert shown["reader"]["topics"] == [topic.name]

@@ -1,10 +1,11 @@
-"""Sources: outside data made definite. A source reads files, gives their messages times, and writes collections."""
+"""Sources: outside data made definite. One reads files or topics, gives messages times, and writes collections."""
 
 from __future__ import annotations
 
 from persist_lib.storage.sources.declared import Custom, Decoding, Meaning
 from persist_lib.storage.sources.files import Files
-from persist_lib.storage.sources.protocol import Mark, SourceReader
+from persist_lib.storage.sources.kafka import Kafka
+from persist_lib.storage.sources.protocol import Lag, Mark, SourceReader
 from persist_lib.storage.sources.running import Ingestion, Progress
 from persist_lib.storage.sources.sources import SourceDescription, Sources
 
@@ -13,6 +14,8 @@ __all__ = [
     "Decoding",
     "Files",
     "Ingestion",
+    "Kafka",
+    "Lag",
     "Mark",
     "Meaning",
     "Progress",

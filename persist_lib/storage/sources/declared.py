@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -12,11 +13,13 @@ from persist_lib.arguments import parse_flag, parse_integer, shown
 from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.sources.files import Files
+from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.protocol import SourceReader
 
 Decoder = Literal["json", "csv", "text", "bytes", "rows"]
 Envelope = Literal["none", "upsert", "debezium"]
-About = Literal["partition", "address", "time"]
+KeyDecoder = Literal["json", "text", "bytes"]
+About = Literal["partition", "address", "time", "key", "headers", "timestamp"]
 
 
 class Custom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="custom", forbid_unknown_fields=True):
@@ -37,7 +40,16 @@ class Custom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
         return reader
 
 
-From = Files | Custom
+From = Files | Kafka | Custom
+
+
+def check_place(reader: From) -> None:
+    """Raise if what is declared cannot be opened here and now."""
+    if isinstance(reader, Kafka):
+        with closing(reader.open()) as opened:
+            opened.look()
+    else:
+        reader.open().close()
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -49,10 +61,12 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     `columns` says what a column is called in the messages, where that is something else. `extra` and `missing` say what
     becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
-    columns of moments that are numbers, and their unit.
+    columns of moments that are numbers, and their unit. `key` says how the key columns are read from the keys of
+    messages, where these have some (Kafka): "json" (an object, or the value of the only column), "text" or "bytes".
     """
 
     decoder: Decoder = "json"
+    key: KeyDecoder | None = None
     columns: Mapping[str, str] = {}
     names: tuple[str, ...] | None = None
     delimiter: str = ","
@@ -66,6 +80,8 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def __post_init__(self) -> None:
         if self.decoder not in get_args(Decoder):
             raise InvalidUsage(f"decoder must be one of {get_args(Decoder)}: got {shown(self.decoder)}")
+        if self.key is not None and self.key not in get_args(KeyDecoder):
+            raise InvalidUsage(f"key must be one of {get_args(KeyDecoder)}: got {shown(self.key)}")
         for name in ("delimiter", "quote"):
             text = getattr(self, name)
             if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\r\n":

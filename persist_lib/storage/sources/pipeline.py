@@ -6,7 +6,7 @@ that of giving each time alone, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,13 +22,17 @@ from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema
 from persist_lib.storage.sources.declared import Decoding, Meaning, imported
 from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes
 from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
+from persist_lib.storage.sources.keyed import decode_keyed
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
 RAW = Schema(key=_WHERE, value={"key": "binary", "header": "string", "value": "binary"}, times="ms")
 MOST_RAW = 64 << 10
 """Bytes of a bad message that are kept in the error collection. `keep_raw` keeps all of it."""
-ABOUT: Mapping[str, pa.DataType] = {"partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC")}
+ABOUT: Mapping[str, pa.DataType] = {
+    "partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC"), "key": pa.binary(),
+    "headers": pa.string(), "timestamp": pa.timestamp("ms", "UTC"),
+}  # fmt: skip
 Transform = Callable[[pa.Table], pa.Table]
 
 
@@ -50,16 +54,13 @@ class Pipeline:
     def __init__(self, decoding: Decoding, meaning: Meaning, schema: Schema, decoded: Schema | None = None) -> None:
         self.decoding, self.meaning, self.schema = decoding, meaning, schema
         self._transform: Transform | None = None if meaning.transform is None else imported(meaning.transform)
-        self.decoded = _decoded(meaning, schema, decoded)
-        if decoding.decoder in {"text", "bytes"} and len(self.decoded.names) != 1:
-            raise InvalidUsage(
-                f"the decoder {decoding.decoder!r} fills one column, and these are to be filled: {self.decoded.names}. "
-                'Fill the others with include=, as in {"line": "address"}'
-            )
-        if decoding.decoder in {"text", "bytes"}:
-            wanted = pa.string() if decoding.decoder == "text" else pa.binary()
-            if self.decoded.data.field(0).type != wanted:
-                raise InvalidUsage(f"the decoder {decoding.decoder!r} fills a column of type {wanted}")
+        self.decoded = _decoded(meaning, schema, decoded, is_keyed=decoding.key is not None)
+        if decoding.key is not None and meaning.envelope == "debezium":
+            raise InvalidUsage("a change of Debezium brings its key itself: leave out Decoding(key=…)")
+        keys = [] if decoding.key is None else self.decoded.key_names
+        _check_one_column(decoding.decoder, self.decoded, [name for name in self.decoded.names if name not in keys])
+        if decoding.key is not None:
+            _check_one_column(decoding.key, self.decoded, keys)
         if meaning.envelope == "debezium" and decoding.decoder != "json":
             raise InvalidUsage('changes of Debezium are read with decoder="json"')
 
@@ -68,18 +69,26 @@ class Pipeline:
         if not messages.num_rows:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW)))
         raw = _raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
-        is_change = self.meaning.envelope == "debezium"
-        found = (decode_changes if is_change else decode)(self.decoding, self.decoded, messages)
+        found = self._decode(messages)
         places = pa.array(found.lines, pa.int64())
         rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
         rows = self._with_places(rows, messages, places)
         rows = self._transformed(rows)
         return Made(self._updates(rows, lookup), _errors_of(messages, found), raw)
 
+    def _decode(self, messages: pa.Table) -> Decoded:
+        if self.meaning.envelope == "debezium":
+            return decode_changes(self.decoding, self.decoded, messages)
+        if self.decoding.key is not None:
+            return decode_keyed(self.decoding, self.decoded, messages, deletes=self.meaning.envelope == "upsert")
+        return decode(self.decoding, self.decoded, messages)
+
     def _updates(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
         if self.meaning.envelope == "none":
             return added(self.schema, rows)
-        flag = DELETES if self.meaning.envelope == "debezium" else self.meaning.deletes
+        flag = self.meaning.deletes
+        if self.meaning.envelope == "debezium" or self.decoding.key is not None:
+            flag = DELETES
         deletes = np.zeros(rows.num_rows, np.bool_)
         if flag is not None:
             exactly(pa.schema([pa.field(flag, pa.bool_())]), rows)
@@ -88,7 +97,11 @@ class Pipeline:
 
     def _with_places(self, rows: pa.Table, messages: pa.Table, places: pa.Array) -> pa.Table:
         for name, about in self.meaning.include.items():
-            column = plain(messages.column(TIME if about == "time" else about)).take(places)
+            name_there = TIME if about == "time" else about
+            if name_there not in messages.column_names:
+                rows = rows.append_column(name, pa.nulls(rows.num_rows, ABOUT[about]))
+                continue
+            column = plain(messages.column(name_there)).take(places)
             if about == "time":
                 column = column.cast(pa.int64())
             rows = rows.append_column(name, column.cast(ABOUT[about]))
@@ -113,7 +126,20 @@ class Pipeline:
         return made
 
 
-def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None) -> Schema:
+def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> None:
+    if decoder not in {"text", "bytes"}:
+        return
+    if len(names) != 1:
+        raise InvalidUsage(
+            f"the decoder {decoder!r} fills one column, and these are to be filled: {list(names)}. "
+            'Fill the others with include=, as in {"line": "address"}'
+        )
+    wanted = pa.string() if decoder == "text" else pa.binary()
+    if schema.data.field(names[0]).type != wanted:
+        raise InvalidUsage(f"the decoder {decoder!r} fills a column of type {wanted}")
+
+
+def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_keyed: bool) -> Schema:
     """The columns that messages have."""
     if unknown := [name for name in meaning.include if name not in schema.names and meaning.transform is None]:
         raise InvalidUsage(
@@ -127,15 +153,17 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None) -> Schema
         if meaning.transform is None:
             raise InvalidUsage("messages have the columns of the output, unless a transform makes them: drop decoded=")
         return decoded
-    if meaning.envelope == "debezium" and set(meaning.include) & set(schema.key_names):
-        raise InvalidUsage("include: a change of Debezium brings its key itself")
+    if (meaning.envelope == "debezium" or is_keyed) and set(meaning.include) & set(schema.key_names):
+        raise InvalidUsage("include: a message brings its key itself here")
+    if meaning.deletes is not None and is_keyed:
+        raise InvalidUsage("deletes: a message without a value takes its key's row away here; leave it out")
     if meaning.deletes is not None and meaning.deletes in schema.names:
         raise InvalidUsage(f"deletes: {meaning.deletes!r} is a column of the output; name one that only messages have")
     kept = [column for column in schema.columns if column.name not in meaning.include]
     if not kept:
         raise InvalidUsage("include: no column is left for what is in the messages")
     types = {column.name: column.type + ("" if column.nullable else " not null") for column in kept}
-    if meaning.envelope == "debezium":
+    if meaning.envelope == "debezium" or is_keyed:
         keys = {name: types.pop(name) for name in schema.key_names}
         return Schema(key=keys, value=types)
     if meaning.deletes is not None:
@@ -163,7 +191,8 @@ def _raw_of(messages: pa.Table) -> pa.Table:
     count = messages.num_rows
     found: dict[str, pa.Array] = {"value": values}
     for name, kind in (("key", pa.binary()), ("header", pa.string())):
-        found[name] = plain(messages.column(name)) if name in messages.column_names else pa.nulls(count, kind)
+        there = "headers" if name == "header" and name not in messages.column_names else name
+        found[name] = plain(messages.column(there)) if there in messages.column_names else pa.nulls(count, kind)
     return _at_places(RAW, messages, found)
 
 

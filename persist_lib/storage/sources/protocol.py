@@ -7,7 +7,9 @@ same messages to everybody, or says that they are gone. Other messages than befo
                 value: binary       its bytes; or a struct, of messages that are rows already. Null: it says "deleted"
                 key: binary         (optional) the bytes of its key
                 header: string      (optional) what else its decoder needs, such as a CSV file's first line
-                problem: string     (optional) why the reader could not give it whole. Null: it did
+                headers: string     (optional) what came beside, as JSON
+    timestamp: ms, UTC  (optional) when it was written, by whoever wrote it
+    problem: string     (optional) why the reader could not give it whole. Null: it did
 """
 
 from __future__ import annotations
@@ -34,6 +36,17 @@ class Mark(NamedTuple):
 
 
 START = Mark(0)
+
+
+class Lag(NamedTuple):
+    """How far a partition is behind: about how many messages and bytes are left, as far as that is known.
+
+    `read_ms` is when the newest message that was read was written, in milliseconds since 1970.
+    """
+
+    messages: int
+    bytes: int | None = None
+    read_ms: int | None = None
 
 
 @runtime_checkable
@@ -74,4 +87,13 @@ class SourceReader(Protocol):
 
     def close(self) -> None:
         """Release what it has open. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class TellsLags(Protocol):
+    """A source reader that knows more than `lag` tells."""
+
+    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
+        """Return how far partitions are behind these marks, those with something left, as far as it knows."""
         ...

@@ -6,6 +6,7 @@ least upper of what it writes. See docs/design/0042-sources.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME_FIELD
 from persist_lib.storage.sources.bindings import Bindings, Marks
 from persist_lib.storage.sources.pipeline import Made, Pipeline
-from persist_lib.storage.sources.protocol import SourceReader
+from persist_lib.storage.sources.protocol import SourceReader, TellsLags
 from persist_lib.storage.sources.reclock import Window, in_order, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord
 from persist_lib.storage.sources.targets import Target
@@ -54,11 +55,20 @@ PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indetermina
 OPTIONAL = ("key", "header", "problem")
 
 
+class Behind(msgspec.Struct, frozen=True):
+    """How far a partition is behind: messages and bytes that are left, and seconds since what was read was written."""
+
+    messages: int
+    bytes: int | None
+    seconds: float | None
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What one step did, and what is left. `time` is t: all before it is durable in all collections of the source.
 
     `lag` is about how many addresses of each partition are there beyond what is durable (of files, bytes or rows);
-    `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new.
+    `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new. `behind` says more of
+    partitions with a lag, where the reader knows it.
     """
 
     time: int
@@ -67,6 +77,7 @@ class Progress(msgspec.Struct, frozen=True):
     lag: dict[str, int]
     behind_ms: int
     is_idle: bool
+    behind: dict[str, Behind] = {}
 
 
 class Ingestion:
@@ -140,25 +151,40 @@ class Ingestion:
         bound = self._bindings.since(time)
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, self._opened().estimate):
-            some = self._read(window)
-            made = self._pipeline.apply(some, partial(self._lookup, window))
-            self._check_errors(made, window)
-            self._write(made, window, self._client.runtime.deadline(timeout_s))
-            messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, window.end
-            self._move_holds(time)
+            for part, some in self._parts(window):
+                made = self._pipeline.apply(some, partial(self._lookup, part))
+                self._check_errors(made, part)
+                self._write(made, part, self._client.runtime.deadline(timeout_s))
+                messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, part.end
+                self._move_holds(time)
         self._tell()
         return self._progress(time, bound.marks, messages, errors)
 
-    def _read(self, window: Window) -> pa.Table:
-        """The messages of a window with their times, in the order of times, partitions and addresses."""
+    def _parts(self, window: Window) -> Iterator[tuple[Window, pa.Table]]:
+        """The window with its messages; in parts, if these turn out to be much more than was estimated."""
+        some = self._read(window)
+        if some is not None:
+            yield window, some
+            return
+        for half in window.halves():
+            yield from self._parts(half)
+
+    def _read(self, window: Window) -> pa.Table | None:
+        """The messages of a window with their times, in the order of times, partitions and addresses.
+
+        None if they are too many for the memory, and the window could be a shorter one.
+        """
         reader = self._opened()
-        tables, times = [], []
+        tables, times, size = [], [], 0
         for partition, (start, end) in window.ranges().items():
             for table in reader.read(partition, start, end):
                 times.append(window.times_of(partition, integers(table.column("address"))))
                 count = table.num_rows
                 names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([partition]))
                 tables.append(table.append_column("partition", names).append_column(TIME_FIELD, array_of(times[-1])))
+                size += table.nbytes
+                if size > 2 * WINDOW_BYTES and len(window.steps) > 1:
+                    return None
         if not tables:
             return pa.table({"partition": pa.array([], pa.string())})
         whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
@@ -229,6 +255,9 @@ class Ingestion:
             self._told = since
 
     def _progress(self, time: int, marks: Marks, messages: int, errors: int) -> Progress:
-        lag = dict(self._opened().lag(marks))
-        behind_ms = max(0, self._client.consensus.now() - time)
-        return Progress(time, messages, errors, lag, behind_ms, messages == 0)
+        reader, now = self._opened(), self._client.consensus.now()
+        behind = {
+            partition: Behind(lag.messages, lag.bytes, None if lag.read_ms is None else max(0, now - lag.read_ms) / 1e3)
+            for partition, lag in (reader.lags(marks) if isinstance(reader, TellsLags) else {}).items()
+        }
+        return Progress(time, messages, errors, dict(reader.lag(marks)), max(0, now - time), messages == 0, behind)

@@ -18,7 +18,7 @@ from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources.bindings import Bindings
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
-from persist_lib.storage.sources.declared import Custom, Decoding, From, Meaning
+from persist_lib.storage.sources.declared import Decoding, From, Meaning, check_place
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.health import Report
 from persist_lib.storage.sources.pipeline import Pipeline
@@ -95,8 +95,8 @@ class Sources:
         if check_schema(schema).times not in {None, "ms"}:
             raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {schema.times!r}")
         schema = _in_ms(schema)
-        if not isinstance(reader, (Files, Custom)):
-            raise InvalidUsage(f"reader must be Files(…) or Custom(…): got {shown(reader)}")
+        if not isinstance(reader, From):
+            raise InvalidUsage(f"reader must be Files(…), Kafka(…) or Custom(…): got {shown(reader)}")
         if decoding is None:
             decoding = Decoding(decoder=DECODERS[reader.format] if isinstance(reader, Files) else "json")  # type: ignore[arg-type]
         check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
@@ -105,7 +105,7 @@ class Sources:
         Pipeline(decoding, meaning, schema, decoded)
         if isinstance(reader, Files) and reader.format == "parquet" and meaning.keep_raw:
             raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
-        reader.open().close()
+        check_place(reader)
         deadline = self._deadline(timeout)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)

@@ -584,3 +584,29 @@ def test_a_source_on_s3_alone_where_there_are_no_transactions(tmp_path: Path) ->
         assert place.controller.list() == []
     finally:
         world.close()
+
+
+def test_a_window_that_is_larger_than_was_estimated_is_read_in_parts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WINDOW_BYTES", 4_000)
+    monkeypatch.setattr(running, "STEP_BYTES", 1_500)
+    monkeypatch.setattr(LineFiles, "estimate", lambda *_: 0)
+    place.create(meaning=Meaning(envelope="upsert"))
+    ahead = place.sources.open("s")
+    for n in range(12):
+        place.write("a.jsonl", *(row(n, f"{n}-{m}" + "x" * 40) for m in range(20)))
+        place.world.clock.advance(0.01)
+        ahead._mint(place.world.client().runtime.deadline(5))
+    sizes: list[int] = []
+    apply = Pipeline.apply
+
+    def noted(pipeline: Pipeline, messages: pa.Table, lookup: Any) -> Any:
+        sizes.append(messages.nbytes)
+        return apply(pipeline, messages, lookup)
+
+    monkeypatch.setattr(Pipeline, "apply", noted)
+    assert place.sources.open("s").step(mints=False).messages == 240
+    assert len(sizes) > 2
+    assert max(sizes) < 12_000
+    assert len(place.words()) == 12
