@@ -54,7 +54,7 @@ def create(
         ),
     ],
     format_: Annotated[
-        Literal["jsonl", "csv", "text", "parquet", "bytes"],
+        Literal["jsonl", "csv", "text", "parquet", "avro", "bytes"],
         typer.Option("--format", help="What is in the files, or in the values of messages."),
     ] = "jsonl",
     key: KeyColumns = None,
@@ -70,8 +70,14 @@ def create(
         ),
     ] = None,
     key_format: Annotated[
-        Literal["json", "text", "bytes"] | None,
+        Literal["json", "text", "bytes", "avro"] | None,
         typer.Option(help="Read the key columns from the keys of messages (Kafka).", show_default=False),
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE", help="Avro's schemas: the URL of a registry, or a folder of ID.avsc.", show_default=False
+        ),
     ] = None,
     include: Annotated[
         Pairs,
@@ -116,13 +122,13 @@ def create(
     persist source create users --from 'kafka://broker:9092/users?group=persist' --key-format json \\
         --key 'id:int64 not null' --value name:string --envelope upsert
     """
-    from persist_lib.storage.sources import Decoding, Meaning
+    from persist_lib.storage.sources import Decoding, Meaning, Registry
 
     schema = build_schema(key or [], value or [], None, times="ms")
     reader, decoder = _reader_of(place, format_, is_rotated=rotated, header=not no_header)
     decoding = Decoding(
         decoder=decoder, columns=_pairs(column, "--column"), extra="ignore" if ignore_extra else "refuse",
-        key=key_format,
+        key=key_format, registry=None if registry is None else Registry(place=registry),
     )  # fmt: skip
     about: Any = _pairs(include, "--include")
     meaning = Meaning(

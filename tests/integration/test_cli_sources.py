@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import fastavro
 import pytest
 
 from tests.integration.test_cli import Shell
@@ -178,3 +179,18 @@ def test_a_topic_becomes_a_collection_at_a_shell(sh: Fed):
     shown = sh.json("source", "show", "orders")
     assert shown["durable"] == {f"{topic.name}/0": 2, f"{topic.name}/1": 2}
     assert shown["reader"]["topics"] == [topic.name]
+
+
+def test_files_of_avro_become_a_collection_at_a_shell(sh: Fed):
+    written = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "id", "type": "int"}, {"name": "word", "type": "string"}],
+    }
+    with (sh.folder / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(written), [row(1, "a"), row(2, "b")])
+    sh("source", "create", "orders", "--from", sh.folder, "--format", "avro", *COLUMNS)
+    assert sh.json("ingest", "orders", "--once")["messages"] == 2
+    assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a"), (2, "b")]
+    words = ("--from", sh.folder, "--registry", "http://registry:8081", *COLUMNS)
+    assert "about Avro" in sh.fails(2, "source", "create", "other", *words)

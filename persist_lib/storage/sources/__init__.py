@@ -6,6 +6,7 @@ from persist_lib.storage.sources.declared import Custom, Decoding, Meaning
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.protocol import Lag, Mark, SourceReader
+from persist_lib.storage.sources.registry import Registry
 from persist_lib.storage.sources.running import Ingestion, Progress
 from persist_lib.storage.sources.sources import SourceDescription, Sources
 
@@ -19,6 +20,7 @@ __all__ = [
     "Mark",
     "Meaning",
     "Progress",
+    "Registry",
     "SourceDescription",
     "SourceReader",
     "Sources",

@@ -11,6 +11,7 @@ from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.storage.sources.health import SCHEMA as HEALTH
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
 from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
+from persist_lib.storage.sources.schemas import SCHEMA as SCHEMAS
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
@@ -32,6 +33,8 @@ def settle(controller: Controller, declared: Declared, record: SourceRecord, dea
         ids[role] = made.id
     health = ids.pop("health")
     client.open_writer(record.bindings, BINDINGS).close()
+    if record.decoding.registry is not None:
+        client.open_writer(record.schemas, SCHEMAS).close()
     hold(controller, changed(record, collections=ids))
 
     def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
@@ -72,6 +75,11 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
             with suppress(HoldConflict):
                 client.release_hold(record.bindings, HOLD)
             client.finish(record.bindings)
+    if record.decoding.registry is not None:
+        with suppress(ShardFinished, StillRead):
+            with client.open_writer(record.schemas, SCHEMAS) as write:
+                write.finish()
+            client.finish(record.schemas)
     id_ = minted(client)
 
     def begin(sources: dict[str, SourceRecord]) -> SourceRecord | None:

@@ -15,10 +15,11 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.protocol import SourceReader
+from persist_lib.storage.sources.registry import Registry
 
-Decoder = Literal["json", "csv", "text", "bytes", "rows"]
+Decoder = Literal["json", "csv", "text", "bytes", "rows", "avro"]
 Envelope = Literal["none", "upsert", "debezium"]
-KeyDecoder = Literal["json", "text", "bytes"]
+KeyDecoder = Literal["json", "text", "bytes", "avro"]
 About = Literal["partition", "address", "time", "key", "headers", "timestamp"]
 
 
@@ -58,6 +59,8 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     - "json": an object with the columns as names. "csv": the columns of the header, or `names`.
     - "text" and "bytes": one column of that type has it all.
     - "rows": the message is a struct already (Parquet).
+    - "avro": a record. `registry` says where the schemas of messages are; files have theirs. `avro` is a schema to read
+      by, as JSON: its defaults, aliases and promotions hold. Without registry and file, messages were written by it.
 
     `columns` says what a column is called in the messages, where that is something else. `extra` and `missing` say what
     becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
@@ -76,12 +79,18 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     extra: Literal["refuse", "ignore"] = "refuse"
     missing: Literal["refuse", "null"] = "refuse"
     epochs: Mapping[str, EpochUnit] = {}
+    avro: str | None = None
+    registry: Registry | None = None
 
     def __post_init__(self) -> None:
         if self.decoder not in get_args(Decoder):
             raise InvalidUsage(f"decoder must be one of {get_args(Decoder)}: got {shown(self.decoder)}")
         if self.key is not None and self.key not in get_args(KeyDecoder):
             raise InvalidUsage(f"key must be one of {get_args(KeyDecoder)}: got {shown(self.key)}")
+        if "avro" not in {self.decoder, self.key} and (self.avro is not None or self.registry is not None):
+            raise InvalidUsage('avro and registry are about Avro: pass decoder="avro" or key="avro"')
+        if self.key == "avro" and self.registry is None:
+            raise InvalidUsage('key="avro" needs a registry, as nothing else says how a key was written')
         for name in ("delimiter", "quote"):
             text = getattr(self, name)
             if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\r\n":

@@ -52,7 +52,7 @@ def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
             found = _rows(decoding, schema, values, kept)
         case "text" | "bytes":
             found = _plain(schema, values, kept)
-        case "json":
+        case "json" | "avro":  # Avro has become JSON
             parser = JsonLines(decoding, schema)
             found = _lines(parser, values, kept)
         case "csv":

@@ -23,6 +23,7 @@ from persist_lib.storage.sources.declared import Decoding, Meaning, imported
 from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes
 from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
 from persist_lib.storage.sources.keyed import decode_keyed
+from persist_lib.storage.sources.registry import Written
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
@@ -33,6 +34,7 @@ ABOUT: Mapping[str, pa.DataType] = {
     "partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC"), "key": pa.binary(),
     "headers": pa.string(), "timestamp": pa.timestamp("ms", "UTC"),
 }  # fmt: skip
+NO_SCHEMAS: Mapping[int, Written] = {}
 Transform = Callable[[pa.Table], pa.Table]
 
 
@@ -61,27 +63,40 @@ class Pipeline:
         _check_one_column(decoding.decoder, self.decoded, [name for name in self.decoded.names if name not in keys])
         if decoding.key is not None:
             _check_one_column(decoding.key, self.decoded, keys)
-        if meaning.envelope == "debezium" and decoding.decoder != "json":
-            raise InvalidUsage('changes of Debezium are read with decoder="json"')
+        if meaning.envelope == "debezium" and decoding.decoder not in {"json", "avro"}:
+            raise InvalidUsage('changes of Debezium are read with decoder="json" or "avro"')
+        self.needs_avro = "avro" in {decoding.decoder, decoding.key}
+        if self.needs_avro:
+            from persist_lib.storage.sources.avro import check  # noqa: PLC0415 - fastavro is an extra
 
-    def apply(self, messages: pa.Table, lookup: Lookup) -> Made:
-        """Make updates of messages, which are in the order of their times, partitions and addresses."""
+            check(decoding)
+
+    def apply(self, messages: pa.Table, lookup: Lookup, schemas: Mapping[int, Written] = NO_SCHEMAS) -> Made:
+        """Make updates of messages, which are in the order of their times, partitions and addresses.
+
+        `schemas` are those of a registry, by their ids: all that the messages name.
+        """
         if not messages.num_rows:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW)))
         raw = _raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
-        found = self._decode(messages)
+        found = self._decode(messages, schemas)
         places = pa.array(found.lines, pa.int64())
         rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
         rows = self._with_places(rows, messages, places)
         rows = self._transformed(rows)
         return Made(self._updates(rows, lookup), _errors_of(messages, found), raw)
 
-    def _decode(self, messages: pa.Table) -> Decoded:
+    def _decode(self, messages: pa.Table, schemas: Mapping[int, Written]) -> Decoded:
+        decoding = self.decoding
+        if self.needs_avro:
+            from persist_lib.storage.sources.avro import as_json  # noqa: PLC0415 - fastavro is an extra
+
+            decoding, messages = as_json(decoding, messages, schemas)
         if self.meaning.envelope == "debezium":
-            return decode_changes(self.decoding, self.decoded, messages)
-        if self.decoding.key is not None:
-            return decode_keyed(self.decoding, self.decoded, messages, deletes=self.meaning.envelope == "upsert")
-        return decode(self.decoding, self.decoded, messages)
+            return decode_changes(decoding, self.decoded, messages)
+        if decoding.key is not None:
+            return decode_keyed(decoding, self.decoded, messages, deletes=self.meaning.envelope == "upsert")
+        return decode(decoding, self.decoded, messages)
 
     def _updates(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
         if self.meaning.envelope == "none":

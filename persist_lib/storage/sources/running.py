@@ -6,7 +6,7 @@ least upper of what it writes. See docs/design/0042-sources.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,10 +33,12 @@ from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME_FIELD
 from persist_lib.storage.sources.bindings import Bindings, Marks
-from persist_lib.storage.sources.pipeline import Made, Pipeline
+from persist_lib.storage.sources.pipeline import NO_SCHEMAS, Made, Pipeline
 from persist_lib.storage.sources.protocol import SourceReader, TellsLags
 from persist_lib.storage.sources.reclock import Window, in_order, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord
+from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.schemas import Schemas
 from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -89,6 +91,8 @@ class Ingestion:
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
         self._reader: SourceReader | None = None
         self._bindings = Bindings(self._client, bindings)
+        registry = record.decoding.registry
+        self._schemas = None if registry is None else Schemas(self._client, record.schemas, registry)
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -118,6 +122,8 @@ class Ingestion:
         """Release what it has open. Idempotent."""
         self._drop()
         self._bindings.close()
+        if self._schemas is not None:
+            self._schemas.close()
 
     def _drop(self) -> None:
         """Forget what is in memory."""
@@ -152,7 +158,7 @@ class Ingestion:
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, self._opened().estimate):
             for part, some in self._parts(window):
-                made = self._pipeline.apply(some, partial(self._lookup, part))
+                made = self._pipeline.apply(some, partial(self._lookup, part), self._schemas_of(some, timeout_s))
                 self._check_errors(made, part)
                 self._write(made, part, self._client.runtime.deadline(timeout_s))
                 messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, part.end
@@ -190,6 +196,15 @@ class Ingestion:
         whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
         order = in_order(times)
         return whole if (order[1:] > order[:-1]).all() else take(whole, order)
+
+    def _schemas_of(self, messages: pa.Table, timeout_s: float) -> Mapping[int, Written]:
+        """The schemas that messages name, as they are committed."""
+        if self._schemas is None:
+            return NO_SCHEMAS
+        from persist_lib.storage.sources.avro import ids_of  # noqa: PLC0415 - fastavro is an extra
+
+        ids = ids_of(self.record.decoding, messages)
+        return self._schemas.learn(ids, self._client.runtime.deadline(timeout_s))
 
     def _lookup(self, window: Window, keys: pa.Table) -> pa.Table:
         """The state: what the output has of these keys as of just before the window (nothing at 0)."""

@@ -29,7 +29,7 @@ from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
-DECODERS = {"jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows"}
+DECODERS = {"jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows", "avro": "avro"}
 LONGEST_PAUSE_S = 30.0
 """Between attempts at what does not pass."""
 Told = Callable[[Progress | PersistError], object]
