@@ -79,6 +79,17 @@ def create(
             metavar="PLACE", help="Avro's schemas: the URL of a registry, or a folder of ID.avsc.", show_default=False
         ),
     ] = None,
+    transactions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="With debezium: let changes wait until theirs is whole, as TOPIC says.",
+            show_default=False,
+        ),
+    ] = None,
+    in_order: Annotated[
+        bool, typer.Option("--in-order", help="With --transactions: also until all that began before are whole.")
+    ] = False,
     include: Annotated[
         Pairs,
         typer.Option(
@@ -122,7 +133,7 @@ def create(
     persist source create users --from 'kafka://broker:9092/users?group=persist' --key-format json \\
         --key 'id:int64 not null' --value name:string --envelope upsert
     """
-    from persist_lib.storage.sources import Decoding, Meaning, Registry
+    from persist_lib.storage.sources import Decoding, Meaning, Registry, Transactions
 
     schema = build_schema(key or [], value or [], None, times="ms")
     reader, decoder = _reader_of(place, format_, is_rotated=rotated, header=not no_header)
@@ -130,10 +141,13 @@ def create(
         decoder=decoder, columns=_pairs(column, "--column"), extra="ignore" if ignore_extra else "refuse",
         key=key_format, registry=None if registry is None else Registry(place=registry),
     )  # fmt: skip
+    if in_order and transactions is None:
+        raise InvalidUsage("--in-order is about transactions: pass --transactions TOPIC")
+    held = None if transactions is None else Transactions(topic=transactions, in_order=in_order)
     about: Any = _pairs(include, "--include")
     meaning = Meaning(
         envelope=envelope, deletes=deletes, include=about, transform=transform, most_errors=most_errors,
-        keep_raw=keep_raw,
+        keep_raw=keep_raw, transactions=held,
     )  # fmt: skip
     kept = None if retention is None else distance_of(retention)
     with sourcing(session, create=True) as sources:

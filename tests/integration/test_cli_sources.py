@@ -89,6 +89,8 @@ def test_a_life_of_a_source(sh: Fed):
         (("--include", "address"), "--include takes"),
         (("--include", "id=offset"), "include"),
         (("--deletes", "gone"), "deletes"),
+        (("--in-order",), "--transactions"),
+        (("--transactions", "t"), "debezium"),
         (("--transform", "nonsense"), "package.module:function"),
     ],
 )

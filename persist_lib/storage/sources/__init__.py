@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist_lib.storage.sources.declared import Custom, Decoding, Meaning
+from persist_lib.storage.sources.declared import Custom, Decoding, Meaning, Transactions
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.protocol import Lag, Mark, SourceReader
@@ -24,4 +24,5 @@ __all__ = [
     "SourceDescription",
     "SourceReader",
     "Sources",
+    "Transactions",
 ]

@@ -12,6 +12,7 @@ from persist_lib.storage.sources.health import SCHEMA as HEALTH
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
 from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
 from persist_lib.storage.sources.schemas import SCHEMA as SCHEMAS
+from persist_lib.storage.sources.transactions import WAITING
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
@@ -23,12 +24,12 @@ def settle(controller: Controller, declared: Declared, record: SourceRecord, dea
         return
     client = controller.client
     ids: dict[str, str] = {}
-    schemas = {"output": record.columns, "errors": ERRORS, "raw": RAW, "health": HEALTH}
+    schemas = {"output": record.columns, "errors": ERRORS, "raw": RAW, "waiting": WAITING, "health": HEALTH}
     for role, name in names_of(record).items():
         made = controller.create(
             name, schemas[role], shards=record.shards if role == "output" else 1,
             mode="compare_and_append" if role == "health" else "append",
-            retention=record.retention if role == "output" else None, command=f"{record.id}.{role}",
+            retention={"output": record.retention, "waiting": 0}.get(role), command=f"{record.id}.{role}",
         )  # fmt: skip
         ids[role] = made.id
     health = ids.pop("health")
@@ -100,7 +101,8 @@ def names_of(record: SourceRecord) -> dict[str, str]:
     """The collections of a source, by what they are for."""
     name = record.name
     raw = {"raw": f"{name}/raw"} if record.meaning.keep_raw else {}
-    return {"output": name, "errors": f"{name}/errors", **raw, "health": f"{name}/health"}
+    waiting = {} if record.meaning.transactions is None else {"waiting": f"{name}/waiting"}
+    return {"output": name, "errors": f"{name}/errors", **raw, **waiting, "health": f"{name}/health"}
 
 
 def asked(record: SourceRecord) -> SourceRecord:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from persist_lib.arguments import parse_flag, parse_integer, shown
+from persist_lib.arguments import parse_flag, parse_integer, parse_text, shown
 from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.sources.files import Files
@@ -116,6 +116,31 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return self.columns.get(column, column)
 
 
+class Transactions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Changes of Debezium wait until their transaction is whole, as the messages of `topic` say.
+
+    `topic` is the topic of transactions (one of the source's), or a partition's name. `collections` are those whose
+    changes the source reads, as the messages name them; by default all. With `in_order` a transaction also waits for
+    all that begin before it. The last `remembered` ones that were whole are known, so that their changes say nothing
+    when a connector repeats them.
+    """
+
+    topic: str
+    collections: tuple[str, ...] = ()
+    in_order: bool = False
+    remembered: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not parse_text(self.topic, "topic", 4096):
+            raise InvalidUsage("topic must be the name of the topic of transactions: got ''")
+        if not isinstance(self.collections, tuple) or not all(isinstance(one, str) and one for one in self.collections):
+            raise InvalidUsage(
+                f"collections must be a tuple of texts such as ('public.users',): got {shown(self.collections)}"
+            )
+        parse_flag(self.in_order, "in_order")
+        parse_integer(self.remembered, "remembered", 0, 1_000_000)
+
+
 class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What becomes of rows. With the envelope "none" each is added. With "upsert" it replaces the row of its key.
 
@@ -123,7 +148,8 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     the messages, not of the output, that is true where the key's row is taken away. `include` fills columns of the
     output with what a message's place is, not with what is in it. `transform` is "package.module:function", a pure
     function of the decoded rows with `_time` (Arrow) that makes the output's rows of them; it is called for many
-    messages at once. `most_errors` stops the source when there are more than that many bad messages.
+    messages at once. `transactions` (of "debezium") lets changes wait until theirs is whole. `most_errors` stops the
+    source when there are more than that many bad messages.
     """
 
     envelope: Envelope = "none"
@@ -132,6 +158,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     transform: str | None = None
     most_errors: int | None = None
     keep_raw: bool = False
+    transactions: Transactions | None = None
 
     def __post_init__(self) -> None:
         if self.envelope not in get_args(Envelope):
@@ -144,6 +171,8 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
             _parse_name(self.transform, "transform")
         if self.transform is not None and self.envelope == "debezium":
             raise InvalidUsage("changes of Debezium are applied as they are: leave out transform")
+        if self.transactions is not None and self.envelope != "debezium":
+            raise InvalidUsage('transactions are those of Debezium: pass envelope="debezium"')
         if self.most_errors is not None:
             parse_integer(self.most_errors, "most_errors", 0)
         parse_flag(self.keep_raw, "keep_raw")

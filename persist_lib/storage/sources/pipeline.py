@@ -24,6 +24,7 @@ from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decod
 from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
 from persist_lib.storage.sources.keyed import decode_keyed
 from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.transactions import WAITING, hold_back
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
@@ -39,11 +40,14 @@ Transform = Callable[[pa.Table], pa.Table]
 
 
 class Made(NamedTuple):
-    """What messages amount to: consolidated updates of the output, of the errors, and of the raw messages."""
+    """What messages amount to: consolidated updates of the output, of the errors, of the raw messages, and of what
+    waits for the rest of its transaction.
+    """
 
     output: pa.Table
     errors: pa.Table
     raw: pa.Table
+    waiting: pa.Table
 
 
 class Pipeline:
@@ -71,27 +75,42 @@ class Pipeline:
 
             check(decoding)
 
-    def apply(self, messages: pa.Table, lookup: Lookup, schemas: Mapping[int, Written] = NO_SCHEMAS) -> Made:
+    def apply(
+        self,
+        messages: pa.Table,
+        lookup: Lookup,
+        schemas: Mapping[int, Written] = NO_SCHEMAS,
+        waiting: pa.Table | None = None,
+    ) -> Made:
         """Make updates of messages, which are in the order of their times, partitions and addresses.
 
-        `schemas` are those of a registry, by their ids: all that the messages name.
+        `schemas` are those of a registry, by their ids: all that the messages name. `waiting` is what waits as of just
+        before the first time.
         """
         if not messages.num_rows:
-            return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW)))
+            return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW, WAITING)))
         raw = _raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
-        found = self._decode(messages, schemas)
+        decoding, ready = self._as_json(messages, schemas)
+        held = WAITING.updates.empty_table()
+        if self.meaning.transactions is not None:
+            state = WAITING.contents.empty_table() if waiting is None else waiting
+            messages, held = hold_back(self.meaning.transactions, ready, state)
+            ready = messages
+        found = self._decode(decoding, ready)
         places = pa.array(found.lines, pa.int64())
         rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
         rows = self._with_places(rows, messages, places)
         rows = self._transformed(rows)
-        return Made(self._updates(rows, lookup), _errors_of(messages, found), raw)
+        return Made(self._updates(rows, lookup), _errors_of(messages, found), raw, held)
 
-    def _decode(self, messages: pa.Table, schemas: Mapping[int, Written]) -> Decoded:
-        decoding = self.decoding
-        if self.needs_avro:
-            from persist_lib.storage.sources.avro import as_json  # noqa: PLC0415 - fastavro is an extra
+    def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
+        if not self.needs_avro:
+            return self.decoding, messages
+        from persist_lib.storage.sources.avro import as_json  # noqa: PLC0415 - fastavro is an extra
 
-            decoding, messages = as_json(decoding, messages, schemas)
+        return as_json(self.decoding, messages, schemas)
+
+    def _decode(self, decoding: Decoding, messages: pa.Table) -> Decoded:
         if self.meaning.envelope == "debezium":
             return decode_changes(decoding, self.decoded, messages)
         if decoding.key is not None:

@@ -158,7 +158,8 @@ class Ingestion:
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, self._opened().estimate):
             for part, some in self._parts(window):
-                made = self._pipeline.apply(some, partial(self._lookup, part), self._schemas_of(some, timeout_s))
+                schemas = self._schemas_of(some, timeout_s)
+                made = self._pipeline.apply(some, partial(self._lookup, part), schemas, self._waiting(part))
                 self._check_errors(made, part)
                 self._write(made, part, self._client.runtime.deadline(timeout_s))
                 messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, part.end
@@ -212,6 +213,11 @@ class Ingestion:
         if window.start == 0:
             return output.schema.contents.empty_table()
         return output.lookup(keys, window.start - 1)
+
+    def _waiting(self, window: Window) -> pa.Table | None:
+        """The state of transactions as of just before the window (none at 0)."""
+        target = self._writing().get("waiting")
+        return None if target is None or window.start == 0 else target.contents(window.start - 1)
 
     def _check_errors(self, made: Made, window: Window) -> None:
         most = self.record.meaning.most_errors

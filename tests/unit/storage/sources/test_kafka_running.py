@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, Gone, PersistError
-from persist_lib.storage.sources import Decoding, Kafka, Meaning, Sources
+from persist_lib.storage.sources import Decoding, Kafka, Meaning, Sources, Transactions
 from persist_lib.storage.sources.kafka import cluster
-from tests.kafka import Topic
+from tests.bank import MARKS, TOPICS, Bank, by_time, sums
+from tests.kafka import QUICK, Topic
 from tests.unit.storage.sources.test_kafka import committed
 from tests.worlds import World
 
@@ -149,3 +151,42 @@ def test_an_instance_stalls_while_brokers_fail_and_goes_on(place: Place, monkeyp
     place.sources.run("s", until_idle=True, told=told)
     assert place.words() == {0: "a"}
     assert all(isinstance(one, Determinate) for one in heard if isinstance(one, PersistError))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_no_time_shows_half_of_a_transaction_of_several_topics(in_order: bool) -> None:
+    """Debezium's topics, one with three partitions, written bit by bit and with repeats; two instances take turns."""
+    world, dice = World(), random.Random(in_order)
+    try:
+        bank, topics = Bank(dice), {name: Topic(1 if name == MARKS else 3) for name in (*TOPICS, MARKS)}
+        for _ in range(25):
+            bank.transfer()
+        declared = Kafka(
+            brokers=topics[MARKS].kafka.brokers, topics=tuple(topic.name for topic in topics.values()), options=QUICK
+        )
+        how = Transactions(topic=topics[MARKS].name, in_order=in_order)
+        sources = [Sources(world.client().controller()) for _ in range(2)]
+        schema = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64 not null"})
+        sources[0].create("bank", declared, schema, meaning=Meaning(envelope="debezium", transactions=how))
+        instances = [one.open("bank") for one in sources]
+        left = {name: [one for one in bank.with_repeats() if one.topic == name] for name in topics}
+        while any(left.values()):
+            for name, topic in topics.items():
+                for _ in range(dice.randrange(15)):
+                    if left[name]:
+                        one = left[name].pop(0)
+                        partition = 0 if name == MARKS else int(one.key) % 3
+                        topic.producer.produce(topic.name, one.value, one.key, partition=partition)
+                topic.producer.flush(10)
+            world.clock.advance(1)
+            instances[dice.randrange(2)].step()
+        for instance in instances * 2:
+            world.clock.advance(1)
+            instance.step()
+        with sources[0].controller.open_reader("bank") as reader:
+            found = by_time(reader.changes(None).to_pylist())
+        assert all(sums(contents) for contents in found.values())
+        assert found[max(found)] == bank.balances
+        assert len(found) > 3
+    finally:
+        world.close()
