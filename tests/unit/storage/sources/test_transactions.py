@@ -31,14 +31,16 @@ def pipeline_of(**how: Any) -> Pipeline:
 
 
 def arrivals(dice: random.Random, told: Sequence[Told], times: int) -> list[Arrived]:
-    """Each topic's messages in their order, at times that have nothing to do with those of other topics."""
+    """The messages of each partition in their order, at times that have nothing to do with those of others."""
+    parts = dice.choice([1, 2, 3])
+    values: dict[str, list[bytes]] = {}
+    for one in told:
+        number = 0 if one.topic == MARKS else int(one.key) // 2 % parts
+        values.setdefault(f"{one.topic}/{number}", []).append(one.value)
     found: list[Arrived] = []
-    for topic in sorted({one.topic for one in told}):
-        values = [one.value for one in told if one.topic == topic]
-        at = sorted(dice.randrange(1, times + 1) for _ in values)
-        found += [
-            (time, f"{topic}/0", place, value) for place, (time, value) in enumerate(zip(at, values, strict=True))
-        ]
+    for name in sorted(values):
+        at = sorted(dice.randrange(1, times + 1) for _ in values[name])
+        found += [(time, name, n, value) for n, (time, value) in enumerate(zip(at, values[name], strict=True))]
     return sorted(found)
 
 
