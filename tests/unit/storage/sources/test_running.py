@@ -147,10 +147,10 @@ def test_windows_bound_memory_and_change_nothing(place: Place, monkeypatch: pyte
     most = 0
     apply = Pipeline.apply
 
-    def seen(self: Any, messages: pa.Table, lookup: Any) -> Any:
+    def seen(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
         nonlocal most
         most = max(most, messages.num_rows)
-        return apply(self, messages, lookup)
+        return apply(self, messages, lookup, *more)
 
     monkeypatch.setattr(Pipeline, "apply", seen)
     for name in ("a", "b", "c"):
@@ -262,7 +262,7 @@ def test_other_rows_than_those_committed_are_diverged_and_nothing_is_written(
     assert len(set(uppers.values())) > 1
     decode = Pipeline.apply
 
-    def wrong(self: Any, messages: pa.Table, lookup: Any) -> Any:
+    def wrong(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
         made = decode(self, messages, lookup)
         return made._replace(output=made.output.slice(1))
 
@@ -309,8 +309,8 @@ def test_two_that_differ_and_append_at_once_are_found_out(place: Place, monkeypa
     mine = place.sources.open("s")
     append, apply = Target.append, Pipeline.apply
 
-    def wrong(self: Any, messages: pa.Table, lookup: Any) -> Any:
-        made = apply(self, messages, lookup)
+    def wrong(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
+        made = apply(self, messages, lookup, *more)
         return made._replace(output=made.output.slice(1)) if self is other._pipeline else made
 
     def rivalled(self: Any, *args: Any) -> None:
@@ -601,9 +601,9 @@ def test_a_window_that_is_larger_than_was_estimated_is_read_in_parts(
     sizes: list[int] = []
     apply = Pipeline.apply
 
-    def noted(pipeline: Pipeline, messages: pa.Table, lookup: Any) -> Any:
+    def noted(pipeline: Pipeline, messages: pa.Table, lookup: Any, *more: Any) -> Any:
         sizes.append(messages.nbytes)
-        return apply(pipeline, messages, lookup)
+        return apply(pipeline, messages, lookup, *more)
 
     monkeypatch.setattr(Pipeline, "apply", noted)
     assert place.sources.open("s").step(mints=False).messages == 240
