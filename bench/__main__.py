@@ -42,6 +42,7 @@ BENCHMARKS = {
     "tables": "bench.tables:tables",
     "collections": "bench.collections:collections",
     "sources": "bench.sources:sources",
+    "kafka": "bench.kafka:kafka",
     "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}

@@ -18,7 +18,7 @@ from persist_lib.cli.render import plain_table
 from persist_lib.cli.schemas import KeyColumns, ValueColumns, build_schema, schema_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, redacted
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.storage.sources import SourceDescription, Sources
@@ -47,13 +47,15 @@ def create(
         typer.Option(
             "--from",
             metavar="PLACE",
-            help="A folder, s3://bucket/prefix/, postgresql://…, or collection:NAME.",
+            help="A folder, s3://bucket/prefix/, kafka://broker:9092/topic, postgresql://…, or collection:NAME.",
             show_default=False,
         ),
     ],
     format_: Annotated[
-        Literal["jsonl", "csv", "text", "parquet"] | None,
-        typer.Option("--format", help="What is in the files.", show_default=False),
+        Literal["jsonl", "csv", "text", "parquet", "avro", "bytes"] | None,
+        typer.Option(
+            "--format", help="What is in the files, or in the values of messages (jsonl).", show_default=False
+        ),
     ] = None,
     table: Annotated[
         str | None,
@@ -75,10 +77,33 @@ def create(
             metavar="COLUMN", help="With upsert: true in rows that take their key's row away.", show_default=False
         ),
     ] = None,
+    key_format: Annotated[
+        Literal["json", "text", "bytes", "avro"] | None,
+        typer.Option(help="Read the key columns from the keys of messages (Kafka).", show_default=False),
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE", help="Avro's schemas: the URL of a registry, or a folder of ID.avsc.", show_default=False
+        ),
+    ] = None,
+    transactions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="With debezium: let changes wait until theirs is whole, as TOPIC says.",
+            show_default=False,
+        ),
+    ] = None,
+    in_order: Annotated[
+        bool, typer.Option("--in-order", help="With --transactions: also until all that began before are whole.")
+    ] = False,
     include: Annotated[
         Pairs,
         typer.Option(
-            metavar="COLUMN=WHAT", help="Fill a column with partition, address or time. Repeatable.", show_default=False
+            metavar="COLUMN=WHAT",
+            help="Fill a column with partition, address or time; of Kafka also key, headers or timestamp. Repeatable.",
+            show_default=False,
         ),
     ] = None,
     column: Annotated[
@@ -104,7 +129,8 @@ def create(
     retention: RetentionOption = None,
     command: Command = None,
 ) -> None:
-    """Declare a source: files whose lines or rows become the collection NAME, at times of the store's clock.
+    """Declare a source: lines or rows of files, or messages of topics, become the collection NAME, at times of the
+    store's clock.
 
     Or another collection, whose rows become those of NAME at the times that they have; or a table of PostgreSQL, which
     is followed, and whose columns are those of the table unless others are declared.
@@ -115,16 +141,18 @@ def create(
     persist source create orders --from in --format jsonl --key id:int64 --value cents:int64 --envelope upsert
     persist source create logs --from /var/log/app --format text --rotated --key 'at:uint64 not null' \\
         --value line:string --include at=address
+    persist source create users --from 'kafka://broker:9092/users?group=persist' --key-format json \\
+        --key 'id:int64 not null' --value name:string --envelope upsert
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     persist source create orders --from postgresql://me@host/shop --table public.orders
     """
-    from persist_lib.storage.sources import Collection, Decoding, Files, Meaning, Postgres
-    from persist_lib.storage.sources.declaring import DECODERS
+    from persist_lib.storage.sources import Decoding, Meaning, Postgres, Registry, Transactions
 
-    kind, _, rest = place.partition(":")
+    kind = place.partition(":")[0]
     is_table, is_derived = kind in {"postgresql", "postgres"}, kind == "collection"
     if is_table:
-        given = {"--format": format_, "--deletes": deletes, "--transform": transform, "--keep-raw": keep_raw}
+        given = {"--format": format_, "--deletes": deletes, "--transform": transform, "--keep-raw": keep_raw,
+                 "--key-format": key_format, "--registry": registry, "--transactions": transactions}  # fmt: skip
         if wrong := [option for option, what in given.items() if what]:
             raise InvalidUsage(f"{wrong[0]} is for files; a table of PostgreSQL says itself what its changes mean")
         if envelope != "none" or table is None:
@@ -133,30 +161,27 @@ def create(
         raise InvalidUsage("--table and --publication are for postgresql://; of files, give --format")
     if (is_derived or is_table) and (format_ is not None or rotated or no_header):
         raise InvalidUsage("--format, --rotated and --no-header are for files, and this reads rows")
+    if in_order and transactions is None:
+        raise InvalidUsage("--in-order is about transactions: pass --transactions TOPIC")
     schema = None
     if key or value or not is_table:
         schema = build_schema(key or [], value or [], None, times=None if is_derived else "ms")
     reader: From
-    decoder: Any = "rows"
+    decoder: Any
     if is_table:
         reader, decoder = Postgres(url=place, table=str(table), publication=publication), "pgoutput"
-    elif is_derived:
-        reader = Collection(rest)
-    elif format_ is None:
-        raise InvalidUsage("say --format: jsonl, csv, text or parquet")
     else:
-        reader = Files(
-            place=place, format=format_, header=not no_header, identity="first line" if rotated else "path"
-        )  # fmt: skip
-        decoder = DECODERS[format_]
+        reader, decoder = _reader_of(place, format_, is_rotated=rotated, header=not no_header)
+    held = None if transactions is None else Transactions(topic=transactions, in_order=in_order)
     kept = None if retention is None else distance_of(retention)
     decoding = Decoding(
-        decoder=decoder, columns=pairs_of(column, "--column"), extra="ignore" if ignore_extra or is_table else "refuse"
+        decoder=decoder, columns=pairs_of(column, "--column"), extra="ignore" if ignore_extra or is_table else "refuse",
+        key=key_format, registry=None if registry is None else Registry(place=registry),
     )  # fmt: skip
     about: Any = pairs_of(include, "--include")
     meaning = Meaning(
         envelope="changes" if is_table else envelope, deletes=deletes, include=about, transform=transform,
-        most_errors=most_errors, keep_raw=keep_raw,
+        most_errors=most_errors, keep_raw=keep_raw, transactions=held,
     )  # fmt: skip
     with sourcing(session, create=True) as sources:
         found = sources.create(
@@ -170,8 +195,30 @@ def create(
             command=command,
         )
     session.answer(
-        value_of(found), f"created {name} from {table or place}: {found.schema}", f"start it: persist ingest {name}"
+        value_of(found),
+        f"created {name} from {table or redacted(place)}: {found.schema}",
+        f"start it: persist ingest {name}",
     )
+
+
+def _reader_of(place: str, format_: str | None, *, is_rotated: bool, header: bool) -> tuple[From, Any]:
+    """The reader of a place, and the decoder of what is there."""
+    from persist_lib.storage.sources import Collection, Files
+    from persist_lib.storage.sources.declaring import DECODERS
+    from persist_lib.storage.sources.kafka import parse_kafka_url
+
+    if place.startswith("collection:"):
+        return Collection(place.partition(":")[2]), "rows"
+    if format_ is None and not place.startswith("kafka:"):
+        raise InvalidUsage("say --format: jsonl, csv, text, parquet or avro")
+    format_ = format_ or "jsonl"
+    decoder = DECODERS.get(format_, format_)
+    if not place.startswith("kafka:"):
+        how: Any = format_
+        return Files(place=place, format=how, header=header, identity="first line" if is_rotated else "path"), decoder
+    if is_rotated or not header or format_ == "parquet":
+        raise InvalidUsage("--rotated, --no-header and --format parquet are about files, not about topics")
+    return parse_kafka_url(place), decoder
 
 
 def list_(session: Session) -> None:

@@ -11,11 +11,13 @@ import threading
 import time
 from pathlib import Path
 
+import fastavro
 import psycopg
 import pytest
 
 from tests import servers
 from tests.integration.test_cli import Shell
+from tests.kafka import Topic
 
 COLUMNS = ("--key", "id:int64 not null", "--value", "word:string")
 
@@ -90,6 +92,8 @@ def test_a_life_of_a_source(sh: Fed):
         (("--include", "address"), "--include takes"),
         (("--include", "id=offset"), "include"),
         (("--deletes", "gone"), "deletes"),
+        (("--in-order",), "--transactions"),
+        (("--transactions", "t"), "debezium"),
         (("--transform", "nonsense"), "package.module:function"),
     ],
 )
@@ -320,3 +324,38 @@ def test_a_source_is_mended_while_two_processes_ingest_it(sh: Fed):
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def test_a_topic_becomes_a_collection_at_a_shell(sh: Fed):
+    topic = Topic(2)
+    topic.write([b'{"word": "a"}', b"bad"], 0, [b"1", b"2"])
+    topic.write([b'{"word": "b"}', None], 1, [b"3", b"3"])
+    place = f"kafka://{topic.kafka.brokers}/{topic.name}?group=g&fetch.wait.max.ms=5"
+    words = ("--key-format", "json", "--envelope", "upsert", *COLUMNS)
+    assert "there is no topic" in sh.fails(
+        1, "source", "create", "o", "--from", place.replace(topic.name, "nope"), *COLUMNS
+    )
+    assert "files" in sh.fails(2, "source", "create", "o", "--from", place, "--rotated", *COLUMNS)
+    assert "env:NAME" in sh.fails(2, "source", "create", "o", "--from", f"{place}&sasl.password=hunter2", *COLUMNS)
+    sh("source", "create", "orders", "--from", place, *words)
+    done = sh.json("ingest", "orders", "--once")
+    assert (done["messages"], done["errors"]) == (4, 1)
+    assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a")]
+    shown = sh.json("source", "show", "orders")
+    assert shown["durable"] == {f"{topic.name}/0": 2, f"{topic.name}/1": 2}
+    assert shown["reader"]["topics"] == [topic.name]
+
+
+def test_files_of_avro_become_a_collection_at_a_shell(sh: Fed):
+    written = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "id", "type": "int"}, {"name": "word", "type": "string"}],
+    }
+    with (sh.folder / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(written), [row(1, "a"), row(2, "b")])
+    sh("source", "create", "orders", "--from", sh.folder, "--format", "avro", *COLUMNS)
+    assert sh.json("ingest", "orders", "--once")["messages"] == 2
+    assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a"), (2, "b")]
+    words = ("--from", sh.folder, "--registry", "http://registry:8081", *COLUMNS)
+    assert "about Avro" in sh.fails(2, "source", "create", "other", *words)

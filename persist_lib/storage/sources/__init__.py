@@ -1,15 +1,17 @@
-"""Sources: outside data made definite. A source reads files, gives their messages times, and writes collections."""
+"""Sources: outside data made definite. One reads files or topics, gives messages times, and writes collections."""
 
 from __future__ import annotations
 
 from persist_lib.storage.sources.alerts import Alert, Limits, judge
-from persist_lib.storage.sources.declared import Collection, Custom, Decoding, Meaning
+from persist_lib.storage.sources.declared import Collection, Custom, Decoding, Meaning, Transactions
 from persist_lib.storage.sources.described import SourceDescription
 from persist_lib.storage.sources.files import Files
+from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.news import News, look
 from persist_lib.storage.sources.postgres import Postgres
-from persist_lib.storage.sources.protocol import Mark, SourceReader
+from persist_lib.storage.sources.protocol import Lag, Mark, SourceReader
+from persist_lib.storage.sources.registry import Registry
 from persist_lib.storage.sources.running import Ingestion, Progress
 from persist_lib.storage.sources.sources import Sources
 
@@ -20,6 +22,8 @@ __all__ = [
     "Decoding",
     "Files",
     "Ingestion",
+    "Kafka",
+    "Lag",
     "Limits",
     "Mark",
     "Meaning",
@@ -27,9 +31,11 @@ __all__ = [
     "News",
     "Postgres",
     "Progress",
+    "Registry",
     "SourceDescription",
     "SourceReader",
     "Sources",
+    "Transactions",
     "judge",
     "look",
 ]

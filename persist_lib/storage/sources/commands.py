@@ -14,6 +14,8 @@ from persist_lib.storage.sources.health import SCHEMA as HEALTH
 from persist_lib.storage.sources.opening import make_outside, take_outside_away
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
 from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
+from persist_lib.storage.sources.schemas import SCHEMA as SCHEMAS
+from persist_lib.storage.sources.transactions import WAITING
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
@@ -33,16 +35,18 @@ def settle(
         record = hold_input(client, record, is_new=True)
     ids: dict[str, str] = {}
     errors = in_unit(ERRORS, record.columns.times)
-    schemas = {"output": record.columns, "errors": errors, "raw": RAW, "health": HEALTH}
+    schemas = {"output": record.columns, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
     for role, name in names_of(record).items():
         made = controller.create(
             name, schemas[role], shards=record.shards if role == "output" else 1,
             mode="compare_and_append" if role == "health" else "append",
-            retention=record.retention if role == "output" else None, command=f"{record.id}.{role}",
+            retention={"output": record.retention, "waiting": 0}.get(role), command=f"{record.id}.{role}",
         )  # fmt: skip
         ids[role] = made.id
     health = ids.pop("health")
     client.open_writer(record.bindings, BINDINGS).close()
+    if record.decoding.registry is not None:
+        client.open_writer(record.schemas, SCHEMAS).close()
     begin(controller, record, {role: name for role, name in names_of(record).items() if role != "health"})
     hold(controller, changed(record, collections=ids), is_new=True)
     if is_kept:
@@ -91,6 +95,11 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
             with suppress(HoldConflict):
                 client.release_hold(record.bindings, HOLD)
             client.finish(record.bindings)
+    if record.decoding.registry is not None:
+        with suppress(ShardFinished, StillRead):
+            with client.open_writer(record.schemas, SCHEMAS) as write:
+                write.finish()
+            client.finish(record.schemas)
     let_input_go(client, record)
     left = take_outside_away(client, record)
     if left and record.again:
@@ -119,7 +128,8 @@ def names_of(record: SourceRecord) -> dict[str, str]:
     """The collections of a source, by what they are for."""
     name = record.name
     raw = {"raw": f"{name}/raw"} if record.meaning.keep_raw else {}
-    return {"output": name, "errors": f"{name}/errors", **raw, "health": f"{name}/health"}
+    waiting = {} if record.meaning.transactions is None else {"waiting": f"{name}/waiting"}
+    return {"output": name, "errors": f"{name}/errors", **raw, **waiting, "health": f"{name}/health"}
 
 
 def asked(record: SourceRecord) -> SourceRecord:

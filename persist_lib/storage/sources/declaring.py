@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from persist_lib.arguments import check_type, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.storage.sources.declared import Collection, Decoding, From, Meaning
+from persist_lib.storage.sources.declared import Collection, Decoding, From, Meaning, check_place
 from persist_lib.storage.sources.derived import declared_over, in_unit
 from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.opening import of_table
@@ -18,7 +18,7 @@ from persist_lib.storage.sources.records import Followed
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
-DECODERS = {"jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows"}
+DECODERS = {"jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows", "avro": "avro"}
 
 
 class Declaration(NamedTuple):
@@ -40,7 +40,9 @@ def completed(
     """The declaration. Raises InvalidUsage for what does not fit together, and what opening the place raises."""
     followed = None
     if not isinstance(reader, get_args(From)):
-        raise InvalidUsage(f"reader must be Files(…), Postgres(…), Collection(…) or Custom(…): got {shown(reader)}")
+        raise InvalidUsage(
+            f"reader must be Files(…), Kafka(…), Postgres(…), Collection(…) or Custom(…): got {shown(reader)}"
+        )
     if isinstance(reader, Postgres):
         schema, decoding, meaning = of_table(reader, schema, decoding, meaning)
     schema = check_schema(schema)
@@ -58,6 +60,5 @@ def completed(
     Pipeline(decoding, meaning, schema, decoded)
     if isinstance(reader, Files) and reader.format == "parquet" and meaning.keep_raw:
         raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
-    if not isinstance(reader, (Collection, Postgres)):
-        reader.open().close()
+    check_place(reader)
     return Declaration(reader, schema, decoding, meaning, decoded, followed)

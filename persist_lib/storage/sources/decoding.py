@@ -6,7 +6,7 @@ decoded together do not change one another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ from persist_lib.convert.lines.fitting import no_rows, without_nulls
 from persist_lib.convert.lines.json_lines import JsonLines
 from persist_lib.convert.lines.sifting import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage, SchemaMismatch
-from persist_lib.kernel.columns import joined, plain
+from persist_lib.kernel.columns import Rows, joined, plain
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.sources.declared import Decoding
 
@@ -46,15 +46,13 @@ def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
     problems = _problems(messages)
     missing = np.asarray(pc.is_null(values))
     bad = {**dict.fromkeys(np.flatnonzero(missing).tolist(), "there is no value"), **problems}
-    is_kept = np.ones(len(values), np.bool_)
-    is_kept[np.fromiter(bad, np.int64, len(bad))] = False
-    kept = np.flatnonzero(is_kept)
+    kept = others(len(values), bad)
     match decoding.decoder:
         case "rows":
             found = _rows(decoding, schema, values, kept)
         case "text" | "bytes":
             found = _plain(schema, values, kept)
-        case "json":
+        case "json" | "avro":  # Avro has become JSON
             parser = JsonLines(decoding, schema)
             found = _lines(parser, values, kept)
         case "csv":
@@ -83,6 +81,13 @@ def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> De
     places = np.array(kept, np.int64)
     bad |= {kept[n]: why for n, why in sifted.bad.items()}
     return Decoded(sifted.table, places[sifted.lines], dict(sorted(bad.items())))
+
+
+def others(count: int, places: Collection[int]) -> Rows:
+    """All places below `count` but these, going up."""
+    is_other = np.ones(count, np.bool_)
+    is_other[np.fromiter(places, np.int64, len(places))] = False
+    return np.flatnonzero(is_other)
 
 
 def _empties(line: bytes) -> bool:

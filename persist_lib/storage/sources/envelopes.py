@@ -35,7 +35,9 @@ def upserted(schema: Schema, rows: pa.Table, deletes: Flags, lookup: Lookup) -> 
     keys = rows.select(schema.key_names)
     keys = take(keys, distinct([joined(column) for column in keys.columns]))
     old = lookup(keys).select(schema.names)
-    every = pa.concat_tables([exactly(schema.data, old), exactly(schema.data, rows)])
+    # What takes a row away has a key, and nothing else.
+    loose = pa.schema([one if one.name in schema.key_names else one.with_nullable(True) for one in schema.data])
+    every = pa.concat_tables([exactly(loose, old), exactly(loose, rows)])
     every = pa.table([joined(column) for column in every.columns], schema=every.schema)
     # Old rows have the time -1: they come before all others, and are added by nobody.
     times = np.concatenate([np.full(old.num_rows, -1), integers(rows.column(TIME)).astype(np.int64)])
@@ -48,7 +50,7 @@ def upserted(schema: Schema, rows: pa.Table, deletes: Flags, lookup: Lookup) -> 
     changes = take(every, np.concatenate([order[adds], order[retracts - 1]]))
     changes = changes.append_column(TIME_FIELD, array_of(np.concatenate([times[adds], times[retracts]]).astype("u8")))
     diffs = np.concatenate([np.ones(len(adds), np.int64), np.full(len(retracts), -1, np.int64)])
-    return consolidate(schema, changes.append_column(DIFF_FIELD, array_of(diffs)))
+    return consolidate(schema, exactly(schema.updates, changes.append_column(DIFF_FIELD, array_of(diffs))))
 
 
 def exactly(schema: pa.Schema, rows: pa.Table) -> pa.Table:

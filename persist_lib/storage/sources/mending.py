@@ -117,9 +117,9 @@ class Ahead(Ingestion):
             self._targets["raw"] = Target(self._controller, self.record.collections["raw"], self._owner)
         return self._targets
 
-    def _made(self, messages: pa.Table, _window: Window) -> Made:
+    def _made(self, messages: pa.Table, _window: Window, _deadline: Deadline) -> Made:
         empty = messages.slice(0, 0)
-        return Made(empty, empty, raw_of(messages) if messages.num_rows else RAW.updates.empty_table())
+        return Made(empty, empty, raw_of(messages) if messages.num_rows else RAW.updates.empty_table(), empty)
 
     def _settle(self, window: Window, deadline: Deadline) -> None:
         """Nothing: raw is never handed over to."""

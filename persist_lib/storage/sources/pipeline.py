@@ -6,7 +6,7 @@ that of giving each time alone, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +22,10 @@ from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 from persist_lib.storage.sources.declared import Decoding, Meaning, imported
 from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes
 from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
+from persist_lib.storage.sources.keyed import decode_keyed
 from persist_lib.storage.sources.postgres.changes import decode_table
+from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.transactions import WAITING, hold_back
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
 ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
@@ -37,16 +40,23 @@ RAW = Schema(
 """All that a message can have, so that it can be decoded anew."""
 MOST_RAW = 64 << 10
 """Bytes of a bad message that are kept in the error collection. `keep_raw` keeps all of it."""
-ABOUT: Mapping[str, pa.DataType] = {"partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC")}
+ABOUT: Mapping[str, pa.DataType] = {
+    "partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC"), "key": pa.binary(),
+    "headers": pa.string(), "timestamp": pa.timestamp("ms", "UTC"),
+}  # fmt: skip
+NO_SCHEMAS: Mapping[int, Written] = {}
 Transform = Callable[[pa.Table], pa.Table]
 
 
 class Made(NamedTuple):
-    """What messages amount to: consolidated updates of the output, of the errors, and of the raw messages."""
+    """What messages amount to: consolidated updates of the output, of the errors, of the raw messages, and of what
+    waits for the rest of its transaction.
+    """
 
     output: pa.Table
     errors: pa.Table
     raw: pa.Table
+    waiting: pa.Table
 
 
 class Pipeline:
@@ -59,39 +69,70 @@ class Pipeline:
     def __init__(self, decoding: Decoding, meaning: Meaning, schema: Schema, decoded: Schema | None = None) -> None:
         self.decoding, self.meaning, self.schema = decoding, meaning, schema
         self._transform: Transform | None = None if meaning.transform is None else imported(meaning.transform)
-        self.decoded = _decoded(meaning, schema, decoded)
-        if decoding.decoder in {"text", "bytes"} and len(self.decoded.names) != 1:
-            raise InvalidUsage(
-                f"the decoder {decoding.decoder!r} fills one column, and these are to be filled: {self.decoded.names}. "
-                'Fill the others with include=, as in {"line": "address"}'
-            )
-        if decoding.decoder in {"text", "bytes"}:
-            wanted = pa.string() if decoding.decoder == "text" else pa.binary()
-            if self.decoded.data.field(0).type != wanted:
-                raise InvalidUsage(f"the decoder {decoding.decoder!r} fills a column of type {wanted}")
-        if meaning.envelope == "debezium" and decoding.decoder != "json":
-            raise InvalidUsage('changes of Debezium are read with decoder="json"')
+        self.decoded = _decoded(meaning, schema, decoded, is_keyed=decoding.key is not None)
+        if decoding.key is not None and meaning.envelope == "debezium":
+            raise InvalidUsage("a change of Debezium brings its key itself: leave out Decoding(key=…)")
+        keys = [] if decoding.key is None else self.decoded.key_names
+        _check_one_column(decoding.decoder, self.decoded, [name for name in self.decoded.names if name not in keys])
+        if decoding.key is not None:
+            _check_one_column(decoding.key, self.decoded, keys)
+        if meaning.envelope == "debezium" and decoding.decoder not in {"json", "avro"}:
+            raise InvalidUsage('changes of Debezium are read with decoder="json" or "avro"')
         if (meaning.envelope == "changes") != (decoding.decoder == "pgoutput"):
             raise InvalidUsage(
                 'a table of PostgreSQL is read with decoder="pgoutput" and envelope="changes", and nothing else'
             )
+        self.needs_avro = "avro" in {decoding.decoder, decoding.key}
+        if self.needs_avro:
+            from persist_lib.storage.sources.avro import check  # noqa: PLC0415 - fastavro is an extra
 
-    def apply(self, messages: pa.Table, lookup: Lookup) -> Made:
-        """Make updates of messages, which are in the order of their times, partitions and addresses."""
+            check(decoding)
+
+    def apply(
+        self,
+        messages: pa.Table,
+        lookup: Lookup,
+        schemas: Mapping[int, Written] = NO_SCHEMAS,
+        waiting: pa.Table | None = None,
+    ) -> Made:
+        """Make updates of messages, which are in the order of their times, partitions and addresses.
+
+        `schemas` are those of a registry, by their ids: all that the messages name. `waiting` is what waits as of just
+        before the first time.
+        """
         if not messages.num_rows:
-            return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW)))
+            return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW, WAITING)))
         if self.meaning.envelope == "changes":
             return self._changes(messages, lookup)
         raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
-        is_change = self.meaning.envelope == "debezium"
-        found = (decode_changes if is_change else decode)(self.decoding, self.decoded, messages)
+        decoding, ready = self._as_json(messages, schemas)
+        held = WAITING.updates.empty_table()
+        if self.meaning.transactions is not None:
+            state = WAITING.contents.empty_table() if waiting is None else waiting
+            messages, held = hold_back(self.meaning.transactions, ready, state)
+            ready = messages
+        found = self._decode(decoding, ready)
         places = pa.array(found.lines, pa.int64())
         rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
         rows = self._with_places(rows, messages, places)
         if DIFF in messages.column_names:
             rows = rows.append_column(DIFF_FIELD, joined(messages.column(DIFF)).take(places))
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
-        return Made(self._updates(rows, lookup), _errors_of(messages, found), raw)
+        return Made(self._updates(rows, lookup), _errors_of(messages, found), raw, held)
+
+    def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
+        if not self.needs_avro:
+            return self.decoding, messages
+        from persist_lib.storage.sources.avro import as_json  # noqa: PLC0415 - fastavro is an extra
+
+        return as_json(self.decoding, messages, schemas)
+
+    def _decode(self, decoding: Decoding, messages: pa.Table) -> Decoded:
+        if self.meaning.envelope == "debezium":
+            return decode_changes(decoding, self.decoded, messages)
+        if decoding.key is not None:
+            return decode_keyed(decoding, self.decoded, messages, deletes=self.meaning.envelope == "upsert")
+        return decode(decoding, self.decoded, messages)
 
     def _changes(self, messages: pa.Table, lookup: Lookup) -> Made:
         """Apply the changes of a table."""
@@ -101,7 +142,7 @@ class Pipeline:
         rows = self._with_places(rows, messages, places)
         deletes = np.asarray(joined(rows.column(DELETES)))
         updates = upserted(self.schema, rows, deletes, lambda _: old)
-        return Made(updates, _errors_of(messages, found), RAW.updates.empty_table())
+        return Made(updates, _errors_of(messages, found), RAW.updates.empty_table(), WAITING.updates.empty_table())
 
     def _updates(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
         if self.meaning.envelope == "none":
@@ -113,7 +154,9 @@ class Pipeline:
                 "which row of its key comes back is not known. Nothing of these times was written; declare the source "
                 "with the envelope 'none', which takes rows away where they are taken away"
             )
-        flag = DELETES if self.meaning.envelope == "debezium" else self.meaning.deletes
+        flag = self.meaning.deletes
+        if self.meaning.envelope == "debezium" or self.decoding.key is not None:
+            flag = DELETES
         deletes = np.zeros(rows.num_rows, np.bool_)
         if flag is not None:
             exactly(pa.schema([pa.field(flag, pa.bool_())]), rows)
@@ -122,7 +165,11 @@ class Pipeline:
 
     def _with_places(self, rows: pa.Table, messages: pa.Table, places: pa.Array) -> pa.Table:
         for name, about in self.meaning.include.items():
-            column = plain(messages.column(TIME if about == "time" else about)).take(places)
+            name_there = TIME if about == "time" else about
+            if name_there not in messages.column_names:
+                rows = rows.append_column(name, pa.nulls(rows.num_rows, ABOUT[about]))
+                continue
+            column = plain(messages.column(name_there)).take(places)
             if about == "time":
                 column = column.cast(pa.int64())
             rows = rows.append_column(name, column.cast(ABOUT[about]))
@@ -149,7 +196,20 @@ class Pipeline:
         return made
 
 
-def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None) -> Schema:
+def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> None:
+    if decoder not in {"text", "bytes"}:
+        return
+    if len(names) != 1:
+        raise InvalidUsage(
+            f"the decoder {decoder!r} fills one column, and these are to be filled: {list(names)}. "
+            'Fill the others with include=, as in {"line": "address"}'
+        )
+    wanted = pa.string() if decoder == "text" else pa.binary()
+    if schema.data.field(names[0]).type != wanted:
+        raise InvalidUsage(f"the decoder {decoder!r} fills a column of type {wanted}")
+
+
+def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_keyed: bool) -> Schema:
     """The columns that messages have."""
     if unknown := [name for name in meaning.include if name not in schema.names and meaning.transform is None]:
         raise InvalidUsage(
@@ -163,15 +223,18 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None) -> Schema
         if meaning.transform is None:
             raise InvalidUsage("messages have the columns of the output, unless a transform makes them: drop decoded=")
         return decoded
-    if meaning.envelope in {"debezium", "changes"} and set(meaning.include) & set(schema.key_names):
-        raise InvalidUsage("include: a change brings its key itself")
+    brings_key = meaning.envelope in {"debezium", "changes"} or is_keyed
+    if brings_key and set(meaning.include) & set(schema.key_names):
+        raise InvalidUsage("include: a message brings its key itself here")
+    if meaning.deletes is not None and is_keyed:
+        raise InvalidUsage("deletes: a message without a value takes its key's row away here; leave it out")
     if meaning.deletes is not None and meaning.deletes in schema.names:
         raise InvalidUsage(f"deletes: {meaning.deletes!r} is a column of the output; name one that only messages have")
     kept = [column for column in schema.columns if column.name not in meaning.include]
     if not kept:
         raise InvalidUsage("include: no column is left for what is in the messages")
     types = {column.name: column.type + ("" if column.nullable else " not null") for column in kept}
-    if meaning.envelope == "debezium":
+    if meaning.envelope == "debezium" or is_keyed:
         keys = {name: types.pop(name) for name in schema.key_names}
         return Schema(key=keys, value=types)
     if meaning.deletes is not None:

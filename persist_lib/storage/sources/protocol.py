@@ -7,7 +7,9 @@ same messages to everybody, or says that they are gone. Other messages than befo
                 value: binary       its bytes; or a struct, of messages that are rows already. Null: it says "deleted"
                 key: binary         (optional) the bytes of its key
                 header: string      (optional) what else its decoder needs, such as a CSV file's first line
-                problem: string     (optional) why the reader could not give it whole. Null: it did
+                headers: string     (optional) what came beside, as JSON
+    timestamp: ms, UTC  (optional) when it was written, by whoever wrote it
+    problem: string     (optional) why the reader could not give it whole. Null: it did
 """
 
 from __future__ import annotations

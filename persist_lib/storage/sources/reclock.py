@@ -29,6 +29,16 @@ class Window(NamedTuple):
             last |= step.marks
         return {partition: (self.before.get(partition, START), last[partition]) for partition in sorted(last)}
 
+    def halves(self) -> tuple[Window, Window]:
+        """Two windows of the same times, one after the other. It has to have two steps at least."""
+        middle = len(self.steps) // 2
+        first, second = self.steps[:middle], self.steps[middle:]
+        between = dict(self.before)
+        for step in first:
+            between |= step.marks
+        at = second[0].time
+        return Window(self.start, at, self.before, first), Window(at, self.end, between, second)
+
     def times_of(self, partition: str, addresses: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """The time of each message: the first at which its address is covered."""
         steps = [(step.marks[partition].address, step.time) for step in self.steps if partition in step.marks]

@@ -102,6 +102,11 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.id}.choices"
 
     @property
+    def schemas(self) -> str:
+        """The shard of the schemas of its messages, if a registry has them."""
+        return f"{self.id}.schemas"
+
+    @property
     def fence(self) -> bytes:
         """The fencing value of its holds."""
         return f"{self.id}/{self.epoch}".encode()

@@ -6,6 +6,7 @@ least upper of what it writes. See docs/design/0042-sources.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,10 +35,12 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, TIME_FIELD
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
-from persist_lib.storage.sources.pipeline import Made, Pipeline
+from persist_lib.storage.sources.pipeline import NO_SCHEMAS, Made, Pipeline
 from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags
 from persist_lib.storage.sources.reclock import Window, in_order, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
+from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.schemas import Schemas
 from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -96,6 +99,8 @@ class Ingestion:
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
         self._reader: SourceReader | None = None
         self._clock = clock_of(controller, record, owner) if clock is None else clock
+        registry = record.decoding.registry
+        self._schemas = None if registry is None else Schemas(self._client, record.schemas, registry)
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -136,6 +141,8 @@ class Ingestion:
         """Release what it has open. Idempotent."""
         self._drop()
         self._clock.close()
+        if self._schemas is not None:
+            self._schemas.close()
 
     def _drop(self) -> None:
         """Forget what is in memory."""
@@ -170,21 +177,33 @@ class Ingestion:
         bound = self._clock.since(time)
         messages = errors = 0
         for window in windows(bound, time, WINDOW_BYTES, lambda *range_: self._opened().estimate(*range_)):
-            some = self._read(window)
-            self._settle(window, self._client.runtime.deadline(timeout_s))
-            made = self._made(some, window)
-            self._check_errors(made, window)
-            self._write(made, window, self._client.runtime.deadline(timeout_s))
-            messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, window.end
-            self._at = time
-            self._move_holds(time)
+            for part, some in self._parts(window):
+                self._settle(part, self._client.runtime.deadline(timeout_s))
+                made = self._made(some, part, self._client.runtime.deadline(timeout_s))
+                self._check_errors(made, part)
+                self._write(made, part, self._client.runtime.deadline(timeout_s))
+                messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, part.end
+                self._at = time
+                self._move_holds(time)
         self._tell()
         return self._progress(time, bound.marks, messages, errors)
 
-    def _read(self, window: Window) -> pa.Table:
-        """The messages of a window with their times, in the order of times, partitions and addresses."""
+    def _parts(self, window: Window) -> Iterator[tuple[Window, pa.Table]]:
+        """The window with its messages; in parts, if these turn out to be much more than was estimated."""
+        some = self._read(window)
+        if some is not None:
+            yield window, some
+            return
+        for half in window.halves():
+            yield from self._parts(half)
+
+    def _read(self, window: Window) -> pa.Table | None:
+        """The messages of a window with their times, in the order of times, partitions and addresses.
+
+        None if they are too many for the memory, and the window could be a shorter one.
+        """
         reader = self._opened()
-        tables, times = [], []
+        tables, times, size = [], [], 0
         for partition, (start, end) in window.ranges().items():
             for table in reader.read(partition, start, end):
                 indices = pa.array(np.zeros(table.num_rows, np.int32))
@@ -195,14 +214,26 @@ class Ingestion:
                     some = some.append_column(TIME_FIELD, array_of(mine))
                 times.append(integers(some.column(TIME)))
                 tables.append(some)
+                size += table.nbytes
+                if size > 2 * WINDOW_BYTES and len(window.steps) > 1:
+                    return None
         if not tables:
             return pa.table({"partition": pa.array([], pa.string())})
         whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
         order = in_order(times)
         return whole if (order[1:] > order[:-1]).all() else take(whole, order)
 
-    def _made(self, messages: pa.Table, window: Window) -> Made:
-        return self._pipeline.apply(messages, partial(self._lookup, window))
+    def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> Made:
+        schemas = self._schemas_of(messages, deadline)
+        return self._pipeline.apply(messages, partial(self._lookup, window), schemas, self._waiting(window))
+
+    def _schemas_of(self, messages: pa.Table, deadline: Deadline) -> Mapping[int, Written]:
+        """The schemas that messages name, as they are committed."""
+        if self._schemas is None:
+            return NO_SCHEMAS
+        from persist_lib.storage.sources.avro import ids_of  # noqa: PLC0415 - fastavro is an extra
+
+        return self._schemas.learn(ids_of(self.record.decoding, messages), deadline)
 
     def _settle(self, window: Window, deadline: Deadline) -> None:
         """See to it that the window is decoded as its collections are. If they were handed over, look anew.
@@ -234,6 +265,11 @@ class Ingestion:
         if window.start == 0:
             return output.schema.contents.empty_table()
         return output.lookup(keys, window.start - 1)
+
+    def _waiting(self, window: Window) -> pa.Table | None:
+        """The state of transactions as of just before the window (none at 0)."""
+        target = self._writing().get("waiting")
+        return None if target is None or window.start == 0 else target.contents(window.start - 1)
 
     def _check_errors(self, made: Made, window: Window) -> None:
         most = self.record.meaning.most_errors

@@ -99,6 +99,11 @@ class Target:
         with self._opened().snapshot(as_of, keys=keys) as snapshot:
             return snapshot.to_arrow()
 
+    def contents(self, as_of: int) -> pa.Table:
+        """All rows as of a time."""
+        with self._opened().snapshot(as_of) as snapshot:
+            return snapshot.to_arrow()
+
     def count(self, as_of: int) -> int:
         """How many rows there are as of a time."""
         with self._opened().snapshot(as_of, columns=[]) as snapshot:

@@ -13,20 +13,20 @@ from persist_lib.storage.sources.files.reader import Identity, LineFiles
 from persist_lib.storage.sources.files.rows import ParquetFiles
 from persist_lib.storage.sources.protocol import SourceReader
 
-Format = Literal["jsonl", "csv", "text", "parquet"]
+Format = Literal["jsonl", "csv", "text", "parquet", "avro"]
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv", ".tsv", ".txt"), "text": (".log", ".txt"),
-    "parquet": (".parquet",),
+    "parquet": (".parquet",), "avro": (".avro",),
 }  # fmt: skip
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="files", forbid_unknown_fields=True):
     """Files in a folder of this machine, or below `s3://bucket/prefix/?options`.
 
-    `format` says what a message is: a line ("jsonl", "csv", "text"), or a row ("parquet"). `suffixes` are the endings
-    of the names that are read, without `.gz` and `.zst`. `identity`: see `reader`. With `header` a CSV file's first
-    line names its columns. With `may_grow=False` files are complete as they are, and their last line needs no end;
-    objects of S3 and packed files always are.
+    `format` says what a message is: a line ("jsonl", "csv", "text"), or a row ("parquet", "avro"). `suffixes` are the
+    endings of the names that are read, without `.gz` and `.zst`. `identity`: see `reader`. With `header` a CSV file's
+    first line names its columns. With `may_grow=False` files are complete as they are, and their last line needs no
+    end; objects of S3 and packed files always are.
     """
 
     place: str
@@ -43,8 +43,8 @@ class Files(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
             raise InvalidUsage(f"format must be one of {get_args(Format)}: got {shown(self.format)}")
         if self.identity not in get_args(Identity):
             raise InvalidUsage(f"identity must be one of {get_args(Identity)}: got {shown(self.identity)}")
-        if self.format == "parquet" and self.identity != "path":
-            raise InvalidUsage('Parquet files are known by their paths: leave out identity="first line"')
+        if self.format in {"parquet", "avro"} and self.identity != "path":
+            raise InvalidUsage(f'{self.format} files are known by their paths: leave out identity="first line"')
         if not isinstance(self.suffixes, tuple) or not all(isinstance(one, str) and one for one in self.suffixes):
             raise InvalidUsage(f"suffixes must be a tuple of texts such as ('.jsonl',): got {shown(self.suffixes)}")
         parse_flag(self.header, "header")
@@ -56,5 +56,9 @@ class Files(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
         suffixes = tuple(one.lower() for one in self.suffixes) or SUFFIXES[self.format]
         if self.format == "parquet":
             return ParquetFiles(folder, suffixes)
+        if self.format == "avro":
+            from persist_lib.storage.sources.files.avro import AvroFiles  # noqa: PLC0415 - fastavro is an extra
+
+            return AvroFiles(folder, suffixes, identity="path", header=False, may_grow=self.may_grow)
         header = self.format == "csv" and self.header
         return LineFiles(folder, suffixes, identity=self.identity, header=header, may_grow=self.may_grow)

@@ -263,6 +263,7 @@ def test_windows_are_cut_and_change_nothing(place: Place, monkeypatch: pytest.Mo
 
     def counted(self: Any, window: Any) -> pa.Table:
         found = read(self, window)
+        assert found is not None
         counts.append(found.num_rows)
         return found
 

@@ -21,7 +21,7 @@ from persist_lib.storage.sources.bindings import Bound, Step
 from persist_lib.storage.sources.declared import Custom, Decoding, Meaning
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import Mark
-from persist_lib.storage.sources.reclock import in_order, windows
+from persist_lib.storage.sources.reclock import Window, in_order, windows
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
 Message = tuple[int, bytes | None]
@@ -306,3 +306,19 @@ def test_a_message_belongs_to_the_first_time_that_covers_it(grown: list[dict[str
 def test_what_does_not_fit_together_is_refused(what: Any, match: str) -> None:
     with pytest.raises(InvalidUsage, match=match):
         what()
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=9, unique=True).map(sorted))
+@settings(max_examples=40, deadline=None)
+def test_the_halves_of_a_window_give_the_times_that_it_gives(times: list[int]) -> None:
+    steps = tuple(Step(time, {"p": Mark(n + 1), f"q{n % 2}": Mark(n + 1)}) for n, time in enumerate(times))
+    window = Window(1, 12, {"p": Mark(0)}, steps)
+    first, second = window.halves()
+    assert (first.start, first.end, second.end) == (1, second.start, 12)
+    assert first.steps + second.steps == steps
+    assert first.ranges()["p"][1] == second.ranges()["p"][0]
+    assert second.ranges()["p"][1] == window.ranges()["p"][1]
+    addresses = np.arange(len(times), dtype=np.uint64)
+    low = first.ranges()["p"][1].address
+    found = [*first.times_of("p", addresses[:low]), *second.times_of("p", addresses[low:])]
+    assert found == list(window.times_of("p", addresses)) == times

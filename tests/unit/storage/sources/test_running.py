@@ -147,10 +147,10 @@ def test_windows_bound_memory_and_change_nothing(place: Place, monkeypatch: pyte
     most = 0
     apply = Pipeline.apply
 
-    def seen(self: Any, messages: pa.Table, lookup: Any) -> Any:
+    def seen(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
         nonlocal most
         most = max(most, messages.num_rows)
-        return apply(self, messages, lookup)
+        return apply(self, messages, lookup, *more)
 
     monkeypatch.setattr(Pipeline, "apply", seen)
     for name in ("a", "b", "c"):
@@ -262,7 +262,7 @@ def test_other_rows_than_those_committed_are_diverged_and_nothing_is_written(
     assert len(set(uppers.values())) > 1
     decode = Pipeline.apply
 
-    def wrong(self: Any, messages: pa.Table, lookup: Any) -> Any:
+    def wrong(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
         made = decode(self, messages, lookup)
         return made._replace(output=made.output.slice(1))
 
@@ -309,8 +309,8 @@ def test_two_that_differ_and_append_at_once_are_found_out(place: Place, monkeypa
     mine = place.sources.open("s")
     append, apply = Target.append, Pipeline.apply
 
-    def wrong(self: Any, messages: pa.Table, lookup: Any) -> Any:
-        made = apply(self, messages, lookup)
+    def wrong(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
+        made = apply(self, messages, lookup, *more)
         return made._replace(output=made.output.slice(1)) if self is other._pipeline else made
 
     def rivalled(self: Any, *args: Any) -> None:
@@ -584,3 +584,29 @@ def test_a_source_on_s3_alone_where_there_are_no_transactions(tmp_path: Path) ->
         assert place.controller.list() == []
     finally:
         world.close()
+
+
+def test_a_window_that_is_larger_than_was_estimated_is_read_in_parts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WINDOW_BYTES", 4_000)
+    monkeypatch.setattr(running, "STEP_BYTES", 1_500)
+    monkeypatch.setattr(LineFiles, "estimate", lambda *_: 0)
+    place.create(meaning=Meaning(envelope="upsert"))
+    ahead = place.sources.open("s")
+    for n in range(12):
+        place.write("a.jsonl", *(row(n, f"{n}-{m}" + "x" * 40) for m in range(20)))
+        place.world.clock.advance(0.01)
+        ahead._mint(place.world.client().runtime.deadline(5))
+    sizes: list[int] = []
+    apply = Pipeline.apply
+
+    def noted(pipeline: Pipeline, messages: pa.Table, lookup: Any, *more: Any) -> Any:
+        sizes.append(messages.nbytes)
+        return apply(pipeline, messages, lookup, *more)
+
+    monkeypatch.setattr(Pipeline, "apply", noted)
+    assert place.sources.open("s").step(mints=False).messages == 240
+    assert len(sizes) > 2
+    assert max(sizes) < 12_000
+    assert len(place.words()) == 12

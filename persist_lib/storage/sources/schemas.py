@@ -1,0 +1,115 @@
+"""The schemas of a source's messages: a shard, in which the first answer of the registry for each id stays for ever.
+
+SUBTLE: an instance that asked the registry uses what it reads back, which may be the answer that another one got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from persist_lib.client import Client
+from persist_lib.errors import Determinate, Diverged, UpperMismatch
+from persist_lib.frontier import at
+from persist_lib.read.handle import ReadHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import TIME, Schema
+from persist_lib.storage.small import append_once, out_of_time, unheld
+from persist_lib.storage.sources.registry import UNKNOWN, Registry, Written
+from persist_lib.write.times import next_time
+
+SCHEMA = Schema(key={"id": "int64 not null"}, value={"body": "string not null"}, times="ms", unique=True)
+
+
+class Schemas:
+    """One process's view of them."""
+
+    def __init__(self, client: Client, shard: str, registry: Registry) -> None:
+        self._client, self.shard, self._registry = client, shard, registry
+        self._reader: ReadHandle | None = None
+        self._known: dict[int, Written] = {}
+        self._compared: set[int] = set()
+
+    def learn(self, ids: Iterable[int], deadline: Deadline) -> dict[int, Written]:
+        """The schemas of these ids, and perhaps others, as they are committed; those that are not are asked for.
+
+        Raises Determinate where the registry has to answer and does not, and Diverged where it says something else
+        than it did.
+        """
+        wanted = set(ids) - self._compared
+        if wanted - set(self._known):
+            self._known |= self._fetch()[0]
+        for id_ in sorted(wanted):
+            if id_ not in self._known:
+                self._commit(id_, self._registry.fetch(id_), deadline)
+                self._known |= self._fetch()[0]
+            else:
+                self._compare(id_)
+            self._compared.add(id_)
+        return self._known
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _compare(self, id_: int) -> None:
+        """See whether the registry says today what is committed. It need not answer."""
+        if self._known[id_].kind == UNKNOWN:  # and it stays so, whoever registers it later
+            return
+        try:
+            now = self._registry.fetch(id_)
+        except Determinate:
+            return
+        if _meaning(now) != _meaning(self._known[id_]):
+            raise Diverged(
+                f"the registry {self._registry.place} says another schema for the id {id_} than when the source met it "
+                "first. Nothing was written by the new one. The schema of an id must not change: put back the former "
+                "one, or see what `persist source reset` would lose",
+                schema=id_,
+            )
+
+    def _commit(self, id_: int, written: Written, deadline: Deadline) -> None:
+        body = msgspec.json.encode(written._asdict()).decode()
+        with self._client.open_writer(self.shard, SCHEMA) as write:
+            while True:
+                known, upper = self._fetch()
+                if id_ in known:
+                    return
+                time = next_time(SCHEMA, write.machine.shard, at(upper), self._client.runtime)
+                try:
+                    append_once(write, [{"id": id_, "body": body, TIME: time}], upper, time + 1, deadline)
+                except UpperMismatch:
+                    if deadline.has_passed():
+                        raise out_of_time(f"schemas {self.shard}", deadline, "others were first") from None
+                else:
+                    return
+
+    def _fetch(self) -> tuple[dict[int, Written], int]:
+        if self._reader is None:
+            if self._client.machine(self.shard).try_fetch() is None:
+                return {}, 0
+            self._reader = unheld(self._client, self.shard, SCHEMA)
+        upper = self._reader.fetch_upper().time or 0
+        if upper == 0:
+            return {}, 0
+        with self._reader.snapshot(upper - 1) as snapshot:
+            return {row["id"]: _decoded(row["body"]) for row in snapshot.to_pylist()}, upper
+
+
+def _decoded(body: str) -> Written:
+    found = msgspec.json.decode(body)
+    return Written(found["text"], tuple(found["references"]), found["kind"])
+
+
+def _meaning(written: Written) -> object:
+    """A schema without what is not a part of it: blanks, and the order of names."""
+    texts = []
+    for text in (written.text, *written.references):
+        try:
+            texts.append(msgspec.json.decode(text))
+        except msgspec.DecodeError:
+            texts.append(text)
+    return texts, written.kind

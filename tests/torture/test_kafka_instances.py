@@ -1,0 +1,134 @@
+"""Two processes that ingest the same topic, paused and killed at random: they make what a plain fold makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.storage.sources import Decoding, Meaning
+from tests.kafka import Topic
+
+KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "3"))
+PARTITIONS = 6
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(120 + 20 * KILLS)]
+
+
+class Instances:
+    """Two processes; what each has noted of what it would write."""
+
+    def __init__(self, location: str, folder: Path) -> None:
+        self.location, self.folder = location, folder
+        self.begun = 0
+        self.processes = [self.start(), self.start()]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.begun += 1
+        program = str(Path(__file__).with_name("kafka_instance.py"))
+        words = [sys.executable, program, self.location, str(self.folder / f"{self.begun}.notes")]
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.Popen(words, env=environ, stderr=subprocess.PIPE)
+
+    def wait_until_both_run(self) -> None:
+        """Both have begun to look for messages."""
+        for process in self.processes:
+            for _ in range(600):
+                if (self.folder / f"{process.pid}.running").exists():
+                    break
+                time.sleep(0.1)
+            assert process.poll() is None, process.communicate()[1]
+
+    def pause(self, who: int, seconds: float) -> None:
+        self.processes[who].send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.processes[who].send_signal(signal.SIGCONT)
+
+    def kill(self, who: int) -> None:
+        """Kill an instance, and start another one. None may have ended by itself."""
+        self.end(who)
+        self.processes[who] = self.start()
+
+    def end(self, who: int) -> None:
+        process = self.processes[who]
+        assert process.poll() is None, process.communicate()[1]
+        process.kill()
+        process.communicate()
+
+    def notes(self) -> dict[tuple[str, int], Counter[str]]:
+        """What instances would have written by collection and time: each digest, and how many times."""
+        found: dict[tuple[str, int], Counter[str]] = {}
+        for path in self.folder.glob("*.notes"):
+            lines = path.read_text().split("\n")[:-1]
+            for role, at, digest in map(json.loads, lines):
+                found.setdefault((role, at), Counter())[digest] += 1
+        return found
+
+
+def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(tmp_path: Path) -> None:
+    seed = os.environ.get("PERSIST_SEED", "5")
+    dice = random.Random(time.time_ns() if seed == "fresh" else 5)
+    topic, location = Topic(PARTITIONS), f"file:{tmp_path}/data"
+    client = persist.open(location)
+    sources = client.controller().sources()
+    sources.create(
+        "s", topic.declared(group="g"), SCHEMA, decoding=Decoding(key="json"), shards=2,
+        meaning=Meaning(envelope="upsert", keep_raw=True),
+    )  # fmt: skip
+    expected: dict[int, str] = {}
+    bad: Counter[tuple[str, int]] = Counter()
+    sent = 0
+    instances = Instances(location, tmp_path)
+    try:
+        instances.wait_until_both_run()
+        for round_ in range(KILLS):
+            until = time.monotonic() + dice.uniform(1.0, 4.0)
+            while time.monotonic() < until:
+                id_ = dice.randrange(40)
+                partition, sort = id_ % PARTITIONS, dice.random()
+                if sort < 0.02:
+                    bad[f"{topic.name}/{partition}", len(topic.values[f"{topic.name}/{partition}"])] += 1
+                    topic.write([b"garbage"], partition, [b"%d" % id_])
+                elif sort < 0.15:
+                    expected.pop(id_, None)
+                    topic.write([None], partition, [b"%d" % id_])
+                else:
+                    expected[id_] = f"{round_}-{sent}"
+                    topic.write([json.dumps({"word": expected[id_]}).encode()], partition, [b"%d" % id_])
+                sent += 1
+                time.sleep(dice.uniform(0, 0.01))
+            if dice.random() < 0.6:
+                instances.pause(dice.randrange(2), dice.uniform(0.1, 1.5))
+            instances.kill(round_ % 2)
+        instances.wait_until_both_run()
+    finally:
+        for process in instances.processes:
+            process.kill()
+            process.communicate()
+    sources.run("s", until_idle=True)
+    with client.controller().open_reader("s") as reader:
+        assert {row["id"]: row["word"] for row in reader.snapshot().to_pylist()} == expected
+    with client.controller().open_reader("s/errors") as reader:
+        assert Counter((row["partition"], row["address"]) for row in reader.snapshot().to_pylist()) == bad
+    with client.controller().open_reader("s/raw") as reader:
+        raw: dict[str, dict[int, bytes | None]] = {}
+        for row in reader.snapshot().to_pylist():
+            assert row["_diff"] == 1
+            raw.setdefault(row["partition"], {})[row["address"]] = row["value"]
+    assert {name: [rows[n] for n in sorted(rows)] for name, rows in raw.items()} == topic.values
+    notes = instances.notes()
+    assert all(len(digests) == 1 for digests in notes.values()), "two instances would have written other bytes"
+    twice = sum(digests.total() > 1 for digests in notes.values())
+    print(f"{sent} messages, {instances.begun} instances; {len(notes)} times, {twice} of them made more than once")
+    assert twice > 0
+    client.close()
