@@ -357,5 +357,5 @@ def test_files_of_avro_become_a_collection_at_a_shell(sh: Fed):
     sh("source", "create", "orders", "--from", sh.folder, "--format", "avro", *COLUMNS)
     assert sh.json("ingest", "orders", "--once")["messages"] == 2
     assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a"), (2, "b")]
-    words = ("--from", sh.folder, "--registry", "http://registry:8081", *COLUMNS)
+    words = ("--from", sh.folder, "--format", "jsonl", "--registry", "http://registry:8081", *COLUMNS)
     assert "about Avro" in sh.fails(2, "source", "create", "other", *words)

@@ -99,8 +99,7 @@ class Ingestion:
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
         self._reader: SourceReader | None = None
         self._clock = clock_of(controller, record, owner) if clock is None else clock
-        registry = record.decoding.registry
-        self._schemas = None if registry is None else Schemas(self._client, record.schemas, registry)
+        self._schemas = self._registry_of(record)
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -256,8 +255,14 @@ class Ingestion:
     def adopt(self, record: SourceRecord) -> None:
         """Go on by what is declared now: drop what is in memory."""
         self._drop()
-        self.record = record
+        if self._schemas is not None:
+            self._schemas.close()
+        self.record, self._schemas = record, self._registry_of(record)
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
+
+    def _registry_of(self, record: SourceRecord) -> Schemas | None:
+        registry = record.decoding.registry
+        return None if registry is None else Schemas(self._client, record.schemas, registry)
 
     def _lookup(self, window: Window, keys: pa.Table | None) -> pa.Table:
         """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""

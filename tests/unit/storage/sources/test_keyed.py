@@ -138,7 +138,7 @@ def test_columns_may_hold_what_came_beside() -> None:
     made = apply(Pipeline(Decoding(), meaning, schema), [(1, b"key", b'{"word": "a"}')], **beside)
     (row,) = made.output.to_pylist()
     assert (row["k"], row["h"], row["w"].timestamp()) == (b"key", '[["a","1"]]', 0.007)
-    assert made.raw.to_pylist()[0]["header"] == '[["a","1"]]'
+    assert made.raw.to_pylist()[0]["headers"] == '[["a","1"]]'
     files = messages_of([(1, None, b'{"word": "a"}')]).drop_columns(["key"])
     (row,) = Pipeline(Decoding(), meaning, schema).apply(files, lambda keys: keys).output.to_pylist()
     assert (row["k"], row["h"], row["w"]) == (None, None, None)
