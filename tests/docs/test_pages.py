@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from persist_lib.testing.servers import CREDENTIALS
@@ -59,8 +60,18 @@ client.close()
     return Preparation(before, after, places | shards)
 
 
+def for_following() -> Preparation:
+    """A database of the page's own on a server whose log can be read."""
+    name = f"p{os.urandom(8).hex()}"
+    with psycopg.connect(servers.logical_server().url, autocommit=True) as sql:
+        sql.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        url = f"{servers.logical_server().url.rpartition('/')[0]}/{name}"
+    return Preparation(replace={"postgresql://me@db.example/shop": url})
+
+
 PREPARATIONS: dict[str, Callable[[], Preparation]] = {
     "README.md": for_readme,
+    "docs/following.md": for_following,
     "docs/io-manager.md": lambda: Preparation("location = 'file:./data'"),
 }
 
