@@ -64,7 +64,7 @@ def for_following() -> Preparation:
     """A database of the page's own on a server whose log can be read."""
     name = f"p{os.urandom(8).hex()}"
     with psycopg.connect(servers.logical_server().url, autocommit=True) as sql:
-        sql.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        sql.execute(f"CREATE DATABASE {name}")
         url = f"{servers.logical_server().url.rpartition('/')[0]}/{name}"
     return Preparation(replace={"postgresql://me@db.example/shop": url})
 
