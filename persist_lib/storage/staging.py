@@ -11,18 +11,18 @@ reads them and writes them once more, for its shards; so a job of hours does not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from persist_lib.core.cost import Cost
-from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, ShardFinished, UpperMismatch
+from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, PersistError, ShardFinished, UpperMismatch
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.kernel.by_key import Counts
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.at_once import at_once, states_of
-from persist_lib.storage.committing import HandedOver
+from persist_lib.storage.committing import HandedOver, Pieces
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
 from persist_lib.storage.verbs import Verbs
@@ -143,17 +143,13 @@ class CollectionStaging(Verbs):
                 timeline = self._timeline()
                 span, later = self._span_to_write(timeline)
                 lower, upper = self._staged_bounds(change, self._upper_to_change(span, deadline))
-                if later is not None and at(later) < upper:
-                    if change.bounds is not None:
-                        self._check_one_side(change.bounds, later)
-                    self._close_old(
-                        empty_table(self.schema.updates), timeline.over(lower.time or 0, upper.time), deadline,
-                        self.client.runtime.token(),
-                    )  # fmt: skip
-                    continue
-                staged = self._of_rendition(staged, span.rendition, restaged)
+                prepared: dict[str, Prepared] = {}
                 try:
-                    prepared = self._prepared(staged, span.rendition, change, (lower, upper), deadline, spent)
+                    if later is not None and at(later) < upper:
+                        self._close_before(later, change, timeline.over(lower.time or 0, upper.time), deadline)
+                        continue
+                    staged = self._of_rendition(staged, span.rendition, restaged)
+                    self._prepare(prepared, staged, span.rendition, change, (lower, upper), deadline, spent)
                     if change.kind is not None and all(one.is_empty() for one in prepared.values()):
                         self._drop_staged(staged, change)
                         return _written(lower, None, b"", prepared, spent.cost)
@@ -164,6 +160,7 @@ class CollectionStaging(Verbs):
                         raise self._mismatch(lower, error) from error
                     self._check_time(deadline, "other writers were first")
                 except HandedOver:
+                    _discard(prepared)
                     self._check_time(deadline, "it was handed over meanwhile")
                 except LeaseExpired as error:
                     self._check_stage(error, prepared)
@@ -173,18 +170,26 @@ class CollectionStaging(Verbs):
                     time = None if change.bounds is not None else (upper.time or 1) - 1
                     return _written(upper, time, token, prepared, spent.cost)
 
-    def _prepared(
-        self, staged: Sequence[CollectionStaged], rendition: RenditionRecord, change: _Change,
-        bounds: tuple[Antichain, Antichain], deadline: Deadline, spent: Spending,
-    ) -> dict[str, Prepared]:  # fmt: skip
-        """What is staged for each shard, as a batch. One after the other, as each may take the memory of a pass."""
+    def _prepare(
+        self, into: dict[str, Prepared], staged: Sequence[CollectionStaged], rendition: RenditionRecord,
+        change: _Change, bounds: tuple[Antichain, Antichain], deadline: Deadline, spent: Spending,
+    ) -> None:  # fmt: skip
+        """Make a batch of what is staged for each shard. One after the other, as each may take the memory of a pass."""
         time = None if change.bounds is not None else (bounds[1].time or 1) - 1
-        return {
-            name: self.shard(name).prepare(
-                parts, change.kind, bounds, time, deadline, spent, everything=change.everything
-            )
-            for name, parts in by_shard(staged, rendition.names).items()
-        }
+        try:
+            for name, parts in by_shard(staged, rendition.names).items():
+                into[name] = self.shard(name).prepare(
+                    parts, change.kind, bounds, time, deadline, spent, everything=change.everything
+                )
+        except Exception:
+            _discard(into)
+            raise
+
+    def _close_before(self, start: int, change: _Change, over: Pieces, deadline: Deadline) -> None:
+        """Say that nothing more comes before a handover, so that the rows go to the rendition after it."""
+        if change.bounds is not None:
+            self._check_one_side(change.bounds, start)
+        self._close_old(empty_table(self.schema.updates), over, deadline, self.client.runtime.token())
 
     def _staged_bounds(self, change: _Change, upper: Antichain) -> tuple[Antichain, Antichain]:
         if change.bounds is not None:
@@ -222,8 +227,11 @@ class CollectionStaging(Verbs):
         return found
 
     def _drop_staged(self, staged: Sequence[CollectionStaged], change: _Change) -> None:
-        if change.kind is not None:
-            for shard in {part.shard for one in staged for part in one.staged}:
+        """Delete parts of which only the difference was appended. What cannot be deleted is the audit's."""
+        if change.kind is None:
+            return
+        for shard in {part.shard for one in staged for part in one.staged}:
+            with suppress(PersistError):
                 self.shard(shard).drop_staged([part for one in staged for part in one.staged if part.shard == shard])
 
     def _stages_of(
@@ -263,6 +271,12 @@ class CollectionStaging(Verbs):
         if any(one.bounds is not None for one in found):
             raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
         return found
+
+
+def _discard(prepared: Mapping[str, Prepared]) -> None:
+    """Delete what was uploaded, to which no command refers."""
+    for one in prepared.values():
+        one.builder.discard()
 
 
 def _written(upper: Antichain, time: int | None, token: bytes, prepared: Mapping[str, Prepared], cost: Cost) -> Written:

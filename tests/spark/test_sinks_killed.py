@@ -19,9 +19,9 @@ import pytest
 import persist_lib as persist
 from tests.spark.killing import CONFIG, SCHEMA, Driver, fed
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 KILLS = int(os.environ.get("PERSIST_KILLS", "2"))
 SEED = os.environ.get("PERSIST_SEED", "0")
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200 + 150 * KILLS)]
 
 
 @pytest.mark.parametrize("kind", ["shard", "files"])

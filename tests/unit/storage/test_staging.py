@@ -180,15 +180,14 @@ def test_another_writer_that_is_first_only_costs_another_look(
     with controller.open_writer("c") as writer, controller.open_writer("c") as other, writer.stage() as stage:
         writer.append_now(rows(1, 2, 3, word="old"))
         staged = [stage.write(rows(2, 3, 4, word="new"))]
-        prepared, racing = writer._prepared, iter([rows(3, word="between"), rows(4, word="between")])
+        prepare, racing = writer._prepare, iter([rows(3, word="between"), rows(4, word="between")])
 
-        def late(*args: Any) -> Any:
-            found = prepared(*args)
+        def late(*args: Any) -> None:
+            prepare(*args)
             for one in (more for more in [next(racing, None)] if more):
                 other.upsert(one)
-            return found
 
-        monkeypatch.setattr(writer, "_prepared", late)
+        monkeypatch.setattr(writer, "_prepare", late)
         done = writer.upsert_staged(staged)
         assert (done.time, done.updated, done.inserted) == (3, 3, 0)
         racing, five = iter([rows(9)]), [stage.write(rows(5))]
@@ -203,16 +202,15 @@ def test_a_handover_between_what_was_prepared_and_the_commit(
     controller = create(client)
     with controller.open_writer("c") as writer, writer.stage() as stage:
         writer.append_now(rows(*range(30), word="old"))
-        staged, prepared = [stage.write(rows(*range(0, 60, 2), word="new"))], writer._prepared
+        staged, prepare = [stage.write(rows(*range(0, 60, 2), word="new"))], writer._prepare
         pending = [5]
 
-        def late(*args: Any) -> Any:
-            found = prepared(*args)
+        def late(*args: Any) -> None:
+            prepare(*args)
             if pending:
                 handed(controller, Told(), shards=pending.pop())
-            return found
 
-        monkeypatch.setattr(writer, "_prepared", late)
+        monkeypatch.setattr(writer, "_prepare", late)
         assert writer.can_append(stage.ticket)
         done = writer.upsert_staged(staged)
         assert (done.updated, done.inserted) == (15, 15)
