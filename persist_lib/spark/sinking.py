@@ -27,7 +27,8 @@ from pyspark.sql.types import StructType
 from persist_lib import errors
 from persist_lib.arguments import shown
 from persist_lib.errors import Damage, DiffOverflow, InvalidUsage, PersistError, Refused
-from persist_lib.spark.writing import AnyStaged, AnyTicket, Plan, commit_write, plan_write, write_task
+from persist_lib.spark.plans import AnyStaged, AnyTicket, Plan
+from persist_lib.spark.writing import commit_write, plan_write, write_task
 from persist_lib.storage import CollectionWriter
 from persist_lib.storage.staged import CollectionStage, CollectionStaged
 from persist_lib.write.handle import WriteHandle

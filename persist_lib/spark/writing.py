@@ -12,11 +12,9 @@ the DataFrame lacks is null. A collection is written in all its shards by one tr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,134 +22,26 @@ from pyspark.sql.types import BooleanType, NullType, StructType
 
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.client import Client
-from persist_lib.client import open as open_client
-from persist_lib.config import Config
 from persist_lib.convert.casting import cast_column
-from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, PersistError, SchemaMismatch
+from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, SchemaMismatch
 from persist_lib.kernel.columns import array_of
-from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.types import parse_type
-from persist_lib.settings import config_of
-from persist_lib.shard.commit import Machine
-from persist_lib.spark.options import Options, subject_of
+from persist_lib.spark.options import Options
+from persist_lib.spark.plans import AnyStaged, AnyTicket, Mode, Plan, collection_writer, writing_client
 from persist_lib.spark.types import column_type, persist_schema
-from persist_lib.storage import CollectionWriter, Controller
-from persist_lib.storage.conform import is_additive
-from persist_lib.storage.staged import CollectionStaged, CollectionTicket
 from persist_lib.storage.writing import Written
 from persist_lib.times import Times, parse_unit
 from persist_lib.write.differences import DELETE
-from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
-from persist_lib.write.staged import Staged, Ticket
 
 CREATION = ("key", "times", "unique", "non_negative", "shards")
 WRITE = (*CREATION, "upsert", "deletes", "at", "lower", "upper", "lease_s", "query", "epoch")
 """Options of batch writes."""
 STREAM_WRITE = (*CREATION, "upsert", "deletes", "lease_s", "query")
 """Options of streaming writes."""
-OWNER = "Spark"
-"""Whose writers these are, in lists of them."""
 TABLE_BYTES = 8 << 20
 """Spark's batches have 10,000 rows. So many bytes of them are checked and converted at once."""
-
-Mode = Literal["append", "upsert", "overwrite"]
-AnyTicket = Ticket | CollectionTicket
-AnyStaged = Staged | CollectionStaged
-"""Of a shard's stage, or of a collection's."""
-
-
-class Plan(NamedTuple):
-    """What a write is, decided in the driver's Python worker and sent to all tasks."""
-
-    urls: tuple[str, str]
-    shard: str
-    """Empty where it is a collection."""
-    collection: str | None
-    schema: Schema
-    mode: Mode
-    deletes: str | None
-    lease_s: float | None
-    bounds: tuple[int | str, int | str] | None
-    at: int | str | None
-
-    @property
-    def client(self) -> Client:
-        """The client of its location in this process."""
-        return writing_client(*self.urls)
-
-    @property
-    def subject(self) -> str:
-        """How messages call what is written."""
-        return subject_of(self.shard, self.collection)
-
-    @contextmanager
-    def writer(self) -> Iterator[WriteHandle | CollectionWriter]:
-        """A writer of the shard or the collection: it stages, and appends what was staged."""
-        if self.collection is not None:
-            yield self._collection_writer(self.collection)
-            return
-        with self.client.open_writer(self.shard, self.schema, owner=OWNER) as write:
-            yield write
-
-    @property
-    def remembering(self) -> Machine:
-        """The shard that remembers the producers."""
-        if self.collection is None:
-            return self.client.machine(self.shard)
-        return self.client.machine(self._collection_writer(self.collection).collection.shard)
-
-    def _collection_writer(self, name: str) -> CollectionWriter:
-        writer = _collection_writer(self.client, name, is_known=True)
-        if not self._fits(writer):
-            writer = _collection_writer(self.client, name)
-        if not self._fits(writer):
-            raise SchemaMismatch(
-                f"{self.subject} has the schema {writer.schema} by now, and this DataFrame was planned for "
-                f"{self.schema}. Nothing was written. Run it again",
-                collection=name, expected=self.schema, actual=writer.schema,
-            )  # fmt: skip
-        return writer
-
-    def _fits(self, writer: CollectionWriter) -> bool:
-        if self.mode == "append":
-            return is_additive(self.schema, writer.schema)
-        return self.schema == writer.schema
-
-
-class _Open(NamedTuple):
-    """What this process has open of a catalog: it asks the location only for what is new."""
-
-    controller: Controller
-    writers: dict[str, CollectionWriter]
-
-
-_open: dict[tuple[int, str, str], _Open] = {}
-
-
-def _collection_writer(client: Client, name: str, *, is_known: bool = False) -> CollectionWriter:
-    """A writer of a collection, in its newest columns. It stays open for the next call, as opening takes requests.
-
-    With `is_known` it is the one that this process has: the same call has looked at it before.
-    """
-    place = (os.getpid(), client.url, client.consensus_url)
-    found = _open.setdefault(place, _Open(client.controller(), {}))
-    known = found.writers.get(name)
-    if known is not None and (is_known or _is_current(found.controller, known)):
-        return known
-    if known is not None:
-        del found.writers[name]
-        with suppress(PersistError):
-            known.close()
-    fresh = found.writers[name] = found.controller.open_writer(name, owner=OWNER)
-    return fresh
-
-
-def _is_current(controller: Controller, writer: CollectionWriter) -> bool:
-    """Whether it is the collection of its name still, and has its newest columns."""
-    named = controller.catalog.fetch().named(writer.name)
-    return named is not None and named.id == writer.collection.id and writer.fetch_schema() == writer.schema
 
 
 def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, is_stream: bool) -> Plan:
@@ -261,7 +151,7 @@ def _newest(client: Client, options: Options) -> Schema | None:
         version = client.machine(options.shard).try_fetch()
         return None if version is None else version.state.schemas[-1]
     with suppress(NotFound):
-        return _collection_writer(client, options.collection).schema
+        return collection_writer(client, options.collection).schema
     return None
 
 
@@ -382,15 +272,3 @@ def commit_write(
             return write.append_staged(given, at=plan.at, producer=producer)
         except AlreadyProduced:
             return None
-
-
-def writing_client(location: str, consensus: str | None) -> Client:
-    """The client of a location in this process, which may write. It is created if it is not there. Never closed."""
-    return _client(os.getpid(), location, consensus)
-
-
-@lru_cache(maxsize=16)
-def _client(_pid: int, location: str, consensus: str | None) -> Client:
-    # SUBTLE: by process, as Spark forks its workers, and a fork must not use its parent's connections.
-    config = Config.model_validate(config_of(os.environ))  # noqa: TID251 - an edge, as in `options`
-    return open_client(location, consensus, config=config, runtime=Runtime())

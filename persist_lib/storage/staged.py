@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import numpy as np
@@ -14,6 +12,7 @@ from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.shard.leases import Leased
 from persist_lib.storage.at_once import at_once
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.spreading import Spreading, Write
@@ -50,7 +49,7 @@ class CollectionTicket(msgspec.Struct, frozen=True):
         return _write(self, [ticket.write for ticket in self.tickets], updates)
 
 
-class CollectionStage:
+class CollectionStage(Leased):
     """One writer id in each shard of a rendition. `close` retires them: what is not appended then never can be."""
 
     def __init__(self, runtime: Runtime, collection: str, rendition: RenditionRecord, stages: Sequence[Stage]) -> None:
@@ -72,14 +71,6 @@ class CollectionStage:
         at_once(self._runtime, Stage.close, self._stages)
 
     __reduce__ = not_pickled("A stage", "Pass its ticket")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _write(ticket: CollectionTicket, writes: Sequence[Write], updates: object) -> CollectionStaged:

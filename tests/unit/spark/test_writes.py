@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 
 import persist_lib as persist
-from persist_lib.spark import sinking, writing
+from persist_lib.spark import plans, sinking
 from persist_lib.spark.sinking import Answer, BatchWriter, StreamWriter
 from persist_lib.spark.types import arrow_schema, spark_schema
 from persist_lib.write.staged import LEASE_S, Staged
@@ -72,8 +72,8 @@ class Driver:
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     yield
-    writing._client.cache_clear()
-    writing._open.clear()
+    plans._client.cache_clear()
+    plans._open.clear()
     sinking._stages.clear()
 
 
@@ -391,8 +391,8 @@ def test_any_writes_leave_what_a_dictionary_of_rows_would(
             for row in written:
                 expected[row] = expected.get(row, 0) + 1
             assert contents_or_nothing(client) == {row: count for row, count in expected.items() if count}
-    writing._client.cache_clear()
-    writing._open.clear()
+    plans._client.cache_clear()
+    plans._open.clear()
 
 
 def contents_or_nothing(client: persist.Client) -> dict[tuple[int, str | None], int]:
