@@ -12,7 +12,15 @@ from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, PRODUCERS, REMEMBERS_OUTCOMES, least_for_batches, least_for_state
+from persist_lib.core.formats import (
+    FIRST,
+    NEWEST,
+    PRODUCERS,
+    REMEMBERS_OUTCOMES,
+    least_for_batches,
+    least_for_state,
+    least_for_writers,
+)
 from persist_lib.core.producers import problems_of
 from persist_lib.core.state import (
     COUNTS_BYTES,
@@ -61,6 +69,8 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
             found.append(f"{id_} came back from the retired")
         if after is not None and id_ in new.retired:
             found.append(f"{id_} is both live and retired")
+    if (least := least_for_writers(after for *_, after in diff.writers)) > new.format:
+        found.append(f"a writer says what only format {least} can, in format {new.format}")
     found += [f"writer id {id_!r} is malformed" for id_, *_ in diff.writers if not WRITER.fullmatch(id_)]
     found += [f"reader id {id_!r} is malformed" for id_, *_ in diff.readers if not READER.fullmatch(id_)]
     found += [f"{id_} holds a state beyond v{seqno}" for id_, _, r in diff.readers if r is not None and r.seqno > seqno]
