@@ -57,6 +57,11 @@ class _Instance:
             self.error = error
 
     @property
+    def counted(self) -> str:
+        """What came of it so far."""
+        return f"{self.name}: {units.of(self.messages, 'message')}, {units.of(self.errors, 'error')}"
+
+    @property
     def exit_code(self) -> int:
         """0 where it ended as it was told to, 1 where another attempt may help, 3 for damage, and 4 for all else."""
         if self.error is None:
@@ -100,9 +105,8 @@ def ingest(
                 found[one.name] = _found(sources, one)
     said, value = [], []
     for one in instances:
-        text, shown = found.get(one.name, ("", {"source": one.name}))
-        counts = f"{units.of(one.messages, 'message')}, {units.of(one.errors, 'error')}"
-        said.append(text if text.endswith("resume " + one.name) else f"{one.name}: {counts}{text}")
+        text, shown = found.get(one.name, (one.counted, {"source": one.name}))
+        said.append(text)
         value.append({"messages": one.messages, "errors": one.errors, **shown})
     if all(one.error is None for one in instances):
         session.answer(value[0] if len(value) == 1 else {"sources": value}, *said)
@@ -154,11 +158,11 @@ def _signals(stopped: list[int]) -> Iterator[None]:
 
 
 def _found(sources: Sources, one: _Instance) -> tuple[str, dict[str, Any]]:
-    """How far a source is, in words and as JSON; nothing where it was dropped."""
+    """What came of an instance and how far its source is, in words and as JSON."""
     try:
         found = sources.show(one.name)
     except PersistError:
-        return "", {"source": one.name}
+        return one.counted, {"source": one.name}
     if one.messages == 0 and found.state == "paused":
         return f"{one.name} is paused: persist source resume {one.name}", value_of(found)
-    return f", durable up to {up_to(found)}", value_of(found)
+    return f"{one.counted}, durable up to {up_to(found)}", value_of(found)

@@ -5,12 +5,90 @@ They are read without a lease, as only their newest contents (or what a hold kee
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
 from persist_lib.client import Client
-from persist_lib.errors import Indeterminate, LeaseExpired, TimedOut
+from persist_lib.errors import (
+    HoldConflict,
+    Indeterminate,
+    LeaseExpired,
+    ShardFinished,
+    StillRead,
+    TimedOut,
+    UpperMismatch,
+)
+from persist_lib.frontier import at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import TIME, Schema
 from persist_lib.write.handle import WriteHandle
+from persist_lib.write.times import next_time
+
+Row = dict[str, Any]
+
+
+class Bodies:
+    """A shard with a text `body` for each key of one column, read whole: one process's view of it."""
+
+    def __init__(self, client: Client, shard: str, schema: Schema, what: str) -> None:
+        self._client, self.shard, self._schema, self._what = client, shard, schema, what
+        self._reader: ReadHandle | None = None
+
+    def fetch(self) -> dict[Any, str]:
+        """The bodies by key, read from the location; none where there is no shard yet."""
+        return self._fetch()[0]
+
+    def change(self, to: Callable[[dict[Any, str]], list[Row]], deadline: Deadline) -> None:
+        """Append the rows that `to` makes of what is there, in one append at the next time; again after a lost race.
+
+        The rows say `_diff`, and no time. No rows are no append. Raises TimedOut when others were always first.
+        """
+        with self._client.open_writer(self.shard, self._schema) as write:
+            while True:
+                bodies, upper = self._fetch()
+                if not (rows := to(bodies)):
+                    return
+                time = next_time(self._schema, write.machine.shard, at(upper), self._client.runtime)
+                try:
+                    append_once(write, [{**row, TIME: time} for row in rows], upper, time + 1, deadline)
+                except UpperMismatch:
+                    if deadline.has_passed():
+                        raise out_of_time(self._what, deadline, "others were first") from None
+                else:
+                    return
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _fetch(self) -> tuple[dict[Any, str], int]:
+        if self._reader is None:
+            if self._client.machine(self.shard).try_fetch() is None:
+                return {}, 0
+            self._reader = unheld(self._client, self.shard, self._schema)
+        upper = self._reader.fetch_upper().time or 0
+        if upper == 0:
+            return {}, 0
+        (key,) = self._schema.key_names
+        with self._reader.snapshot(upper - 1) as snapshot:
+            return {row[key]: row["body"] for row in snapshot.to_pylist()}, upper
+
+
+def finish_shard(client: Client, name: str, schema: Schema, hold: str = "") -> None:
+    """Close a shard for good, release a hold on it, and let it go, as far as nobody reads it. Idempotent."""
+    if client.machine(name).try_fetch() is None:
+        return
+    with suppress(ShardFinished, StillRead):
+        with client.open_writer(name, schema) as write:
+            write.finish()
+        if hold:
+            with suppress(HoldConflict):
+                client.release_hold(name, hold)
+        client.finish(name)
 
 
 def unheld(client: Client, name: str, schema: Schema) -> ReadHandle:

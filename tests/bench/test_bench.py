@@ -123,7 +123,7 @@ def test_spark_s_own_plan_runs_in_a_jvm_as_its_users_configure_it() -> None:
     assert 50 < memory.ours < TASK_MIB
     assert cpu.ours > 0
     assert cpu.peer > 0
-    tasks = int(figure.note.partition(" updates, ")[2].split()[0])
+    tasks = int(figure.note.partition(" requests, ")[2].split()[0])
     assert tasks > 1
     assert float(figure.note.partition("the largest ")[2].split("x")[0]) < 1.5, "cut evenly"
     assert "spark.driver.memory=8g" in figure.settings

@@ -109,7 +109,7 @@ def command(folder: Path, dying: Dying, what: str) -> int:
                 (theirs.drop if what == "drop" else theirs.reset)("s")
             if what == "reset":
                 sources.reset("s")
-            elif "s" in sources._declared.fetch():
+            elif "s" in sources.declared.fetch():
                 sources.drop("s")
                 assert sources.list() == sources.controller.list() == []
             if what == "drop":

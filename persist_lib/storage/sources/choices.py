@@ -12,9 +12,9 @@ from contextlib import suppress
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, StillRead, UpperMismatch
+from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, UpperMismatch
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.storage.small import unheld
+from persist_lib.storage.small import finish_shard, unheld
 from persist_lib.storage.sources.records import HOLD
 
 SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"}, unique=True)
@@ -63,14 +63,7 @@ class Choices:
 
     def forget(self) -> None:
         """Take it away, as nobody will ask for it again. Idempotent."""
-        if self._client.machine(self.shard).try_fetch() is None:
-            return
-        with suppress(ShardFinished, StillRead):
-            with self._client.open_writer(self.shard, SCHEMA) as write:
-                write.finish()
-            with suppress(HoldConflict, NotFound):
-                self._client.release_hold(self.shard, HOLD)
-            self._client.finish(self.shard)
+        finish_shard(self._client, self.shard, SCHEMA, HOLD)
 
 
 def _row(numbered: tuple[int, bytes]) -> pa.Table:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
+from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, SinceViolation
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.storage.small import finish_shard
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.storage.sources.declared import Collection
 from persist_lib.storage.sources.derived import begin, follow, hold_input, in_unit, let_input_go
@@ -88,18 +89,8 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
         if one.state != "dropping":
             with suppress(NotFound):
                 controller.drop(one.name, timeout=deadline.remaining_s() + 0.001)
-    if client.machine(record.bindings).try_fetch() is not None:
-        with suppress(ShardFinished, StillRead):
-            with client.open_writer(record.bindings, BINDINGS) as write:
-                write.finish()
-            with suppress(HoldConflict):
-                client.release_hold(record.bindings, HOLD)
-            client.finish(record.bindings)
-    if record.decoding.registry is not None:
-        with suppress(ShardFinished, StillRead):
-            with client.open_writer(record.schemas, SCHEMAS) as write:
-                write.finish()
-            client.finish(record.schemas)
+    finish_shard(client, record.bindings, BINDINGS, HOLD)
+    finish_shard(client, record.schemas, SCHEMAS)
     let_input_go(client, record)
     left = take_outside_away(client, record)
     if left and record.again:

@@ -96,10 +96,8 @@ def _look(
         if known is None or known.versions != mine:
             time = _time(sources, record)
             bound = clock.since(time)
-            is_bound = bool(bound.steps) and not isinstance(clock, Following)
-            known = Known(now, health, mine, time, bound.marks, is_bound)
-            if isinstance(clock, Following):
-                known = known._replace(is_bound=bool(clock.lag({clock.partition: Mark(time)})))
+            later = clock.lag({clock.partition: Mark(time)}) if isinstance(clock, Following) else bound.steps
+            known = Known(now, health, mine, time, bound.marks, bool(later))
         memory[record.id] = known._replace(at=now, health=health)
         if known.is_bound:
             return News(record.name, "new", "what is there is not durable yet", known.time)

@@ -112,11 +112,7 @@ class Pipeline:
             messages, held = hold_back(self.meaning.transactions, ready, state)
             ready = messages
         found = self._decode(decoding, ready)
-        places = pa.array(found.lines, pa.int64())
-        rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
-        rows = self._with_places(rows, messages, places)
-        if DIFF in messages.column_names:
-            rows = rows.append_column(DIFF_FIELD, joined(messages.column(DIFF)).take(places))
+        rows = self._with_places(found, messages)
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
         return Made(self._updates(rows, lookup), _errors_of(messages, found), raw, held)
 
@@ -137,9 +133,7 @@ class Pipeline:
     def _changes(self, messages: pa.Table, lookup: Lookup) -> Made:
         """Apply the changes of a table."""
         found, old = decode_table(self.decoding, self.decoded, self.schema, messages, lookup)
-        places = pa.array(found.lines, pa.int64())
-        rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
-        rows = self._with_places(rows, messages, places)
+        rows = self._with_places(found, messages)
         deletes = np.asarray(joined(rows.column(DELETES)))
         updates = upserted(self.schema, rows, deletes, lambda _: old)
         return Made(updates, _errors_of(messages, found), RAW.updates.empty_table(), WAITING.updates.empty_table())
@@ -163,7 +157,10 @@ class Pipeline:
             deletes = np.asarray(pc.fill_null(joined(rows.column(flag)), False))
         return upserted(self.schema, rows, deletes, lookup)
 
-    def _with_places(self, rows: pa.Table, messages: pa.Table, places: pa.Array) -> pa.Table:
+    def _with_places(self, found: Decoded, messages: pa.Table) -> pa.Table:
+        """The rows with the times (and diffs) of their messages, and with what is asked for of their places."""
+        places = pa.array(found.lines, pa.int64())
+        rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
         for name, about in self.meaning.include.items():
             name_there = TIME if about == "time" else about
             if name_there not in messages.column_names:
@@ -173,6 +170,8 @@ class Pipeline:
             if about == "time":
                 column = column.cast(pa.int64())
             rows = rows.append_column(name, column.cast(ABOUT[about]))
+        if DIFF in messages.column_names:
+            rows = rows.append_column(DIFF_FIELD, joined(messages.column(DIFF)).take(places))
         return rows
 
     def _transformed(self, rows: pa.Table, *, has_diffs: bool) -> pa.Table:

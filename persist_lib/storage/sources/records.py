@@ -9,16 +9,13 @@ import msgspec
 
 from persist_lib.arguments import did_you_mean
 from persist_lib.client import Client
-from persist_lib.errors import NotFound, UpperMismatch
-from persist_lib.frontier import at
-from persist_lib.read.handle import ReadHandle
+from persist_lib.errors import NotFound
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.storage.records import Record, decode, encode, schema_of
-from persist_lib.storage.small import append_once, out_of_time, unheld
+from persist_lib.storage.small import Bodies, Row
 from persist_lib.storage.sources.declared import Decoding, From, Meaning
 from persist_lib.storage.sources.protocol import HOLD
-from persist_lib.write.times import next_time
 
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
 State = Literal["making", "running", "paused", "dropping"]
@@ -124,12 +121,11 @@ class Declared:
     """One process's view of the sources of a catalog."""
 
     def __init__(self, client: Client, catalog: str) -> None:
-        self._client, self.shard = client, f"{catalog}.sources"
-        self._reader: ReadHandle | None = None
+        self._bodies = Bodies(client, f"{catalog}.sources", SCHEMA, "the list of sources")
 
     def fetch(self) -> dict[str, SourceRecord]:
         """The sources by name."""
-        return _decoded(self._bodies()[0])
+        return _decoded(self._bodies.fetch())
 
     def find(self, name: str) -> SourceRecord:
         """One source. Raises NotFound."""
@@ -159,43 +155,19 @@ class Declared:
         self._append(to, deadline)
 
     def _append(self, to: To, deadline: Deadline) -> None:
-        with self._client.open_writer(self.shard, SCHEMA) as write:
-            while True:
-                bodies, upper = self._bodies()
-                old, new = to(_decoded(bodies))
-                if old == new:
-                    return
-                time = next_time(SCHEMA, write.machine.shard, at(upper), self._client.runtime)
-                rows: list[dict[str, object]] = []
-                if old is not None:
-                    # SUBTLE: as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
-                    rows.append({"name": old.name, "body": bodies[old.name], TIME: time, DIFF: -1})
-                if new is not None:
-                    rows.append({"name": new.name, "body": encode(new), TIME: time, DIFF: 1})
-                try:
-                    append_once(write, rows, upper, time + 1, deadline)
-                except UpperMismatch:
-                    if deadline.has_passed():
-                        raise out_of_time("the list of sources", deadline, "others were first") from None
-                else:
-                    return
+        def rows(bodies: dict[str, str]) -> list[Row]:
+            old, new = to(_decoded(bodies))
+            if old == new:
+                return []
+            # SUBTLE: what goes, as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+            gone = [] if old is None else [{"name": old.name, "body": bodies[old.name], DIFF: -1}]
+            return gone + ([] if new is None else [{"name": new.name, "body": encode(new), DIFF: 1}])
+
+        self._bodies.change(rows, deadline)
 
     def close(self) -> None:
         """Close what it has open. Idempotent."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def _bodies(self) -> tuple[dict[str, str], int]:
-        if self._reader is None:
-            if self._client.machine(self.shard).try_fetch() is None:
-                return {}, 0
-            self._reader = unheld(self._client, self.shard, SCHEMA)
-        upper = self._reader.fetch_upper().time or 0
-        if upper == 0:
-            return {}, 0
-        with self._reader.snapshot(upper - 1) as snapshot:
-            return {row["name"]: row["body"] for row in snapshot.to_pylist()}, upper
+        self._bodies.close()
 
 
 def _decoded(bodies: dict[str, str]) -> dict[str, SourceRecord]:

@@ -56,7 +56,6 @@ HOLD_EVERY_MS = 5_000
 """By how much t goes on before holds follow."""
 PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indeterminate)
 """What the next step may not meet: an instance drops what it has in memory, and starts again."""
-OPTIONAL = ("key", "header", "problem")
 
 
 class Behind(msgspec.Struct, frozen=True):

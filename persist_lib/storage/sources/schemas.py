@@ -10,14 +10,11 @@ from collections.abc import Iterable
 import msgspec
 
 from persist_lib.client import Client
-from persist_lib.errors import Determinate, Diverged, UpperMismatch
-from persist_lib.frontier import at
-from persist_lib.read.handle import ReadHandle
+from persist_lib.errors import Determinate, Diverged
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import TIME, Schema
-from persist_lib.storage.small import append_once, out_of_time, unheld
+from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.storage.small import Bodies
 from persist_lib.storage.sources.registry import UNKNOWN, Registry, Written
-from persist_lib.write.times import next_time
 
 SCHEMA = Schema(key={"id": "int64 not null"}, value={"body": "string not null"}, times="ms", unique=True)
 
@@ -26,8 +23,7 @@ class Schemas:
     """One process's view of them."""
 
     def __init__(self, client: Client, shard: str, registry: Registry) -> None:
-        self._client, self.shard, self._registry = client, shard, registry
-        self._reader: ReadHandle | None = None
+        self._bodies, self._registry = Bodies(client, shard, SCHEMA, f"schemas {shard}"), registry
         self._known: dict[int, Written] = {}
         self._compared: set[int] = set()
 
@@ -39,11 +35,11 @@ class Schemas:
         """
         wanted = set(ids) - self._compared
         if wanted - set(self._known):
-            self._known |= self._fetch()[0]
+            self._known |= self._fetch()
         for id_ in sorted(wanted):
             if id_ not in self._known:
                 self._commit(id_, self._registry.fetch(id_), deadline)
-                self._known |= self._fetch()[0]
+                self._known |= self._fetch()
             else:
                 self._compare(id_)
             self._compared.add(id_)
@@ -51,9 +47,7 @@ class Schemas:
 
     def close(self) -> None:
         """Close what it has open. Idempotent."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._bodies.close()
 
     def _compare(self, id_: int) -> None:
         """See whether the registry says today what is committed. It need not answer."""
@@ -72,31 +66,11 @@ class Schemas:
             )
 
     def _commit(self, id_: int, written: Written, deadline: Deadline) -> None:
-        body = msgspec.json.encode(written._asdict()).decode()
-        with self._client.open_writer(self.shard, SCHEMA) as write:
-            while True:
-                known, upper = self._fetch()
-                if id_ in known:
-                    return
-                time = next_time(SCHEMA, write.machine.shard, at(upper), self._client.runtime)
-                try:
-                    append_once(write, [{"id": id_, "body": body, TIME: time}], upper, time + 1, deadline)
-                except UpperMismatch:
-                    if deadline.has_passed():
-                        raise out_of_time(f"schemas {self.shard}", deadline, "others were first") from None
-                else:
-                    return
+        row = {"id": id_, "body": msgspec.json.encode(written._asdict()).decode(), DIFF: 1}
+        self._bodies.change(lambda known: [] if id_ in known else [row], deadline)
 
-    def _fetch(self) -> tuple[dict[int, Written], int]:
-        if self._reader is None:
-            if self._client.machine(self.shard).try_fetch() is None:
-                return {}, 0
-            self._reader = unheld(self._client, self.shard, SCHEMA)
-        upper = self._reader.fetch_upper().time or 0
-        if upper == 0:
-            return {}, 0
-        with self._reader.snapshot(upper - 1) as snapshot:
-            return {row["id"]: _decoded(row["body"]) for row in snapshot.to_pylist()}, upper
+    def _fetch(self) -> dict[int, Written]:
+        return {id_: _decoded(body) for id_, body in self._bodies.fetch().items()}
 
 
 def _decoded(body: str) -> Written:

@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.client = controller.client
-        self.declared = self._declared = Declared(self.client, controller.catalog.shard)
+        self.declared = Declared(self.client, controller.catalog.shard)
 
     def create(
         self,
@@ -95,13 +95,13 @@ class Sources:
                 )
             return None
 
-        self._declared.change(decide, deadline)
-        settle(self.controller, self._declared, self._declared.find(name), deadline)
+        self.declared.change(decide, deadline)
+        settle(self.controller, self.declared, self.declared.find(name), deadline)
         return self.show(name)
 
     def list(self) -> list[str]:
         """The names of all sources, sorted."""
-        return sorted(name for name, record in self._declared.fetch().items() if record.state != "dropping")
+        return sorted(name for name, record in self.declared.fetch().items() if record.state != "dropping")
 
     def show(self, name: str) -> SourceDescription:
         """What a source is, and how far it has come. Raises NotFound."""
@@ -185,7 +185,7 @@ class Sources:
         a call that was cut off by the next one, or by an instance. Raises NotFound where nothing is being mended, and
         HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
         """
-        deadline, record = self._deadline(timeout), self._declared.find(parse_collection_name(name))
+        deadline, record = self._deadline(timeout), self.declared.find(parse_collection_name(name))
         with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
             mending.fill(filling, deadline)
         return mending.finish(self, mending.decide(self, record, deadline), deadline)
@@ -230,20 +230,20 @@ class Sources:
 
     def close(self) -> None:
         """Close what this has open; the controller stays open. Idempotent."""
-        self._declared.close()
+        self.declared.close()
 
     def find(self, name: str) -> SourceRecord:
         """What is declared of a source; one that is being created is finished first. Raises NotFound."""
-        record = self._declared.find(parse_collection_name(name))
+        record = self.declared.find(parse_collection_name(name))
         if record.state == "making":
             if self.client.read_only:
                 raise NotFound(f"the source {name!r} is being created. Look again", source=name)
-            settle(self.controller, self._declared, record, self._deadline(None))
-            record = self._declared.find(name)
+            settle(self.controller, self.declared, record, self._deadline(None))
+            record = self.declared.find(name)
         if record.mending is not None and record.mending.decided and not self.client.read_only:
             with suppress(PersistError):  # else the next one does
                 mending.finish(self, record, self._deadline(None))
-                record = self._declared.find(record.name)
+                record = self.declared.find(record.name)
         if record.state == "dropping":
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
         return record
@@ -256,11 +256,11 @@ class Sources:
                 raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
             return changed(sources[name], state=state, why=why)
 
-        self._declared.change(decide, self._deadline(timeout))
+        self.declared.change(decide, self._deadline(timeout))
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
-        record = self._declared.find(name)
+        record = self.declared.find(name)
         if again and isinstance(record.reader, Collection):
             follow(self.controller, record.reader.name)  # raises NotFound
 
@@ -269,8 +269,8 @@ class Sources:
                 raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
             return changed(sources[name], state="dropping", again=again)
 
-        self._declared.change(decide, deadline)
-        return take_away(self.controller, self._declared, self._declared.find(name), deadline)
+        self.declared.change(decide, deadline)
+        return take_away(self.controller, self.declared, self.declared.find(name), deadline)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

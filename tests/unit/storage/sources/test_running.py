@@ -390,7 +390,7 @@ def test_the_upstream_is_told_the_bindings_since_and_never_t(place: Place, monke
     place.world.clock.advance(5)
     place.catch_up()
     assert told[-1]["a.jsonl"].address == size
-    record = place.sources._declared.find("s")
+    record = place.sources.declared.find("s")
     since = place.sources.client.inspect(record.bindings).state.since
     place.sources.client.set_hold(record.bindings, "another-pipeline", since)
     place.write("a.jsonl", row(2))
