@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -63,6 +63,18 @@ ENDING_S = 2.0
 """How long a thread waits, after the stop, for its Spark job to end."""
 CANCELLING_S = 10.0
 """How long to go on cancelling, after the stop: a job that was about to start may only be there a moment later."""
+
+
+class Shuffled(NamedTuple):
+    """A second step of a job, in so many tasks. Rows of `ddl` go to the task that their first column of `by` numbers.
+
+    There they come in the order of `by`, and `work` makes rows of `tasks.ANSWER` of them.
+    """
+
+    tasks: int
+    ddl: str
+    by: tuple[str, ...]
+    work: Any
 
 
 class SparkEngine:
@@ -176,9 +188,12 @@ class SparkEngine:
                     yield _damage(t.raised(row["error"]))
 
     def answers(
-        self, count: int, work: Any, says: str, tells: Callable[[int, int], object], details: str = ""
-    ) -> list[dict[str, Any]]:
+        self, count: int, work: Any, says: str, tells: Callable[[int, int], object], details: str = "",
+        shuffled: Shuffled | None = None,
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """Run `work`, which yields rows of `tasks.ANSWER`, as one Spark job; return the rows in the order of the tasks.
+
+        If the job is `shuffled`, `work` yields rows for a second step instead.
 
         Starts Spark if it does not run. The client is charged for what the tasks asked of the location.
 
@@ -189,21 +204,24 @@ class SparkEngine:
         with self._lock:
             self._jobs += 1
             looks = self._looks(spark, f"{self._tag}-{self._jobs}", says, details)
-        tells(0, count)
-        progress = Progress(looks, lambda done: tells(min(done, count), count), self._where(spark), self._idle_s)
-        job = Call(partial(self._run, spark, count, work, looks), "persist-spark")
+        total = count + (0 if shuffled is None else shuffled.tasks)
+        tells(0, total)
+        progress = Progress(looks, lambda done: tells(min(done, total), total), self._where(spark), self._idle_s)
+        job = Call(partial(self._run, spark, count, work, shuffled, looks), "persist-spark")
         try:
             answers = job.result(self.stop, progress, patience_s=ENDING_S)
         except SparkUnreachable:
             self._forget(spark, looks)
             raise
-        tells(count, count)
+        tells(total, total)
         charge(self._client, answers)
         with self._lock:
-            self.tasks_run += count
+            self.tasks_run += total
         return sorted(answers, key=lambda row: row["task"])
 
-    def _run(self, spark: SparkSession, count: int, work: Any, looks: Looks) -> list[dict[str, Any]]:
+    def _run(
+        self, spark: SparkSession, count: int, work: Any, shuffled: Shuffled | None, looks: Looks
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """Run one Spark job, in a thread of its own: tags and groups belong to the thread."""
         with self._lock:
             self._running += 1
@@ -211,7 +229,7 @@ class SparkEngine:
             _tag(spark, self._tag)
             looks.begin()
             self.stop.check()
-            return fan_out(spark, count, work, t.ANSWER_DDL)
+            return fan_out(spark, count, work, t.ANSWER_DDL, shuffled)
         finally:
             self._handlers.pop(threading.get_ident(), None)
             with self._lock:
@@ -310,9 +328,17 @@ def _interrupt(spark: Any, tag: str) -> None:
         spark.interruptTag(tag)
 
 
-def fan_out(spark: SparkSession, count: int, work: Any, ddl: str) -> list[dict[str, Any]]:
+def fan_out(
+    spark: SparkSession, count: int, work: Any, ddl: str, shuffled: Shuffled | None = None
+) -> list[dict[str, Any]]:  # fmt: skip
     """Run `work` once for each of the indices 0 to count - 1, each in a task of its own, and collect its rows."""
-    rows: list[dict[str, Any]] = spark.range(0, count, 1, count).mapInArrow(work, ddl).toArrow().to_pylist()
+    tasks = spark.range(0, count, 1, count)
+    if shuffled is None:
+        found = tasks.mapInArrow(work, ddl)
+    else:
+        sent = tasks.mapInArrow(work, shuffled.ddl).repartitionById(shuffled.tasks, functions.col(shuffled.by[0]))
+        found = sent.sortWithinPartitions(*shuffled.by).mapInArrow(shuffled.work, ddl)
+    rows: list[dict[str, Any]] = found.toArrow().to_pylist()
     return rows
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from jobs.load import loads_for
 from jobs.stop import Stop
 from orchestration.collections import job_of, stopping
 from orchestration.mount import Mount
@@ -55,6 +56,7 @@ class IngestConfig(LimitsConfig):
 
     sources: list[str] = Field(default=[], description="empty: those that have something new, and nobody at work")
     seconds: float = Field(default=600.0, gt=0, description="each source at most; the rest is for the next run")
+    engine: str = Field(default="auto", description="auto: Spark for much in files, else local; spark; local")
 
 
 def partitions(mount: Mount) -> dg.DynamicPartitionsDefinition:
@@ -78,7 +80,7 @@ def source_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
 def ingest_op(mount: Mount) -> dg.OpDefinition:
     """Ingest sources one after the other. One that fails is told at the end; the others are ingested all the same."""
 
-    @dg.op(name=op_name(mount), description=DOES, out={}, required_resource_keys={mount.persist})
+    @dg.op(name=op_name(mount), description=DOES, out={}, required_resource_keys={mount.persist, mount.spark})
     def of_sources(context: dg.OpExecutionContext, config: IngestConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         failed: dict[str, str] = {}
@@ -86,7 +88,7 @@ def ingest_op(mount: Mount) -> dg.OpDefinition:
         with persist.client.controller() as controller, stopping() as stop:
             sources = controller.sources()
             for name in config.sources or _due(persist.client, sources):
-                run = _ingest(context, sources, name, config, stop)
+                run = _ingest(context, mount, sources, name, config, stop)
                 runs.append(run)
                 if run.failed:
                     failed[name] = run.failed
@@ -201,7 +203,7 @@ def _judged(sources: Sources, limits: Limits) -> Iterator[tuple[str, list[Alert]
 
 
 def _ingest(
-    context: dg.OpExecutionContext, sources: Sources, name: str, config: IngestConfig, stop: Stop
+    context: dg.OpExecutionContext, mount: Mount, sources: Sources, name: str, config: IngestConfig, stop: Stop
 ) -> Run:  # fmt: skip
     """Ingest one source until nothing new is there, or its time is over."""
     runtime = sources.client.runtime
@@ -213,8 +215,18 @@ def _ingest(
         if isinstance(what, PersistError):
             context.log.warning("%s: %s; trying again", name, what)
 
+    def session() -> Any:
+        return getattr(context.resources, mount.spark).spark_session
+
+    def tells(what: str, done: int, of: int) -> None:
+        if done == of:
+            context.log.info("%s: %d of %d tasks", what, done, of)
+
     try:
-        sources.run(name, until_idle=True, told=told, stop=lambda: stop.is_set or runtime.monotonic() >= end)
+        loads, _ = loads_for(sources.client, sources.find(name), config.engine, session, stop, tells)
+        sources.run(
+            name, until_idle=True, told=told, stop=lambda: stop.is_set or runtime.monotonic() >= end, loads=loads
+        )
     except (PersistError, OSError) as error:
         run.failed = f"{type(error).__name__}: {error}"
     run.seconds = runtime.monotonic() - run.began

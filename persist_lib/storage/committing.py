@@ -133,20 +133,7 @@ class Committing(Writing):
             raise self._mismatch(lower, error) from error
 
     def _send(self, appends: Sequence[Append], deadline: Deadline, token: bytes) -> None:
-        timeout = deadline.left_s()
-        if len(appends) > 1 and self.has_transactions:
-            new = [one.write for one in appends if one.write.shard not in self._registered and _registers(one)]
-            within(deadline, lambda: at_once(self.client.runtime, lambda write: write.id, new))  # registers them
-            self._registered.update(write.shard for write in new)
-            self.client.compare_and_append_many(appends, timeout=timeout, token=token)
-            return
-        for one in appends:
-            if isinstance(one.updates, Prepared):
-                one.write.append_prepared(one.updates, deadline, token)
-                continue
-            one.write.compare_and_append(
-                one.updates, one.expected_upper, one.new_upper, timeout=timeout, token=token, producer=one.producer
-            )
+        send_all(self.client, appends, deadline, token, self._registered, together=self.has_transactions)
 
     def _close_old(self, brought: Brought, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
         """Say that nothing more comes before the newest rendition, which can then be copied to its end.
@@ -205,6 +192,36 @@ class Committing(Writing):
 
     def _shares(self, rendition: RenditionRecord, table: pa.Table) -> list[tuple[WriteHandle, pa.Table]]:
         return [(self.shard(name), rows) for name, rows in zip(rendition.names, routed(rendition, table), strict=True)]
+
+
+def send_all(
+    client: Client, appends: Sequence[Append], deadline: Deadline, token: bytes, registered: set[str],
+    *, together: bool,
+) -> None:  # fmt: skip
+    """Carry out appends to several shards: all of them or none, if `together`; else one after the other.
+
+    In the shards that are `registered` their writers have ids already.
+    """
+    timeout = deadline.left_s()
+    if len(appends) > 1 and together:
+        new = [one.write for one in appends if one.write.shard not in registered and _registers(one)]
+        within(deadline, lambda: at_once(client.runtime, lambda write: write.id, new))  # registers them
+        registered.update(write.shard for write in new)
+        client.compare_and_append_many(appends, timeout=timeout, token=token)
+        return
+    for one in appends:
+        if isinstance(one.updates, Prepared):
+            one.write.append_prepared(one.updates, deadline, token)
+            continue
+        one.write.compare_and_append(
+            one.updates, one.expected_upper, one.new_upper, timeout=timeout, token=token, producer=one.producer
+        )
+
+
+def discard(prepared: Mapping[str, Prepared]) -> None:
+    """Delete what was uploaded, to which no command refers."""
+    for one in prepared.values():
+        one.builder.discard()
 
 
 def _registers(append: Append) -> bool:

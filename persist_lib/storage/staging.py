@@ -22,7 +22,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.at_once import at_once, states_of
-from persist_lib.storage.committing import HandedOver, Pieces
+from persist_lib.storage.committing import HandedOver, Pieces, discard
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
 from persist_lib.storage.verbs import Verbs
@@ -160,7 +160,7 @@ class CollectionStaging(Verbs):
                         raise self._mismatch(lower, error) from error
                     self._check_time(deadline, "other writers were first")
                 except HandedOver:
-                    _discard(prepared)
+                    discard(prepared)
                     self._check_time(deadline, "it was handed over meanwhile")
                 except LeaseExpired as error:
                     self._check_stage(error, prepared)
@@ -182,7 +182,7 @@ class CollectionStaging(Verbs):
                     parts, change.kind, bounds, time, deadline, spent, everything=change.everything
                 )
         except Exception:
-            _discard(into)
+            discard(into)
             raise
 
     def _close_before(self, start: int, change: _Change, over: Pieces, deadline: Deadline) -> None:
@@ -271,12 +271,6 @@ class CollectionStaging(Verbs):
         if any(one.bounds is not None for one in found):
             raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
         return found
-
-
-def _discard(prepared: Mapping[str, Prepared]) -> None:
-    """Delete what was uploaded, to which no command refers."""
-    for one in prepared.values():
-        one.builder.discard()
 
 
 def _written(upper: Antichain, time: int | None, token: bytes, prepared: Mapping[str, Prepared], cost: Cost) -> Written:

@@ -452,7 +452,7 @@ def test_lag_is_in_bytes_of_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch)
     instance = shop.sources.open("s")
     instance.step()
     shop.run("INSERT INTO t SELECT n, 'x' FROM generate_series(10, 1000) n", "INSERT INTO t VALUES (2000, 'x')")
-    monkeypatch.setattr("persist_lib.storage.sources.running.STEP_BYTES", 1000)
+    monkeypatch.setattr("persist_lib.storage.sources.running.Ingestion.step_bytes", 1000)
     shop.world.clock.advance(1)
     behind = instance.step()
     assert behind.messages == 991

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import dagster as dg
 import pytest
 
 import persist_lib as persist
+from jobs.load import loads_for
 from orchestration import sources as orchestrated
 from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from orchestration.source_tries import Try, asked_now, loads
-from persist_lib.storage.sources import Collection, Decoding, Files, Meaning, News, Sources
+from persist_lib.storage.sources import Collection, Decoding, Files, Ingestion, Meaning, News, Sources
 from persist_lib.storage.sources.health import Report
 from tests.spark.collections import SMALL
 
@@ -119,6 +120,44 @@ def test_a_run_ingests_what_is_new_and_says_how_it_is(fed: Fed, folder: Path, in
     again = run(folder, instance)
     assert [event for event in again.all_events if event.is_step_materialization] == []
     assert metadata(again, None)["sources"] == 0
+
+
+@pytest.mark.spark
+def test_what_is_much_is_loaded_on_spark(
+    fed: Fed, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Callable[[], int]] = []
+
+    def in_small_tasks(*given: Any) -> Any:
+        found, tasks_run = loads_for(*given)
+        ran.append(tasks_run)
+        return None if found is None else found._replace(task_bytes=1_000), tasks_run
+
+    monkeypatch.setattr(Ingestion, "step_bytes", 500)
+    monkeypatch.setattr(orchestrated, "loads_for", in_small_tasks)
+    fed.create("orders", meaning=Meaning(envelope="upsert"))
+    fed.write("orders", *({"id": n % 70, "word": f"w{n}"} for n in range(200)), "bad")
+    result = run(folder, instance, engine="spark")
+    assert result.success
+    found = metadata(result, "orders")
+    assert (found["messages"], found["errors"], found["lag"]) == (201, 1, 0)
+    assert fed.count("orders") == 70
+    assert [count() > 3 for count in ran] == [True]
+    refused = run(folder, instance, sources=["orders"], engine="sparkle")
+    assert not refused.success
+    assert "engine must be one of auto, local, spark" in str(refused.all_events)
+
+
+def test_an_engine_is_only_asked_of_files(fed: Fed, folder: Path, instance: dg.DagsterInstance) -> None:
+    fed.create("orders")
+    fed.write("orders", {"id": 1, "word": "a"})
+    assert run(folder, instance).success
+    fed.sources.create("copies", Collection(name="orders"), SCHEMA)
+    refused = run(folder, instance, sources=["copies"], engine="spark")
+    assert not refused.success
+    assert "is not loaded by tasks, as collection is read in order" in str(refused.all_events)
+    assert run(folder, instance, sources=["copies"]).success
+    assert fed.count("copies") == 1
 
 
 def test_a_source_that_fails_is_told_and_the_others_are_ingested(

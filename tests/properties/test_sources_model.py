@@ -35,8 +35,8 @@ class SourceMachine(RuleBasedStateMachine):
         self.world = World(seed=5)
         self.lines = Lines(Path(self.folder.name) / "in")
         meaning = Meaning(envelope="upsert" if upserts else "none", keep_raw=keeps)
-        self.sizes = running.STEP_BYTES, running.WINDOW_BYTES
-        running.STEP_BYTES, running.WINDOW_BYTES = 60, 150
+        self.sizes = running.Ingestion.step_bytes, running.Ingestion.window_bytes
+        running.Ingestion.step_bytes, running.Ingestion.window_bytes = 60, 150
         self.watched = Watched(self.world, self.lines, meaning, shards)
         self.watching = self.watched.watching()
         self.watching.__enter__()
@@ -54,7 +54,7 @@ class SourceMachine(RuleBasedStateMachine):
             self.come_to_rest()
         finally:
             self.watching.__exit__(None, None, None)
-            running.STEP_BYTES, running.WINDOW_BYTES = self.sizes
+            running.Ingestion.step_bytes, running.Ingestion.window_bytes = self.sizes
             self.world.close()
             self.folder.cleanup()
 

@@ -34,7 +34,7 @@ def digests(table: pa.Table) -> dict[int, str]:
 
 def main(location: str, notes: Path) -> None:
     """Run until it is killed."""
-    running.STEP_BYTES, running.WINDOW_BYTES = 2_000, 5_000
+    running.Ingestion.step_bytes, running.Ingestion.window_bytes = 2_000, 5_000
     write = Ingestion._write
 
     def noted(self: Ingestion, made: Made, window: Window, deadline: Deadline) -> None:

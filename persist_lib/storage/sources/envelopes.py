@@ -53,6 +53,17 @@ def upserted(schema: Schema, rows: pa.Table, deletes: Flags, lookup: Lookup) -> 
     return consolidate(schema, exactly(schema.updates, changes.append_column(DIFF_FIELD, array_of(diffs))))
 
 
+def decisive(schema: Schema, rows: pa.Table) -> pa.Table:
+    """The rows that decide what upserts come to: of several of a key at one time, the last. Their order stays."""
+    if rows.num_rows < 2:
+        return rows
+    keys = exactly(pa.schema([schema.data.field(name) for name in schema.key_names]), rows)
+    order, ties = sort_order([joined(column) for column in keys.columns])  # stable: in their order
+    times = integers(rows.column(TIME))[order]
+    decided = ties & (times[1:] == times[:-1])
+    return take(rows, np.sort(order[np.append(~decided, True)])) if decided.any() else rows
+
+
 def exactly(schema: pa.Schema, rows: pa.Table) -> pa.Table:
     """The rows with exactly these columns. Raises InvalidUsage for what is missing, of another type, or null."""
     columns = []

@@ -7,6 +7,7 @@ From there on instances decode by the recipe. One that does not know of it yet w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ class Mending(Ingestion):
                 self._targets[role] = RenditionTarget(self._controller, id_, self._owner, number)
         return self._targets
 
-    def _read(self, window: Window) -> pa.Table:
+    def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
         """The messages of a window as they were kept, in the order of times, partitions and addresses."""
         found = self._raw.updates(window.start, window.end)
         rows = pa.array(np.repeat(np.arange(found.num_rows), integers(found.column(DIFF))))
@@ -88,7 +89,7 @@ class Mending(Ingestion):
                 f"source {self.record.name!r}: several messages have one address, and in which order they came is not "
                 "kept. So they cannot be decoded anew with an envelope for which that matters"
             )
-        return found
+        return [(window, found)]
 
     def _settle(self, window: Window, deadline: Deadline) -> None:
         """Nothing: a rendition is written by its number, whatever the collection is."""

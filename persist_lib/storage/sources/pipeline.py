@@ -48,6 +48,15 @@ NO_SCHEMAS: Mapping[int, Written] = {}
 Transform = Callable[[pa.Table], pa.Table]
 
 
+class Rows(NamedTuple):
+    """What messages amount to without the state: decoded rows, in their order and with their times, and the rest."""
+
+    rows: pa.Table
+    errors: pa.Table
+    raw: pa.Table
+    waiting: pa.Table
+
+
 class Made(NamedTuple):
     """What messages amount to: consolidated updates of the output, of the errors, of the raw messages, and of what
     waits for the rest of its transaction.
@@ -104,6 +113,13 @@ class Pipeline:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW, WAITING)))
         if self.meaning.envelope == "changes":
             return self._changes(messages, lookup)
+        found = self.rows_of(messages, schemas, waiting)
+        return Made(self.updates_of(found.rows, lookup), found.errors, found.raw, found.waiting)
+
+    def rows_of(
+        self, messages: pa.Table, schemas: Mapping[int, Written] = NO_SCHEMAS, waiting: pa.Table | None = None
+    ) -> Rows:  # fmt: skip
+        """The half of `apply` that needs no state of the output. Not for the envelope `changes`."""
         raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
         decoding, ready = self._as_json(messages, schemas)
         held = WAITING.updates.empty_table()
@@ -114,7 +130,7 @@ class Pipeline:
         found = self._decode(decoding, ready)
         rows = self._with_places(found, messages)
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
-        return Made(self._updates(rows, lookup), _errors_of(messages, found), raw, held)
+        return Rows(rows, _errors_of(messages, found), raw, held)
 
     def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
         if not self.needs_avro:
@@ -138,7 +154,8 @@ class Pipeline:
         updates = upserted(self.schema, rows, deletes, lambda _: old)
         return Made(updates, _errors_of(messages, found), RAW.updates.empty_table(), WAITING.updates.empty_table())
 
-    def _updates(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
+    def updates_of(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
+        """The half that may need it: rows that go up in time become updates. Each key's are by themselves."""
         if self.meaning.envelope == "none":
             return added(self.schema, rows)
         if DIFF in rows.column_names and (negative := integers(rows.column(DIFF)) < 0).any():

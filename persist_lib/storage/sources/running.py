@@ -6,13 +6,12 @@ least upper of what it writes. See docs/design/0042-sources.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import parse_seconds
@@ -29,17 +28,14 @@ from persist_lib.errors import (
     SinceViolation,
     UpperMismatch,
 )
-from persist_lib.kernel.columns import array_of, integers
-from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import TIME, TIME_FIELD
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
-from persist_lib.storage.sources.pipeline import NO_SCHEMAS, Made, Pipeline
+from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags
-from persist_lib.storage.sources.reclock import Window, in_order, windows
+from persist_lib.storage.sources.reading import read_parts, schemas_of
+from persist_lib.storage.sources.reclock import Window, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
-from persist_lib.storage.sources.registry import Written
 from persist_lib.storage.sources.schemas import Schemas
 from persist_lib.storage.sources.targets import Target
 
@@ -47,9 +43,7 @@ if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
 
 STEP_BYTES = 32 * MIB
-"""Messages that become bound at one time, in bytes, about."""
 WINDOW_BYTES = 64 * MIB
-"""Messages that are in memory at once, in bytes, about; one time's at least."""
 TICK_MS = 5_000
 """How often a source without new messages goes on in time: each time is an append to each of its collections."""
 HOLD_EVERY_MS = 5_000
@@ -89,8 +83,21 @@ class Progress(msgspec.Struct, frozen=True):
     warning: str = ""
 
 
+class Done(NamedTuple):
+    """What is durable now: all before `end`, with so many messages, of which so many were bad."""
+
+    end: int
+    messages: int
+    errors: int
+
+
 class Ingestion:
     """One instance of a source. Use it from one thread."""
+
+    step_bytes = STEP_BYTES
+    """Messages that become bound at one time, in bytes, about."""
+    window_bytes = WINDOW_BYTES
+    """Messages that are in memory at once, and made durable together, in bytes, about; one time's at least."""
 
     def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
         self._controller, self._client, self.record = controller, controller.client, record
@@ -159,7 +166,10 @@ class Ingestion:
 
     def _mint(self, deadline: Deadline) -> None:
         reader = self._opened()
-        self._clock.mint(lambda bound: reader.high_watermarks(bound, STEP_BYTES), deadline, TICK_MS)
+        self._clock.mint(lambda bound: reader.high_watermarks(bound, self.step_bytes), deadline, TICK_MS)
+
+    def _estimate(self, partition: str, start: int, end: int) -> int:
+        return self._opened().estimate(partition, start, end)
 
     def _writing(self) -> dict[str, Target]:
         if not self._targets:
@@ -174,64 +184,29 @@ class Ingestion:
         self._move_holds(time)
         bound = self._clock.since(time)
         messages = errors = 0
-        for window in windows(bound, time, WINDOW_BYTES, lambda *range_: self._opened().estimate(*range_)):
-            for part, some in self._parts(window):
-                self._settle(part, self._client.runtime.deadline(timeout_s))
-                made = self._made(some, part, self._client.runtime.deadline(timeout_s))
-                self._check_errors(made, part)
-                self._write(made, part, self._client.runtime.deadline(timeout_s))
-                messages, errors, time = messages + some.num_rows, errors + made.errors.num_rows, part.end
+        for window in windows(bound, time, self.window_bytes, self._estimate):
+            for done in self._through(window, timeout_s):
+                messages, errors, time = messages + done.messages, errors + done.errors, done.end
                 self._at = time
                 self._move_holds(time)
         self._tell()
         return self._progress(time, bound.marks, messages, errors)
 
-    def _parts(self, window: Window) -> Iterator[tuple[Window, pa.Table]]:
-        """The window with its messages; in parts, if these turn out to be much more than was estimated."""
-        some = self._read(window)
-        if some is not None:
-            yield window, some
-            return
-        for half in window.halves():
-            yield from self._parts(half)
+    def _through(self, window: Window, timeout_s: float) -> Iterator[Done]:
+        """Make a window durable, in one go or in several."""
+        for part, some in self._parts(window):
+            self._settle(part, self._client.runtime.deadline(timeout_s))
+            made = self._made(some, part, self._client.runtime.deadline(timeout_s))
+            self._check_errors(made.errors.num_rows, made.errors, part)
+            self._write(made, part, self._client.runtime.deadline(timeout_s))
+            yield Done(part.end, some.num_rows, made.errors.num_rows)
 
-    def _read(self, window: Window) -> pa.Table | None:
-        """The messages of a window with their times, in the order of times, partitions and addresses.
-
-        None if they are too many for the memory, and the window could be a shorter one.
-        """
-        reader = self._opened()
-        tables, times, size = [], [], 0
-        for partition, (start, end) in window.ranges().items():
-            for table in reader.read(partition, start, end):
-                indices = pa.array(np.zeros(table.num_rows, np.int32))
-                names = pa.DictionaryArray.from_arrays(indices, pa.array([partition]))
-                some = table.append_column("partition", names)
-                if TIME not in table.column_names:
-                    mine = window.times_of(partition, integers(table.column("address")))
-                    some = some.append_column(TIME_FIELD, array_of(mine))
-                times.append(integers(some.column(TIME)))
-                tables.append(some)
-                size += table.nbytes
-                if size > 2 * WINDOW_BYTES and len(window.steps) > 1:
-                    return None
-        if not tables:
-            return pa.table({"partition": pa.array([], pa.string())})
-        whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
-        order = in_order(times)
-        return whole if (order[1:] > order[:-1]).all() else take(whole, order)
+    def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
+        return read_parts(self._opened(), window, 2 * self.window_bytes)
 
     def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> Made:
-        schemas = self._schemas_of(messages, deadline)
+        schemas = schemas_of(self._schemas, self.record.decoding, messages, deadline)
         return self._pipeline.apply(messages, partial(self._lookup, window), schemas, self._waiting(window))
-
-    def _schemas_of(self, messages: pa.Table, deadline: Deadline) -> Mapping[int, Written]:
-        """The schemas that messages name, as they are committed."""
-        if self._schemas is None:
-            return NO_SCHEMAS
-        from persist_lib.storage.sources.avro import ids_of  # noqa: PLC0415 - fastavro is an extra
-
-        return self._schemas.learn(ids_of(self.record.decoding, messages), deadline)
 
     def _settle(self, window: Window, deadline: Deadline) -> None:
         """See to it that the window is decoded as its collections are. If they were handed over, look anew.
@@ -275,18 +250,19 @@ class Ingestion:
         target = self._writing().get("waiting")
         return None if target is None or window.start == 0 else target.contents(window.start - 1)
 
-    def _check_errors(self, made: Made, window: Window) -> None:
+    def _check_errors(self, count: int, some: pa.Table, window: Window) -> None:
+        """Raise Refused if the source has too many bad messages with these, of which `some` has the first."""
         most = self.record.meaning.most_errors
-        if most is None or not made.errors.num_rows:
+        if most is None or not count:
             return
         before = self._writing()["errors"].count(window.start - 1) if window.start else 0
-        if before + made.errors.num_rows > most:
-            first = made.errors.slice(0, 1).to_pylist()[0]
+        if before + count > most:
+            first = some.slice(0, 1).to_pylist()[0]
             raise Refused(
-                f"source {self.record.name!r}: {before + made.errors.num_rows} messages are bad, and most_errors is "
+                f"source {self.record.name!r}: {before + count} messages are bad, and most_errors is "
                 f"{most}. Nothing of these was written. The first new one, in {first['partition']} at "
                 f"{first['address']}: {first['reason']}",
-                source=self.record.name, errors=before + made.errors.num_rows,
+                source=self.record.name, errors=before + count,
             )  # fmt: skip
 
     def _write(self, made: Made, window: Window, deadline: Deadline) -> None:

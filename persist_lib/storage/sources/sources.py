@@ -21,6 +21,7 @@ from persist_lib.storage.sources.declaring import completed
 from persist_lib.storage.sources.derived import clock_of, follow
 from persist_lib.storage.sources.described import SourceDescription
 from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows
+from persist_lib.storage.sources.loading import Loading, Loads
 from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
@@ -194,10 +195,15 @@ class Sources:
         """Drop what `mend` decoded. Raises NotFound where nothing is being mended, HandoverRefused once decided."""
         mending.give_up(self, self.find(name), self._deadline(timeout))
 
-    def open(self, name: str, *, owner: str = "") -> Ingestion:
-        """Open an instance of a source, to go on step by step. Raises NotFound."""
-        record = self.find(name)
-        return Ingestion(self.controller, record, owner or f"source {name}"[:100])
+    def open(self, name: str, *, owner: str = "", loads: Loads | None = None) -> Ingestion:
+        """Open an instance of a source, to go on step by step; with `loads`, one that loads much at once.
+
+        Raises NotFound, and InvalidUsage for a source that cannot be loaded so.
+        """
+        record, owner = self.find(name), owner or f"source {name}"[:100]
+        if loads is None:
+            return Ingestion(self.controller, record, owner)
+        return Loading(self.controller, record, owner, loads)
 
     def run(
         self,
@@ -207,18 +213,19 @@ class Sources:
         told: Told | None = None,
         interval_s: float = 1.0,
         until_idle: bool = False,
+        loads: Loads | None = None,
     ) -> Progress | None:
         """Run an instance until `stop` says so, or with `until_idle` until nothing new is there. Answers the last step.
 
         Looks for new messages every `interval_s` seconds. `told` hears of each step and of each failure that may pass,
-        after which the instance starts again by itself. Raises what stays so: Gone, Diverged, and Refused for too many
-        bad messages; HoldConflict and NotFound when the source was dropped.
+        after which the instance starts again by itself. `loads` is as in `open`. Raises what stays so: Gone, Diverged,
+        and Refused for too many bad messages; HoldConflict and NotFound when the source was dropped.
         """
         interval_s = parse_seconds(interval_s, "interval_s")
         record = self.find(name)
         instance = f"{platform.node()}-{self.client.runtime.token().hex()[:8]}"
         report = Report(self.controller, record.health, instance, record.columns.times)
-        ingestion = self.open(name, owner=instance)
+        ingestion = self.open(name, owner=instance, loads=loads)
         try:
             return _run(self, name, ingestion, report, stop, told, interval_s, until_idle=until_idle)
         except Exception as error:

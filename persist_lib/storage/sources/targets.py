@@ -15,6 +15,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.routing import routed
+from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.writer import CollectionWriter
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Target:
             raise NotFound(f"the collection {id_} of this source was dropped", collection=id_)
         self.collection = found
         self.name = self.collection.name
-        self._writer: CollectionWriter = controller.open_writer(self.name, rendition=rendition)
+        self.writer: CollectionWriter = controller.open_writer(self.name, rendition=rendition)
         self._reader: CollectionReader | None = None
         self._checked: dict[str, int] = {}
         self._said = ""
@@ -42,11 +43,11 @@ class Target:
     @property
     def schema(self) -> Schema:
         """Its columns."""
-        return self._writer.schema
+        return self.writer.schema
 
     def fetch_upper(self) -> int:
         """Its upper, read from the location."""
-        return self._writer.fetch_upper().time or 0
+        return self.writer.fetch_upper().time or 0
 
     def check(self, updates: pa.Table, start: int, end: int) -> None:
         """Raise Diverged if what is committed in `[start, end)` is anything else than these consolidated updates."""
@@ -55,7 +56,7 @@ class Target:
 
     def promise(self, end: int, deadline: Deadline) -> list[str]:
         """See to it that no handover can be before `end`; answers which commands made its renditions, newest last."""
-        timeline = self._writer.promise(end, timeout=max(0.001, deadline.remaining_s()))
+        timeline = self.writer.promise(end, timeout=max(0.001, deadline.remaining_s()))
         return [span.rendition.command for span in timeline.spans]
 
     def _check(self, updates: pa.Table, start: int, end: int) -> None:
@@ -83,10 +84,10 @@ class Target:
 
     def append(self, updates: pa.Table, start: int, end: int, deadline: Deadline) -> None:
         """Append what is not there yet. If somebody else wrote since `check`, it is compared again."""
-        self._writer.append(updates, start, end, timeout=max(0.001, deadline.remaining_s()))
+        self.writer.append(updates, start, end, timeout=max(0.001, deadline.remaining_s()))
         for name, checked in self._checked.items():
             version = self._controller.client.machine(name).version
-            others = set(version.state.writers) - {self._writer.shard(name).id}
+            others = set(version.state.writers) - {self.writer.shard(name).id}
             # SUBTLE: an append needs a writer's registration, whose end is a transition too. So whoever appended since
             # the check is registered still, or has left more than one transition.
             if others or version.seqno > checked + 1:
@@ -98,6 +99,10 @@ class Target:
         """The rows of these keys, or all rows, as of a time."""
         with self._opened().snapshot(as_of, keys=keys) as snapshot:
             return snapshot.to_arrow()
+
+    def snapshot(self, as_of: int) -> CollectionSnapshot:
+        """The rows as of a time, to be read in pieces. Close it."""
+        return self._opened().snapshot(as_of)
 
     def contents(self, as_of: int) -> pa.Table:
         """All rows as of a time."""
@@ -116,7 +121,7 @@ class Target:
 
     def close(self) -> None:
         """Close what it has open. Idempotent."""
-        self._writer.close()
+        self.writer.close()
         if self._reader is not None:
             self._reader.close()
 
@@ -130,7 +135,7 @@ class Target:
         names = self._shards()
         found: dict[str, int] = {}
         for name in names:
-            found[name] = self._writer.shard(name).machine.fetch().seqno
+            found[name] = self.writer.shard(name).machine.fetch().seqno
         return found
 
     def _shards(self) -> list[str]:

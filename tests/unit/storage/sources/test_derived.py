@@ -254,20 +254,19 @@ def test_another_decoder_than_before_diverges(place: Place, monkeypatch: pytest.
 
 def test_windows_are_cut_and_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "STEP_BYTES", 3000)
-    monkeypatch.setattr(running, "WINDOW_BYTES", 3000)
+    monkeypatch.setattr(running.Ingestion, "window_bytes", 3000)
     place.create()
     for n in range(40):
         place.write.upsert([row(id_, n * 100 + id_) for id_ in range(n % 5, 20)])
-    read = running.Ingestion._read
+    parts = running.Ingestion._parts
     counts: list[int] = []
 
-    def counted(self: Any, window: Any) -> pa.Table:
-        found = read(self, window)
-        assert found is not None
-        counts.append(found.num_rows)
-        return found
+    def counted(self: Any, window: Any) -> Any:
+        for part, some in parts(self, window):
+            counts.append(some.num_rows)
+            yield part, some
 
-    monkeypatch.setattr(running.Ingestion, "_read", counted)
+    monkeypatch.setattr(running.Ingestion, "_parts", counted)
     place.catch_up()
     assert len(counts) > 5
     assert max(counts) < sum(counts) / 3

@@ -71,7 +71,7 @@ def test_that_the_health_cannot_be_tidied_stops_nothing(place: Place, monkeypatc
 
 
 def test_lag_is_told_by_partition_in_what_the_reader_knows(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "STEP_BYTES", 30)
+    monkeypatch.setattr(running.Ingestion, "step_bytes", 30)
     place.create()
     for name in "ab":
         place.write(f"{name}.jsonl", *(row(n) for n in range(10)))

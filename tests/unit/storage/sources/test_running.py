@@ -142,8 +142,8 @@ def open_logs(place: str) -> object:
 
 
 def test_windows_bound_memory_and_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "STEP_BYTES", 200)
-    monkeypatch.setattr(running, "WINDOW_BYTES", 500)
+    monkeypatch.setattr(running.Ingestion, "step_bytes", 200)
+    monkeypatch.setattr(running.Ingestion, "window_bytes", 500)
     most = 0
     apply = Pipeline.apply
 
@@ -589,8 +589,8 @@ def test_a_source_on_s3_alone_where_there_are_no_transactions(tmp_path: Path) ->
 def test_a_window_that_is_larger_than_was_estimated_is_read_in_parts(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WINDOW_BYTES", 4_000)
-    monkeypatch.setattr(running, "STEP_BYTES", 1_500)
+    monkeypatch.setattr(running.Ingestion, "window_bytes", 4_000)
+    monkeypatch.setattr(running.Ingestion, "step_bytes", 1_500)
     monkeypatch.setattr(LineFiles, "estimate", lambda *_: 0)
     place.create(meaning=Meaning(envelope="upsert"))
     ahead = place.sources.open("s")
