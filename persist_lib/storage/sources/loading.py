@@ -7,9 +7,11 @@ others, which make updates of them as an instance would. Instances may run meanw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from persist_lib.arguments import parse_integer
 from persist_lib.errors import Gone, InvalidUsage
@@ -20,6 +22,7 @@ from persist_lib.storage.sources.declared import Collection
 from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.load_tasks import Answer, Work
 from persist_lib.storage.sources.postgres import Postgres
+from persist_lib.storage.sources.reading import read_parts
 from persist_lib.storage.sources.reclock import Window, windows
 from persist_lib.storage.sources.records import SourceRecord
 from persist_lib.storage.sources.running import TICK_MS, WINDOW_BYTES, Done, Ingestion
@@ -92,6 +95,9 @@ class Loading(Ingestion):
                 return
         for part in parts:
             yield from super()._through(part, timeout_s)
+
+    def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
+        return read_parts(self._opened(), window, 2 * self._task_bytes)
 
     def _spread(self, window: Window, parts: tuple[Window, ...], timeout_s: float) -> Done | None:
         """Let tasks decode the parts, and commit what they made. None where somebody has begun to write these times."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from persist_lib.errors import Gone, InvalidUsage, Refused, UpperMismatch
@@ -24,8 +25,10 @@ from persist_lib.storage.sources import (
     Postgres,
     Transactions,
 )
+from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.load_tasks import Answer, Piece, Work, begin, settle, unpacked
 from persist_lib.storage.sources.loading import Loading, Loads, check_loadable
+from persist_lib.storage.sources.reclock import Window
 from persist_lib.storage.sources.records import SourceRecord
 from persist_lib.write.handle import WriteHandle
 from tests.loading import Place
@@ -233,3 +236,30 @@ def test_what_cannot_be_loaded_by_tasks_is_refused(reader: Any, meaning: Meaning
     record = SourceRecord(id="1", name="s", reader=reader, decoding=Decoding(), meaning=meaning, schema=None)
     with pytest.raises(InvalidUsage, match=f"{why}.*persist ingest"):
         check_loadable(record)
+
+
+def test_what_is_not_worth_it_is_decoded_here_in_bounded_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LineFiles, "estimate", lambda *_: 1)  # so that a window seems to be one task
+    place.create()
+    place.write_many(np.random.default_rng(1), 1, 1_000, 20)
+    engine = Here()
+    with closing(loading_of(place, engine)) as loading:
+        sizes = [some.nbytes for some in recorded(loading, monkeypatch)]
+    assert engine.works == []
+    assert len(sizes) > 5
+    assert max(sizes) < 8_000
+    place.check_same()
+
+
+def recorded(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> list[pa.Table]:
+    """The messages that an instance had in memory at once, in its next step."""
+    parts, found = Loading._parts, list[pa.Table]()
+
+    def noted(self: Loading, window: Window) -> Iterator[tuple[Window, pa.Table]]:
+        for part, some in parts(self, window):
+            found.append(some)
+            yield part, some
+
+    monkeypatch.setattr(Loading, "_parts", noted)
+    loading.step()
+    return found
