@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -33,6 +34,7 @@ class _Instance:
         self.messages = self.errors = 0
         self.error: PersistError | OSError | None = None
         self._failures = 0
+        self._since_s = time.monotonic()
 
     def told(self, what: Progress | PersistError) -> None:
         """A step is done, or something failed that may pass."""
@@ -44,10 +46,13 @@ class _Instance:
             self._session.note(f"{self.name}: it goes on, after {units.of(self._failures, 'failure')}")
             self._failures = 0
         self.messages, self.errors = self.messages + what.messages, self.errors + what.errors
+        before_s, self._since_s = self._since_s, time.monotonic()
         if what.messages:
+            rate = what.messages / max(0.001, self._since_s - before_s)
             lag = f", {sum(what.lag.values()):,} left" if what.lag else ""
+            behind = f", {what.behind_ms / 1000:,.1f} s behind"
             counts = f"{units.of(what.messages, 'message')}, {units.of(what.errors, 'error')}"
-            self._session.note(f"{self.name}: {counts}{lag}")
+            self._session.note(f"{self.name}: {counts}, {rate:,.0f}/s{lag}{behind}")
 
     def run(self, sources: Sources, stop: Callable[[], bool], every: float, *, once: bool) -> None:
         """Run until it is told to stop, has nothing to do, or fails for good."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -160,9 +161,10 @@ def test_an_instance_ends_cleanly_when_it_is_told_to(sh: Fed):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, notes = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "orders: 1 message, 0 errors, durable up to" in out.replace("\n", " ")
+    assert re.search(r"orders: 1 message, 0 errors, [0-9,]+/s, [0-9.]+ s behind", notes.replace("\n", " "))
     (instance,) = sh.json("source", "show", "orders")["instances"]
     assert instance["state"] == "stopped"
 
