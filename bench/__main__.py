@@ -42,6 +42,7 @@ BENCHMARKS = {
     "tables": "bench.tables:tables",
     "collections": "bench.collections:collections",
     "sources": "bench.sources:sources",
+    "load": "bench.load:load",
     "kafka": "bench.kafka:kafka",
     "imports": "bench.imports:imports",
 }
