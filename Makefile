@@ -15,9 +15,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Evaluated where used: a JVM is only looked for by what runs Spark.
 WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 
-# What cannot share two cores with other tests: JVMs, and killing processes under load. Dagster's tests mostly wait for
-# its daemons, so two files of them run side by side.
-ALONE := spark or dagster or torture
+# JVMs, daemons, and processes that are killed under load: many of them at once would be too much. They mostly wait for
+# each other, so two files of them run side by side.
+HEAVY := spark or dagster or torture
 
 .PHONY: help setup lint check format test torture transfers handovers kafka powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
@@ -42,7 +42,7 @@ lint: $(PROJECT) ## format, lint, types, import contract
 	.venv/bin/lint-imports
 
 check: lint ## the same and the fast tests (some five minutes)
-	$(PYTEST) -q -n 2 -m "not slow and not ($(ALONE))" tests/unit tests/scripts
+	$(PYTEST) -q -n 2 -m "not slow and not ($(HEAVY))" tests/unit tests/scripts
 
 format: $(PROJECT) ## rewrite the code as `check` wants it
 	.venv/bin/ruff check --fix --exit-zero
@@ -50,9 +50,9 @@ format: $(PROJECT) ## rewrite the code as `check` wants it
 
 test sim: export PERSIST_SEED ?= fresh
 test: $(PROJECT) ## all tests; random histories by a fresh seed, printed at the top (PERSIST_SEED=number: that one again)
-	$(PYTEST) -n 2 -m "not ($(ALONE))"
+	$(PYTEST) -n 2 -m "not ($(HEAVY))"
 	$(WITH_JAVA) $(PYTEST) -n 2 --dist loadfile -m "dagster and not torture"
-	$(WITH_JAVA) $(PYTEST) -m "($(ALONE)) and not (dagster and not torture)"
+	$(WITH_JAVA) $(PYTEST) -n 2 --dist loadfile -m "($(HEAVY)) and not (dagster and not torture)"
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
