@@ -1,0 +1,65 @@
+"""Dropping all streams of a location, for development: what is there can be made again.
+
+Each step can be repeated: a wipe that was killed is finished by the next one. Shards that somebody still reads are
+left, and dropped by a later wipe.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from persist_lib.client import Client
+from persist_lib.errors import HoldConflict, ShardFinished, StillRead
+from persist_lib.streams.catalog import Catalog, Record
+from persist_lib.streams.fencing import HOLD, fence
+from persist_lib.streams.lock import WriterLock
+
+RETENTION_HOLD = "retention"
+
+
+class Wiped(msgspec.Struct, frozen=True):
+    """What a wipe dropped, by name, and what is `left` because somebody still reads it."""
+
+    dropped: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def wipe(client: Client, catalog: Catalog, lock: WriterLock) -> Wiped:
+    """Drop all streams. The lock must be taken. Raises Fenced, at any step, when another runtime took it since."""
+    records = catalog.fetch()
+    deadline = client.runtime.deadline(client.config.timeout_s)
+    gone = {name: msgspec.structs.replace(record, dropped=True) for name, record in records.items()}
+    catalog.change(gone, [lock.row(wiped=True)], deadline)
+    finished = {name for name, record in gone.items() if _finished(client, record, lock)}
+    if finished:
+        deadline = client.runtime.deadline(client.config.timeout_s)
+        catalog.change(dict.fromkeys(finished), [lock.row()], deadline)
+    return Wiped(tuple(sorted(finished)), tuple(sorted(gone.keys() - finished)))
+
+
+def _finished(client: Client, record: Record, lock: WriterLock) -> bool:
+    """Whether both shards of a stream are finished for good."""
+    with suppress(ShardFinished):
+        fence(client, record, lock)
+    done = [_finish(client, name, hold) for name, hold in ((record.sealed, HOLD), (record.unsealed, ""))]
+    return all(done)
+
+
+def _finish(client: Client, name: str, hold: str) -> bool:
+    state = client.machine(name).fetch().state
+    if state.is_finished():
+        return True
+    if state.readers or state.holds.keys() - {hold, RETENTION_HOLD}:
+        return False
+    for one in state.holds:
+        with suppress(HoldConflict):
+            client.release_hold(name, one)
+    try:
+        client.finish(name)
+    except StillRead:  # somebody opened a reader at this moment
+        return False
+    except ShardFinished:
+        pass
+    return True
