@@ -238,7 +238,10 @@ class Committer:
             trying = deadline if doubt is None else runtime.deadline(self._client.config.timeout_s)
             try:
                 return attempt(trying)
-            except LeaseExpired as error:  # certainly not committed; the next attempt registers with the lock's row
+            except LeaseExpired as error:
+                if not error.id:  # this runtime has closed its handle: that says nothing of earlier attempts
+                    raise doubt or error from error
+                # Certainly not committed: its id was retired before. The next attempt registers, with the lock's row.
                 if deadline.has_passed():
                     raise timed_out(error.shard, deadline, "the lease of its writer ended") from error
                 doubt = None

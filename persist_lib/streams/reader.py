@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
@@ -12,9 +13,10 @@ from persist_lib.client import Client
 from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, SinceViolation
 from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.location.wrap.spending import Spending
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import Listen
-from persist_lib.read.snapshot import Snapshot
+from persist_lib.read.snapshot import KeyRange, Snapshot
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.streams.catalog import Record
@@ -87,7 +89,8 @@ class StreamReader:
         """What the stream contains now: what is sealed, and beyond it what `ahead` says, as of one moment.
 
         `sealed`: nothing more. `durable`: the unsealed updates that are durable. `accepted`: also those that wait for
-        their commit, which may still fail; only the process that writes the stream knows of them.
+        their commit, which may still fail; only the process that writes the stream knows of them, and it does not ask
+        the location then.
         """
         if ahead not in get_args(Ahead):
             raise InvalidUsage(f"ahead is one of {get_args(Ahead)}: got {shown(ahead)}", ahead=ahead)
@@ -136,32 +139,36 @@ class StreamReader:
         if ahead == "sealed":
             upper = self.sealed.fetch_upper()
             return Contents(self.schema, upper, self._as_of(upper), nothing, nothing)
-        self.sealed  # noqa: B018 - its lease comes first: it keeps what was sealed when the unsealed updates were read
-        upper, accepted, unsealed = self._unsealed_now(ahead)
+        sealed = self.sealed  # its lease comes first: it keeps what is sealed when the unsealed updates are read
+        if ahead == "accepted" and self._committer is not None:
+            return self._known(self._committer, sealed)
+        state = self.unsealed.machine.fetch().state
+        upper, unsealed = sealed_upper(state), self._rows(state)
         # SUBTLE: unsealed first, then sealed; and sealed as far as it was when the unsealed were read.
-        self.sealed.wait_for_upper(upper)
-        sealed = self._as_of(upper)
-        tables = (beyond(pa.concat_tables([nothing, *found]), upper) for found in (unsealed, accepted))
-        return Contents(self.schema, upper, sealed, *tables)
+        sealed.wait_for_upper(upper)
+        return Contents(self.schema, upper, self._as_of(upper), beyond(_table(self.schema, unsealed), upper), nothing)
+
+    def _known(self, committer: Committer, sealed: ReadHandle) -> Contents:
+        """The same with what waits for its commit, as this process knows all of it, without waiting for that commit."""
+        committer.check()
+        # What is noted of commits and what waits for one belong together: nothing is in both.
+        with committer.applying:
+            stream = committer.streams[self.name]
+            calls = [call for call in committer.in_flight if not call.future.done()]
+            ops = [op for call in calls for op in call.ops if op.stream == self.name]
+            unsealed = list(stream.read_back(TOP)) if stream.kept is None else stream.kept
+            upper, snapshot = stream.upper, None
+            if upper != at(0):
+                # Not through `snapshot`, which would read the newest state, and wait for the commit that is under way.
+                as_of = stream.newest_sealed()
+                snapshot = Snapshot(sealed, sealed.acquire(as_of), as_of, KeyRange(), None, Spending())
+        accepted = [op.table for op in ops if op.table is not None]
+        return Contents(self.schema, upper, snapshot, _table(self.schema, unsealed), _table(self.schema, accepted))
 
     def _as_of(self, upper: Antichain) -> Snapshot | None:
         if upper == at(0):
             return None
         return self.sealed.snapshot(None if upper.time is None else upper.time - 1)
-
-    def _unsealed_now(self, ahead: Ahead) -> tuple[Antichain, list[pa.Table], list[pa.Table]]:
-        """How far the stream is sealed, and at the same moment what waits for its commit, and what is unsealed."""
-        committer = self._committer
-        if ahead == "accepted" and committer is not None:
-            # What this process notes of its commits and what waits for one belong together: nothing is in both.
-            with committer.applying:
-                stream = committer.streams[self.name]
-                calls = [call for call in committer.in_flight if not call.future.done()]
-                ops = [op for call in calls for op in call.ops if op.stream == self.name and op.table is not None]
-                kept = list(stream.read_back(TOP)) if stream.kept is None else stream.kept
-                return stream.upper, [op.table for op in ops], kept
-        state = self.unsealed.machine.fetch().state
-        return sealed_upper(state), [], self._rows(state)
 
     def _rows(self, state: State) -> list[pa.Table]:
         if not (arrival := state.upper.time or 0):
@@ -171,3 +178,7 @@ class StreamReader:
         if not self.unsealed.read_only:
             self.unsealed.let_go(at(arrival - 1))
         return found
+
+
+def _table(schema: Schema, tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables([empty_table(schema.updates), *tables])

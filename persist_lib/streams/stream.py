@@ -13,7 +13,7 @@ import pyarrow as pa
 from persist_lib.client import Client
 from persist_lib.core.state import State
 from persist_lib.errors import UpperMismatch
-from persist_lib.frontier import Antichain
+from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.read.handle import ReadHandle
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
@@ -81,6 +81,10 @@ class Stream:
     def size(self) -> int:
         """Bytes of the unsealed updates that are in memory."""
         return nbytes(self.kept or ())
+
+    def newest_sealed(self) -> int:
+        """The newest sealed time; where the stream is sealed for good, the last possible one."""
+        return MAX_TIME if self.upper.time is None else self.upper.time - 1
 
     def spill(self) -> None:
         """Keep the unsealed updates in memory no longer."""
