@@ -108,7 +108,7 @@ class Streams:
         committer.check()
         if name not in committer.streams:
             record = self._shared.catalog.fetch().get(name)
-            if record is None or record.dropped:
+            if record is None:
                 record = self._create(committer, name, schema)
             committer.streams.setdefault(name, self._load(committer, name, record, schema))
         stream = committer.streams[name]
@@ -125,7 +125,7 @@ class Streams:
         self._check_open()
         name = parse_stream_name(name)
         record = (found := self._shared.catalog.fetch()).get(name)
-        if record is None or record.dropped:
+        if record is None:
             meant = did_you_mean(name, [one for one, other in found.items() if not other.dropped])
             raise NotFound(
                 f"there is no stream {name!r} in {self.client.url}. {meant}create_or_load of a runtime that writes "
@@ -213,8 +213,8 @@ class Streams:
                 f"streams need shards of format {PRODUCERS} or newer, and the settings say {format_}: raise it once "
                 "all programs know that format"
             )
-        known = self._shared.catalog.fetch()
-        if name not in known and client.machine(name).try_fetch() is not None:
+        found = client.machine(name).try_fetch()
+        if found is not None and not found.state.is_finished():
             raise NameTaken(
                 f"there is a shard {name!r} in {client.url} already, and it is no stream. Nothing was created; choose "
                 "another name",

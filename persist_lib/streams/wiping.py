@@ -16,11 +16,13 @@ from persist_lib.streams.catalog import Catalog, Record
 from persist_lib.streams.fencing import HOLD, fence
 from persist_lib.streams.lock import WriterLock
 
+DROPPED = "-"
+"""What the name of a dropped stream begins with in the list. So a new stream can have its name at once."""
 RETENTION_HOLD = "retention"
 
 
 class Wiped(msgspec.Struct, frozen=True):
-    """What a wipe dropped, by name, and what is `left` because somebody still reads it."""
+    """The sealed shards that a wipe dropped, and those that are `left` because somebody still reads them."""
 
     dropped: tuple[str, ...]
     left: tuple[str, ...]
@@ -30,13 +32,15 @@ def wipe(client: Client, catalog: Catalog, lock: WriterLock) -> Wiped:
     """Drop all streams. The lock must be taken. Raises Fenced, at any step, when another runtime took it since."""
     records = catalog.fetch()
     deadline = client.runtime.deadline(client.config.timeout_s)
-    gone = {name: msgspec.structs.replace(record, dropped=True) for name, record in records.items()}
-    catalog.change(gone, [lock.row(wiped=True)], deadline)
+    gone = {DROPPED + one.sealed: msgspec.structs.replace(one, dropped=True) for one in records.values()}
+    named = {name: None for name, record in records.items() if not record.dropped}
+    catalog.change(named | gone, [lock.row()], deadline)
     finished = {name for name, record in gone.items() if _finished(client, record, lock)}
-    if finished:
-        deadline = client.runtime.deadline(client.config.timeout_s)
-        catalog.change(dict.fromkeys(finished), [lock.row()], deadline)
-    return Wiped(tuple(sorted(finished)), tuple(sorted(gone.keys() - finished)))
+    # Only now nothing is of an older encoding. What is left because it is still read is a shard as any other.
+    deadline = client.runtime.deadline(client.config.timeout_s)
+    catalog.change(dict.fromkeys(finished), [lock.row(wiped=True)], deadline)
+    dropped, left = ({gone[name].sealed for name in names} for names in (finished, gone.keys() - finished))
+    return Wiped(tuple(sorted(dropped)), tuple(sorted(left)))
 
 
 def _finished(client: Client, record: Record, lock: WriterLock) -> bool:

@@ -21,7 +21,7 @@ from tests.servers import postgres_at
 from tests.torture.stream_history import FIRST, Call, Contents, Read, Runtime, problems
 from tests.torture.stream_instance import FENCED, contents
 
-ROUNDS = int(os.environ.get("PERSIST_STREAM_TAKEOVERS", "3"))
+ROUNDS = int(os.environ.get("PERSIST_STREAM_TAKEOVERS", "2"))
 SEED = os.environ.get("PERSIST_SEED", "5")
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(120 + 20 * ROUNDS)]
 
@@ -98,7 +98,7 @@ def test_writers_that_are_paused_replaced_and_continued_lose_nothing_and_commit_
         instances.start("read")
         for number in range(ROUNDS):
             time.sleep(0.5 + dice.random())
-            if number % 3 == 2:
+            if number % 2 == 1:
                 writer.kill()
                 writer = instances.start("write")
                 continue
