@@ -14,6 +14,7 @@ from persist_lib.streams.opening import open  # noqa: A004 - `streams.open` is w
 from persist_lib.streams.reader import StreamReader
 from persist_lib.streams.source import persisted_source
 from persist_lib.streams.streams import Streams
+from persist_lib.streams.wiping import Wiped, wipe_all
 from persist_lib.streams.writer import StreamWriter
 
 __all__ = [
@@ -26,9 +27,11 @@ __all__ = [
     "StreamWriter",
     "Streams",
     "Unsealed",
+    "Wiped",
     "Write",
     "break_lock",
     "fetch_lock",
     "open",
     "persisted_source",
+    "wipe_all",
 ]

@@ -14,6 +14,7 @@ from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.formats import CREATED, PRODUCERS
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
+from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
@@ -40,8 +41,8 @@ class Described(msgspec.Struct, frozen=True):
     name: str
     sealed: str
     unsealed: str
-    upper: object
-    since: object
+    upper: Antichain
+    since: Antichain
 
 
 class Shared:

@@ -10,11 +10,12 @@ from contextlib import suppress
 
 import msgspec
 
+from persist_lib.arguments import parse_text
 from persist_lib.client import Client
-from persist_lib.errors import HoldConflict, ShardFinished, StillRead
+from persist_lib.errors import HoldConflict, NotFound, ShardFinished, StillRead
 from persist_lib.streams.catalog import Catalog, Record
 from persist_lib.streams.fencing import HOLD, fence
-from persist_lib.streams.lock import WriterLock
+from persist_lib.streams.lock import WriterLock, fetch_lock
 
 DROPPED = "-"
 """What the name of a dropped stream begins with in the list. So a new stream can have its name at once."""
@@ -33,14 +34,32 @@ def wipe(client: Client, catalog: Catalog, lock: WriterLock) -> Wiped:
     records = catalog.fetch()
     deadline = client.runtime.deadline(client.config.timeout_s)
     gone = {DROPPED + one.sealed: msgspec.structs.replace(one, dropped=True) for one in records.values()}
-    named = {name: None for name, record in records.items() if not record.dropped}
-    catalog.change(named | gone, [lock.row()], deadline)
+    to: dict[str, Record | None] = {name: None for name, record in records.items() if not record.dropped}
+    catalog.change(to | gone, [lock.row()], deadline)
     finished = {name for name, record in gone.items() if _finished(client, record, lock)}
     # Only now nothing is of an older encoding. What is left because it is still read is a shard as any other.
     deadline = client.runtime.deadline(client.config.timeout_s)
     catalog.change(dict.fromkeys(finished), [lock.row(wiped=True)], deadline)
     dropped, left = ({gone[name].sealed for name in names} for names in (finished, gone.keys() - finished))
     return Wiped(tuple(sorted(dropped)), tuple(sorted(left)))
+
+
+def wipe_all(client: Client, *, reentrance_id: str = "") -> Wiped:
+    """Drop all streams of a client's location, whatever their encoding. For development: nothing brings them back.
+
+    Raises Locked when a runtime writes them, unless it has this reentrance id: then that is fenced off. NewerFormat
+    when a newer release wrote them, and NotFound where there were never any streams. Repeat it after any other failure,
+    and for what is `left`.
+    """
+    if fetch_lock(client) is None:
+        raise NotFound(f"there are no streams in {client.url}, so there is nothing to drop", url=client.url)
+    lock, catalog = WriterLock(client, parse_text(reentrance_id, "reentrance_id", 200), "wipe"), Catalog(client)
+    lock.take(wipes=True)
+    try:
+        return wipe(client, catalog, lock)
+    finally:
+        catalog.close()
+        lock.release()
 
 
 def _finished(client: Client, record: Record, lock: WriterLock) -> bool:

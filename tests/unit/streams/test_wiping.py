@@ -1,4 +1,4 @@
-"""Dropping all streams of a location, for development: when it is allowed, what it leaves, and that it can be repeated."""
+"""Dropping all streams of a location, for development: when it is allowed, what it leaves, and repeating it."""
 
 from __future__ import annotations
 
