@@ -54,10 +54,10 @@ def parse_stream_name(name: object) -> str:
     return str(found)
 
 
-def shard_name(name: str, taken: Mapping[str, object]) -> str:
+def shard_name(client: Client, name: str) -> str:
     """The sealed shard of a new stream of this name: the name itself, with a number if there was such a shard."""
     number, found = 1, name
-    while found in taken or found + UNSEALED in taken:
+    while any(client.machine(shard).try_fetch() is not None for shard in (found, found + UNSEALED)):
         number += 1
         found = f"{name}.{number}"
     return found
@@ -70,6 +70,7 @@ class Catalog:
         self._client = client
         self._reader: ReadHandle | None = None
         self._writer: WriteHandle | None = None
+        self._known: tuple[int, dict[str, Record]] = (0, {})  # the upper that was read up to, and what was there
 
     def fetch(self) -> dict[str, Record]:
         """All streams by name, dropped ones too, read from the location; none where there is no list yet."""
@@ -88,6 +89,8 @@ class Catalog:
         append = Append(self._writer, [*gone, *new], upper, upper + 1)
         token = self._client.runtime.token()
         append_together([append], self._client.consensus, self._client.machine, deadline, token, beside)
+        after = {name: record for name, record in {**known, **to}.items() if record is not None}
+        self._known = upper + 1, after
 
     def close(self) -> None:
         """Close what it has open. Idempotent."""
@@ -103,10 +106,10 @@ class Catalog:
             urls = (client.url, client.consensus_url)
             self._reader = ReadHandle(client.machine(SHARD), client.leases, SCHEMA, urls, read_only=True)
         upper = self._reader.fetch_upper().time or 0
-        if upper == 0:
-            return {}, 0
-        with self._reader.snapshot(upper - 1) as snapshot:
-            return {row["name"]: _decoded(row["name"], row["body"]) for row in snapshot.to_pylist()}, upper
+        if upper != self._known[0]:
+            with self._reader.snapshot(upper - 1) as snapshot:
+                self._known = upper, {row["name"]: _decoded(row["name"], row["body"]) for row in snapshot.to_pylist()}
+        return self._known[1], upper
 
 
 def _row(name: str, record: Record, time: int, diff: int) -> dict[str, object]:

@@ -57,6 +57,7 @@ class Committer:
     def __init__(self, client: Client, lock: WriterLock) -> None:
         self._client, self.lock = client, lock
         self.streams: dict[str, Stream] = {}
+        self._kept_bytes = 0  # of unsealed updates in memory, of all streams
         self._waiting: dict[str, deque[tuple[Call, Antichain]]] = {}
         self.in_flight: deque[Call] = deque()
         """The calls that were accepted, and whose effect is not noted yet."""
@@ -200,7 +201,9 @@ class Committer:
             with self.applying:
                 for name, step in steps.items():
                     if step.tables or step.seals:
+                        self._kept_bytes -= self.streams[name].size
                         self.streams[name].apply(step)
+                        self._kept_bytes += self.streams[name].size
                     if step.since is not None:
                         self.streams[name].since = self.streams[name].since.join(step.since)
                 done = set(map(id, calls))
@@ -269,13 +272,23 @@ class Committer:
         most = self._client.config.buffer_bytes
         for name, step in steps.items():
             if step.seals and self.streams[name].kept is None:
-                self.streams[name].keep_again(most // 4)
-        sizes = sorted(((stream.size, stream) for stream in self.streams.values()), key=lambda one: one[0])
-        total = sum(size for size, _ in sizes)
-        while total > most:
-            size, largest = sizes.pop()
+                self.streams[name].keep_again(min(most // 4, self.room()))
+                self._kept_bytes += self.streams[name].size
+        while self._kept_bytes > most:
+            largest = max(self.streams.values(), key=lambda stream: stream.size)
+            self._kept_bytes -= largest.size
             largest.spill()
-            total -= size
+
+    def room(self) -> int:
+        """How many bytes of unsealed updates may still be kept in memory."""
+        return max(0, self._client.config.buffer_bytes - self._kept_bytes)
+
+    def add(self, stream: Stream) -> Stream:
+        """Write this stream through here. Returns the one that is there already, if another thread was first."""
+        with self.applying:
+            found = self.streams.setdefault(stream.name, stream)
+            self._kept_bytes += stream.size if found is stream else 0
+        return found
 
 
 def _named(calls: Sequence[Call]) -> ShardId:

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import MOST_SEQUENCE
+from persist_lib.kernel.columns import array_of
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
 from persist_lib.streams.calls import Op
 
@@ -68,14 +70,14 @@ def plan(ops: Iterable[Op], uppers: Mapping[str, Antichain]) -> dict[str, Step]:
 
 def below(table: pa.Table, upper: Antichain) -> pa.Table:
     """The updates with times before `upper`."""
-    return table if upper.time is None else table.filter(pc.less(table.column(TIME), _u64(upper.time)))
+    return table if upper.time is None else table.filter(pc.less(table.column(TIME), u64(upper.time)))
 
 
 def beyond(table: pa.Table, upper: Antichain) -> pa.Table:
     """The updates with times at or beyond `upper`."""
     if upper.time is None:
         return table.slice(0, 0)
-    return table if upper.time == 0 else table.filter(pc.greater_equal(table.column(TIME), _u64(upper.time)))
+    return table if upper.time == 0 else table.filter(pc.greater_equal(table.column(TIME), u64(upper.time)))
 
 
 @lru_cache(maxsize=256)
@@ -87,7 +89,7 @@ def unsealed_schema(schema: Schema) -> Schema:
 def as_unsealed(schema: Schema, table: pa.Table, arrival: int, *, retracts: bool = False) -> pa.Table:
     """Updates of a stream as updates of its unsealed shard, at a place in the order of arrival."""
     diffs = table.column(DIFF)
-    when = pa.repeat(_u64(arrival), table.num_rows)
+    when = pa.repeat(u64(arrival), table.num_rows)
     columns = [table.column(TIME), *(table.column(name) for name in schema.names), when]
     columns.append(pc.negate_checked(diffs) if retracts else diffs)
     return pa.Table.from_arrays(columns, schema=unsealed_schema(schema).updates)
@@ -114,5 +116,6 @@ def nbytes(tables: Sequence[pa.Table]) -> int:
     return sum(table.nbytes for table in tables)
 
 
-def _u64(time: int) -> pa.Scalar:
-    return pa.scalar(time, pa.uint64())
+def u64(time: int) -> pa.Scalar:
+    """A time in Arrow. `pa.scalar` would import pandas for it, which takes longer than many writes."""
+    return array_of(np.array([time], np.uint64))[0]

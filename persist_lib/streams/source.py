@@ -11,6 +11,7 @@ from persist_lib.frontier import MAX_TIME, TOP, at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import Event, Progress, Updates
 from persist_lib.schema.schema import DIFF
+from persist_lib.streams.plan import u64
 from persist_lib.streams.reader import StreamReader
 from persist_lib.times import Times
 
@@ -32,7 +33,7 @@ def persisted_source(
         handle.listen(start, until=until, timeout=timeout) as news,
     ):
         for table in snapshot.batches():
-            when = pa.repeat(pa.scalar(start, pa.uint64()), table.num_rows)
+            when = pa.repeat(u64(start), table.num_rows)
             columns = [*(table.column(name) for name in schema.names), when, table.column(DIFF)]
             yield Updates(shown_times(schema, pa.Table.from_arrays(columns, schema=schema.updates)))
         snapshot.release()

@@ -47,9 +47,14 @@ def sealed_upper(state: State) -> Antichain:
 
 
 class Stream:
-    """A stream with its two shards. Loading it needs the lock, and its predecessors fenced off."""
+    """A stream with its two shards. Loading it needs the lock, and its predecessors fenced off.
 
-    def __init__(self, client: Client, name: str, record: Record, schema: Schema, lock: WriterLock, owner: str) -> None:
+    Unsealed updates of up to `room` bytes are read into memory.
+    """
+
+    def __init__(
+        self, client: Client, name: str, record: Record, schema: Schema, lock: WriterLock, owner: str, room: int
+    ) -> None:
         self.name, self.record, self.schema = name, record, schema
         self.sealed, self.unsealed = client.machine(record.sealed), client.machine(record.unsealed)
         self._client = client
@@ -61,9 +66,11 @@ class Stream:
         self._reader: ReadHandle | None = None
         self.kept: list[pa.Table] | None = []
         """The unsealed updates in memory; None: they are too many, and read back where they are needed."""
-        self._load()
+        self.size = 0
+        """Bytes of what is in memory."""
+        self._load(room)
 
-    def _load(self) -> None:
+    def _load(self, room: int) -> None:
         sealed, state = self.sealed.fetch().state, self.unsealed.fetch().state
         self.upper = sealed_upper(state)
         self.arrival = state.upper.time or 0
@@ -75,12 +82,7 @@ class Stream:
                 "to it. Nothing was changed. Only read that shard; its updates are there, and the stream cannot go on",
                 shard=self.sealed.shard, expected=self.upper, actual=sealed.upper,
             )  # fmt: skip
-        self.keep_again(self._client.config.buffer_bytes)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the unsealed updates that are in memory."""
-        return nbytes(self.kept or ())
+        self.keep_again(room)
 
     def newest_sealed(self) -> int:
         """The newest sealed time; where the stream is sealed for good, the last possible one."""
@@ -88,7 +90,7 @@ class Stream:
 
     def spill(self) -> None:
         """Keep the unsealed updates in memory no longer."""
-        self.kept = None
+        self.kept, self.size = None, 0
 
     def keep_again(self, most_bytes: int) -> None:
         """Read the unsealed updates back into memory, if they take at most that much."""
@@ -96,9 +98,9 @@ class Stream:
         for table in self.read_back(Antichain(None)):
             found.append(table)
             if nbytes(found) > most_bytes:
-                self.kept = None
+                self.spill()
                 return
-        self.kept = found
+        self.kept, self.size = found, nbytes(found)
 
     def read_back(self, upper: Antichain) -> Iterator[pa.Table]:
         """The durable unsealed updates with times before `upper`, in tables of bounded size, read from the shard."""
@@ -136,12 +138,12 @@ class Stream:
         """Note what was committed."""
         self.arrival += 1
         if self.kept is not None:
-            kept = (
-                [left for table in self.kept if (left := beyond(table, step.upper)).num_rows]
-                if step.seals
-                else self.kept
-            )
-            self.kept = _together([*kept, *step.fresh()])
+            fresh = step.fresh()
+            if step.seals:
+                self.kept = [left for table in self.kept if (left := beyond(table, step.upper)).num_rows]
+                self.size = nbytes(self.kept)
+            self.kept = _together([*self.kept, *fresh])
+            self.size += nbytes(fresh)
         self.upper = step.upper
 
     def close(self) -> None:

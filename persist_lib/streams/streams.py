@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
@@ -55,6 +56,8 @@ class Shared:
         self.clones = 1
         self._owns_client = owns_client
         self.is_stopped = False
+        self.loading = threading.Lock()
+        """Held while a stream is created or loaded, so that two threads do not do it at once."""
 
     def stop(self, deadline: Deadline) -> None:
         """Finish what was accepted, take nothing more, and let go of everything. Idempotent."""
@@ -107,11 +110,12 @@ class Streams:
         committer = self._writing("create_or_load")
         name, schema = parse_stream_name(name), _check_columns(check_schema(schema))
         committer.check()
-        if name not in committer.streams:
-            record = self._shared.catalog.fetch().get(name)
-            if record is None:
-                record = self._create(committer, name, schema)
-            committer.streams.setdefault(name, self._load(committer, name, record, schema))
+        with self._shared.loading:
+            if name not in committer.streams:
+                record = self._shared.catalog.fetch().get(name)
+                if record is None:
+                    record = self._create(committer, name, schema)
+                committer.add(self._load(committer, name, record, schema))
         stream = committer.streams[name]
         schema_id(stream.sealed, schema)  # raises SchemaMismatch
         if stream.schema != schema:
@@ -221,8 +225,7 @@ class Streams:
                 "another name",
                 stream=name, shard=name,
             )  # fmt: skip
-        taken = dict.fromkeys(client.shards())
-        record = Record(shard_name(name, taken))
+        record = Record(shard_name(client, name))
         beside = [
             committer.lock.row(),
             Wanted(client.machine(record.sealed), lambda _state, _now: c.Create(schema, format_)),
@@ -234,7 +237,7 @@ class Streams:
         return record
 
     def _load(self, committer: Committer, name: str, record: Record, schema: Schema) -> Stream:
-        return Stream(self.client, name, record, schema, committer.lock, self._shared.owner)
+        return Stream(self.client, name, record, schema, committer.lock, self._shared.owner, committer.room())
 
     def _writing(self, what: str) -> Committer:
         self._check_open()
