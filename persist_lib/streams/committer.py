@@ -20,6 +20,7 @@ from persist_lib.core.state import State
 from persist_lib.errors import (
     BufferFull,
     Damage,
+    DiffOverflow,
     Fenced,
     Indeterminate,
     InvalidUsage,
@@ -44,7 +45,7 @@ from persist_lib.streams.stream import Stream
 from persist_lib.write.appending import timed_out
 from persist_lib.write.many import append_together
 from persist_lib.write.pending import Appended, AppendFuture, Pending, copied
-from persist_lib.write.queue import Answer, Outbox
+from persist_lib.write.queue import Answer, Outbox, not_sent
 
 Check = Callable[[Callable[[str], Antichain]], Sequence[Op]]
 DOUBT_PAUSE_S = 0.25
@@ -62,8 +63,8 @@ class Committer:
         self.in_flight: deque[Call] = deque()
         """The calls that were accepted, and whose effect is not noted yet."""
         self._begin()
-        what = f"the streams of {client.url}"
-        self._outbox = Outbox("", client.runtime, client.config.buffer_bytes, None, what)
+        self._what = f"the streams of {client.url}"
+        self._outbox = Outbox("", client.runtime, client.config.buffer_bytes, None, self._what)
         self._dead: PersistError | None = None
         self._is_stopping = False
         self._stop_by: Deadline | None = None
@@ -114,8 +115,8 @@ class Committer:
                 self.check()
                 accepted_s, ops = self._client.runtime.monotonic(), tuple(check(self.accepted_upper))
                 call = Call(None, MINIMUM, MINIMUM, None, deadline, accepted_s, size, ops=ops)
-                self._note(call)
                 try:
+                    self._note(call)
                     return self._outbox.accept(call, self._send, block=self._outbox.is_here())
                 except BufferFull:
                     call.future.cancel()
@@ -176,7 +177,10 @@ class Committer:
         if self._dead is not None:
             raise copied(self._dead)
         try:
-            return self._carried_out(calls)
+            try:
+                return self._carried_out(calls)
+            except DiffOverflow:  # perhaps of the sum of several calls: then each alone may be carried out
+                return self._one_by_one(calls)
         except (Refused, Indeterminate, Damage) as error:
             self._dead = error  # what this process knows of its streams is not what is there
             raise
@@ -189,12 +193,24 @@ class Committer:
             )
             raise
 
+    def _one_by_one(self, calls: Sequence[Call]) -> Sequence[Answer]:
+        """Carry out calls of which one cannot be: those before it, and none after it."""
+        answers: list[Answer] = []
+        for call in calls:
+            try:
+                answers += self._carried_out([call])
+            except DiffOverflow as error:
+                behind = not_sent("", error, self._what)
+                return [*answers, error, *(copied(behind) for _ in calls[len(answers) + 1 :])]
+        return answers
+
     def _carried_out(self, calls: Sequence[Call]) -> Sequence[Answer]:
         deadline = calls[0].deadline
         if deadline.has_passed():
             raise timed_out(_named(calls), deadline, "calls accepted before it took that long")
         ops = [op for call in calls for op in call.ops]
         steps = plan(ops, {op.stream: self.streams[op.stream].upper for op in ops})
+        self._check_since(steps)
         token = self._client.runtime.token()
         with Spending() as spent:
             found = self._until_decided(partial(self._commit, steps, token), deadline)
@@ -210,6 +226,16 @@ class Committer:
                 self.in_flight = deque(call for call in self.in_flight if id(call) not in done)
             self._bound_memory(steps)
             return [_answer(call, self.streams, found, token, spent.cost) for call in calls]
+
+    def _check_since(self, steps: dict[str, Step]) -> None:
+        """A move of since was checked against seals that may have failed since then."""
+        for name, step in steps.items():
+            if step.since is not None and not step.since < step.upper:
+                raise InvalidUsage(
+                    f"stream {name!r} is sealed up to {step.upper} only, as a seal before this call failed, so since "
+                    f"cannot move to {step.since}. Nothing was changed; seal it first",
+                    stream=name,
+                )
 
     def _commit(self, steps: dict[str, Step], token: bytes, deadline: Deadline) -> dict[str, SeqNo]:
         """One attempt. Returns the newest seqno of each stream's shard that it changed."""

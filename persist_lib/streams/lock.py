@@ -8,6 +8,7 @@ unless the epoch is the caller's. Leases only decide who may take the lock witho
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from functools import partial
 
@@ -141,7 +142,13 @@ class WriterLock:
 
         self.epoch = lock_of(self._machine.commit(build).after).epoch
         self._client.leases.prepare()
-        self._client.leases.every_tick(self, self.renew)
+        self_ = weakref.ref(self)
+
+        def tick() -> None:
+            if (lock := self_()) is not None:  # a runtime that was dropped without `close` renews no lock
+                lock.renew()
+
+        self._client.leases.every_tick(self, tick)
         return before
 
     def row(self, *, wiped: bool = False) -> Wanted:

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.errors import DiffOverflow
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import MOST_SEQUENCE
 from persist_lib.kernel.columns import array_of
+from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
 from persist_lib.streams.calls import Op
 
@@ -88,11 +90,22 @@ def unsealed_schema(schema: Schema) -> Schema:
 
 def as_unsealed(schema: Schema, table: pa.Table, arrival: int, *, retracts: bool = False) -> pa.Table:
     """Updates of a stream as updates of its unsealed shard, at a place in the order of arrival."""
+    if retracts:
+        check_negatable(table)
     diffs = table.column(DIFF)
     when = pa.repeat(u64(arrival), table.num_rows)
     columns = [table.column(TIME), *(table.column(name) for name in schema.names), when]
     columns.append(pc.negate_checked(diffs) if retracts else diffs)
     return pa.Table.from_arrays(columns, schema=unsealed_schema(schema).updates)
+
+
+def check_negatable(table: pa.Table) -> None:
+    """Raise DiffOverflow for a diff of -2**63, which has no opposite, so that it could never be taken back."""
+    if table.num_rows and pc.min(table.column(DIFF)).as_py() == I64_MIN:
+        raise DiffOverflow(
+            "a diff of -2**63 has no opposite in 64 bits, so a seal could not take it from the unsealed updates. "
+            "Nothing was written; write it as two updates, at two times, or write less"
+        )
 
 
 def from_unsealed(schema: Schema, contents: pa.Table) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
@@ -52,12 +53,12 @@ class Shared:
     def __init__(self, client: Client, *, owns_client: bool, committer: Committer | None, owner: str) -> None:
         self.client, self.committer, self.owner = client, committer, owner
         self.catalog = Catalog(client)
-        self.readers: list[StreamReader] = []
+        self.readers: weakref.WeakSet[StreamReader] = weakref.WeakSet()
         self.clones = 1
         self._owns_client = owns_client
         self.is_stopped = False
         self.loading = threading.Lock()
-        """Held while a stream is created or loaded, so that two threads do not do it at once."""
+        """Held while a stream is created or loaded, so that two threads do not do it at once, and to count clones."""
 
     def stop(self, deadline: Deadline) -> None:
         """Finish what was accepted, take nothing more, and let go of everything. Idempotent."""
@@ -68,7 +69,7 @@ class Shared:
             if self._owns_client:
                 left.callback(self.client.close)
             left.callback(self.catalog.close)
-            for reader in self.readers:
+            for reader in list(self.readers):
                 left.callback(reader.close)
             if self.committer is not None:
                 self.committer.stop(deadline)
@@ -167,15 +168,18 @@ class Streams:
     def clone(self) -> Streams:
         """Another handle of the same runtime. The runtime stops when the last one is closed."""
         self._check_open()
-        self._shared.clones += 1
+        with self._shared.loading:
+            self._shared.clones += 1
         return Streams(self._shared)
 
     def close(self) -> None:
         """Close this handle; the last one stops the runtime. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self._shared.clones -= 1
-            if self._shared.clones == 0:
+            with self._shared.loading:
+                self._shared.clones -= 1
+                left = self._shared.clones
+            if left == 0:
                 self._stop(None)
 
     def stop(self, *, timeout: float | None = None) -> None:
@@ -207,7 +211,7 @@ class Streams:
     def _reader(self, name: str, record: Record, schema: Schema) -> StreamReader:
         schema_id(self.client.machine(record.sealed), schema)
         reader = StreamReader(self.client, name, record, schema, self._shared.committer)
-        self._shared.readers.append(reader)
+        self._shared.readers.add(reader)
         return reader
 
     def _create(self, committer: Committer, name: str, schema: Schema) -> Record:
@@ -232,11 +236,14 @@ class Streams:
             Wanted(client.machine(record.unsealed), lambda _state, _now: c.Create(unsealed_schema(schema), format_)),
         ]
         self._shared.catalog.change({name: record}, beside, committer.deadline(None))
-        fence(client, record, committer.lock)
-        client.set_retention(record.unsealed, RETENTION)
         return record
 
     def _load(self, committer: Committer, name: str, record: Record, schema: Schema) -> Stream:
+        """Load a stream. What its creation left undone when it failed half way is done first."""
+        schema_id(self.client.machine(record.sealed), schema)  # raises SchemaMismatch
+        fence(self.client, record, committer.lock)
+        if self.client.machine(record.unsealed).state.retention is None:
+            self.client.set_retention(record.unsealed, RETENTION)
         return Stream(self.client, name, record, schema, committer.lock, self._shared.owner, committer.room())
 
     def _writing(self, what: str) -> Committer:

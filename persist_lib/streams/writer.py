@@ -7,17 +7,15 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_seconds, shown
 from persist_lib.convert.updates import check_times, iter_updates
-from persist_lib.errors import DiffOverflow, InvalidUsage
+from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain, at
-from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.schema.schema import Schema
 from persist_lib.streams.calls import AllowCompaction, Op, Seal, Write
-from persist_lib.streams.plan import LAST_TIME
+from persist_lib.streams.plan import LAST_TIME, check_negatable
 from persist_lib.times import Times
 from persist_lib.write.pending import ROOM_BYTES, Appended, is_shared, take_over
 
@@ -108,8 +106,8 @@ def _taken(committer: Committer, part: object) -> tuple[Part, pa.Table | None]:
     writer = part.writer
     tables = iter_updates(writer.schema, part.updates, times=writer.times())
     table = take_over(writer.schema, tables, copies=is_shared(part.updates))
-    if table is not None and pc.min(table.column(DIFF)).as_py() == I64_MIN:
-        raise DiffOverflow(f"stream {writer.name!r}: a diff of -2**63 cannot be taken back; write it as two updates")
+    if table is not None:
+        check_negatable(table)
     return part, table
 
 

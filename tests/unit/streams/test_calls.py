@@ -19,6 +19,7 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.location import open_location
 from persist_lib.location.wrap.around import Operation
+from persist_lib.testing import Fate, Outcome, Script
 from tests.gated import LONG_S, Gate, wait_for
 from tests.streaming import SCHEMA, all_of, start, unsealed_in, update
 from tests.worlds import World
@@ -363,8 +364,8 @@ def test_a_wrong_call_is_refused_at_once(
     assert place.write.upper == persist.at(2)
 
 
-def test_a_diff_that_cannot_be_taken_back_is_refused(place: Place) -> None:
-    with pytest.raises(persist.DiffOverflow):
+def test_a_diff_that_has_no_opposite_is_refused(place: Place) -> None:
+    with pytest.raises(persist.DiffOverflow, match="no opposite"):
         place.write.write([update(1, 5, diff=-(2**63))])
 
 
@@ -491,3 +492,71 @@ def test_a_format_that_cannot_remember_how_far_a_stream_is_sealed_is_refused(wor
     runtime = start(world, persist.Config(format=2))
     with pytest.raises(persist.InvalidUsage, match="format 3 or newer"):
         runtime.create_or_load("s", SCHEMA)
+
+
+def test_a_stream_whose_creation_failed_half_way_is_completed_by_the_next_call(world: World) -> None:
+    for place, (kind, number) in enumerate([(kind, n) for kind in sorted(CASES) for n in range(1, 5)]):
+        plan, name = Script({}), f"s{place}"
+        runtime = start(world, plan=plan, reentrance_id="x")
+        plan._fates[kind, plan.seen[kind] + number] = Fate(Outcome.REFUSED)
+        with suppress(persist.Determinate):
+            runtime.create_or_load(name, SCHEMA)
+        write, read = runtime.create_or_load(name, SCHEMA)
+        write.write([update(1, 5)]).result()
+        write.seal(6).result()
+        write.allow_compaction(5).result()
+        assert [row["id"] for row in read.snapshot().to_pylist()] == [1]
+        state = runtime.client.inspect(f"{name}.unsealed").state
+        assert state.retention is not None
+
+
+def test_a_sum_beyond_64_bits_is_sealed_once_it_was_retracted(world: World) -> None:
+    runtime = start(world, reentrance_id="x")
+    write, _ = runtime.create_or_load("s", SCHEMA)
+    for _ in range(3):
+        write.write([update(1, 5, diff=2**62)]).result()
+    runtime.client.maintain("s.unsealed")
+    runtime = start(world, reentrance_id="x")
+    write, read = runtime.create_or_load("s", SCHEMA)
+    with pytest.raises(persist.DiffOverflow, match="retract some of them"):
+        write.seal(6).result()
+    write.write([update(1, 5, diff=-(2**62))] * 2).result()
+    write.seal(6).result()
+    write.write([update(1, 7, diff=-(2**62))]).result()
+    write.seal(8).result()
+    assert read.snapshot().to_pylist() == []
+    assert unsealed_in(read) == {}
+
+
+def test_a_sum_beyond_64_bits_fails_no_call_that_merely_shares_a_commit(place: Place) -> None:
+    place.outstanding()
+    writing = [place.write.write([update(2, 5, diff=2**62)]) for _ in range(3)]
+    sealing = place.write.seal(6)
+    place.gate.open.set()
+    assert [one.result().count for one in writing] == [1, 1, 1]
+    with pytest.raises(persist.DiffOverflow):
+        sealing.result()
+    place.write.write([update(2, 5, diff=-(2**62))] * 2).result()
+    assert place.write.seal(6).result().upper == persist.at(6)
+
+
+def test_times_of_a_clock_that_are_sealed_are_refused_in_words(place: Place) -> None:
+    schema = persist.Schema(key={"a": "string"}, times="ms")
+    write, _ = place.runtime.create_or_load("clock", schema)
+    write.seal("2026-11-22").result()
+    with pytest.raises(persist.InvalidUsage, match="2026-11-21T00:00:00Z"):
+        write.write([{"a": "x", "_time": "2026-11-21"}])
+    with pytest.raises(persist.InvalidUsage):
+        write.write([{"a": "x", "_time": 2**63}])
+    with pytest.raises(persist.InvalidUsage, match="before that"):
+        write.allow_compaction("2026-11-23")
+
+
+def test_threads_that_create_the_same_stream_at_once_get_the_same(place: Place) -> None:
+    with futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: place.runtime.create_or_load("new", SCHEMA), range(8)))
+    assert {read.record.sealed for _, read in found} == {"new"}
+    for n, (write, _) in enumerate(found):
+        write.write([update(n, 5)])
+    place.runtime.flush()
+    assert len(unsealed_in(found[0][1])) == 8
