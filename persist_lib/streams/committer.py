@@ -14,9 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from persist_lib.client import Client
-from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
-from persist_lib.core.state import State
 from persist_lib.errors import (
     BufferFull,
     Damage,
@@ -24,7 +22,6 @@ from persist_lib.errors import (
     Fenced,
     Indeterminate,
     InvalidUsage,
-    LeaseExpired,
     PersistError,
     Refused,
     TimedOut,
@@ -35,21 +32,19 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import SLICE_S, is_ending
-from persist_lib.shard.commit import Wanted
-from persist_lib.shard.outcomes import REFUSED
+from persist_lib.streams.attempts import check_since, commit_steps, until_decided
 from persist_lib.streams.calls import Call, Op
-from persist_lib.streams.fencing import hold_command
-from persist_lib.streams.lock import WriterLock, commit_together
+from persist_lib.streams.lock import WriterLock
 from persist_lib.streams.plan import Step, plan
 from persist_lib.streams.stream import Stream
 from persist_lib.write.appending import timed_out
-from persist_lib.write.many import append_together
 from persist_lib.write.pending import Appended, AppendFuture, Pending, copied
 from persist_lib.write.queue import Answer, Outbox, not_sent
 
 Check = Callable[[Callable[[str], Antichain]], Sequence[Op]]
-DOUBT_PAUSE_S = 0.25
-"""The pause between two attempts to find out what became of a commit, after those that each attempt makes itself."""
+FATAL = (Refused, Indeterminate, Damage)
+"""After one of these, what this process knows of its streams may not be what is there: it takes no more calls."""
+PAUSE_S = 0.001
 
 
 class Committer:
@@ -137,7 +132,9 @@ class Committer:
     def _wait_for_room(self, size: int, deadline: Deadline) -> None:
         with self.applying:
             first = next((call for call in self.in_flight if not call.future.done()), None)
-        if first is not None:
+        if first is None:
+            deadline.pause(PAUSE_S)
+        else:
             futures.wait((first.future,), min(SLICE_S, deadline.remaining_s()))
         if deadline.has_passed():
             raise TimedOut(
@@ -177,12 +174,11 @@ class Committer:
         if self._dead is not None:
             raise copied(self._dead)
         try:
-            try:
-                return self._carried_out(calls)
-            except DiffOverflow:  # perhaps of the sum of several calls: then each alone may be carried out
-                return self._one_by_one(calls)
-        except (Refused, Indeterminate, Damage) as error:
-            self._dead = error  # what this process knows of its streams is not what is there
+            return self._carried_out(calls)
+        except DiffOverflow:  # perhaps of the sum of several calls: then each alone may be carried out
+            return self._one_by_one(calls)
+        except FATAL as error:
+            self._dead = error
             raise
         except Exception:
             raise
@@ -199,7 +195,9 @@ class Committer:
         for call in calls:
             try:
                 answers += self._carried_out([call])
-            except DiffOverflow as error:
+            except PersistError as error:
+                if isinstance(error, FATAL):
+                    self._dead = error
                 behind = not_sent("", error, self._what)
                 return [*answers, error, *(copied(behind) for _ in calls[len(answers) + 1 :])]
         return answers
@@ -210,10 +208,11 @@ class Committer:
             raise timed_out(_named(calls), deadline, "calls accepted before it took that long")
         ops = [op for call in calls for op in call.ops]
         steps = plan(ops, {op.stream: self.streams[op.stream].upper for op in ops})
-        self._check_since(steps)
+        check_since(steps)
         token = self._client.runtime.token()
         with Spending() as spent:
-            found = self._until_decided(partial(self._commit, steps, token), deadline)
+            attempt = partial(commit_steps, self._client, self.lock, self.streams, steps, token)
+            found = until_decided(attempt, deadline, self._client.config.timeout_s, self._gives_up)
             with self.applying:
                 for name, step in steps.items():
                     if step.tables or step.seals:
@@ -226,69 +225,6 @@ class Committer:
                 self.in_flight = deque(call for call in self.in_flight if id(call) not in done)
             self._bound_memory(steps)
             return [_answer(call, self.streams, found, token, spent.cost) for call in calls]
-
-    def _check_since(self, steps: dict[str, Step]) -> None:
-        """A move of since was checked against seals that may have failed since then."""
-        for name, step in steps.items():
-            if step.since is not None and not step.since < step.upper:
-                raise InvalidUsage(
-                    f"stream {name!r} is sealed up to {step.upper} only, as a seal before this call failed, so since "
-                    f"cannot move to {step.since}. Nothing was changed; seal it first",
-                    stream=name,
-                )
-
-    def _commit(self, steps: dict[str, Step], token: bytes, deadline: Deadline) -> dict[str, SeqNo]:
-        """One attempt. Returns the newest seqno of each stream's shard that it changed."""
-        client, appends, holds, names = self._client, [], [], []
-        for name, step in sorted(steps.items()):
-            stream = self.streams[name]
-            if step.seals or step.tables:
-                more = stream.appends(step)
-                appends += more
-                names += [name] * len(more)
-            if step.since is not None and stream.since < step.since:
-                holds.append(Wanted(stream.sealed, partial(_moving, lock=self.lock, since=step.since)))
-        if appends:
-            done = append_together(appends, client.consensus, client.machine, deadline, token, holds)
-            return {name: one.seqno for name, one in zip(reversed(names), reversed(done), strict=True)}
-        if holds:
-            commit_together(holds, deadline, token)
-        return {}
-
-    def _until_decided(self, attempt: Callable[[Deadline], dict[str, SeqNo]], deadline: Deadline) -> dict[str, SeqNo]:
-        """Repeat an attempt until it is certain what became of it, also beyond the deadline.
-
-        Raises Indeterminate only as a last resort: when this runtime is told to stop, or nobody can tell any more.
-        SUBTLE: after an unknown outcome, an error that says "this attempt did nothing" says nothing of those before.
-        Only an answer, or a refusal of the shard, decides.
-        """
-        runtime, doubt = self._client.runtime, None
-        while True:
-            trying = deadline if doubt is None else runtime.deadline(self._client.config.timeout_s)
-            try:
-                return attempt(trying)
-            except LeaseExpired as error:
-                if not error.id:  # this runtime has closed its handle: that says nothing of earlier attempts
-                    raise doubt or error from error
-                # Certainly not committed: its id was retired before. The next attempt registers, with the lock's row.
-                if deadline.has_passed():
-                    raise timed_out(error.shard, deadline, "the lease of its writer ended") from error
-                doubt = None
-                continue
-            except Refused:
-                raise
-            except Indeterminate as error:
-                doubt = error
-                if isinstance(error.__cause__, REFUSED):  # the shard has forgotten it
-                    raise
-            except PersistError as error:
-                if doubt is None:
-                    raise
-                if isinstance(error, Damage):
-                    raise doubt from error
-            if self._gives_up():
-                raise doubt
-            runtime.deadline(2 * DOUBT_PAUSE_S).pause(DOUBT_PAUSE_S)
 
     def _gives_up(self) -> bool:
         return is_ending() or (self._stop_by is not None and self._stop_by.has_passed())
@@ -319,10 +255,6 @@ class Committer:
 
 def _named(calls: Sequence[Call]) -> ShardId:
     return ShardId(", ".join(sorted({op.stream for call in calls for op in call.ops})))
-
-
-def _moving(state: State, _now: int, *, lock: WriterLock, since: Antichain) -> c.SetHold:
-    return hold_command(state, lock, since)
 
 
 def _answer(

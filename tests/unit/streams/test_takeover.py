@@ -157,7 +157,7 @@ def _hold_unfenced(mp: pytest.MonkeyPatch) -> None:
         return c.SetHold(fencing.HOLD, kept, None if hold is None else hold.opaque, b"%d" % lock.epoch)
 
     mp.setattr(fencing, "hold_command", anyone)
-    mp.setattr("persist_lib.streams.committer.hold_command", anyone)
+    mp.setattr("persist_lib.streams.attempts.hold_command", anyone)
 
 
 def _create_unfenced(mp: pytest.MonkeyPatch) -> None:
