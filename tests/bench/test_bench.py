@@ -42,7 +42,8 @@ ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
     "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
-    "plain appends, one after the other", "a plain append", "ten appends", "one append", "one a table", "the same of a folder of files",
+    "plain appends, one after the other", "a plain append",
+    "ten appends", "one append", "one a table", "the same of a folder of files",
 }  # fmt: skip
 """What is beside a bound, or beside another figure of ours."""
 
