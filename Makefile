@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # each other, so two files of them run side by side.
 HEAVY := spark or dagster or torture
 
-.PHONY: help setup lint check format test torture transfers handovers kafka powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers takeovers kafka powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ transfers: $(PROJECT) ## bank transfers between tables, KILLS=200 processes kill
 
 handovers: $(PROJECT) ## hand a collection over under load while its processes are killed, HANDOVERS=20 times
 	PERSIST_HANDOVERS=$(or $(HANDOVERS),20) $(PYTEST) -s --timeout=0 tests/torture/test_handovers.py
+
+takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 times; their history is linearizable
+	PERSIST_STREAM_TAKEOVERS=$(or $(N),20) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_streams.py
 
 kafka: $(PROJECT) ## two instances of a source of topics paused and killed at random moments, N=100 times
 	PERSIST_KAFKA_KILLS=$(or $(N),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_kafka_instances.py

@@ -40,6 +40,7 @@ BENCHMARKS = {
     "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
     "tables": "bench.tables:tables",
+    "streams": "bench.streams:streams",
     "collections": "bench.collections:collections",
     "sources": "bench.sources:sources",
     "load": "bench.load:load",

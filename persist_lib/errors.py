@@ -13,6 +13,8 @@
     │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
+    │   ├── Locked                 another runtime writes the streams of the location (epoch, owner, lease_until)
+    │   ├── Fenced                 another runtime took over the streams of the location (epoch, found, owner)
     │   ├── NameTaken              there is a collection of that name already (collection)
     │   ├── HandoverRefused        a rendition cannot become the collection as asked (collection)
     │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
@@ -135,6 +137,20 @@ class ConstraintViolated(Refused):
 
 class HoldConflict(Refused):
     """The hold's fencing value is another one. Fields: name, expected, actual (None: there is no such hold)."""
+
+
+class Locked(Refused):
+    """The streams of the location have a writer already. Nothing was changed.
+
+    Fields: epoch, owner (a text for people), lease_until (ms of the store's clock).
+    """
+
+
+class Fenced(Refused):
+    """Another runtime took over the streams of the location, so this one commits nothing more.
+
+    Fields: epoch (its own), found (the lock's by now), owner (who has it, a text for people).
+    """
 
 
 class NameTaken(Refused):

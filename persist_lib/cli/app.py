@@ -28,6 +28,7 @@ from persist_lib.cli import (
     show,
     sources,
     sql,
+    stream_lock,
     tables,
     tables_rows,
     watch,
@@ -191,5 +192,14 @@ command(rows, "update", tables_rows.update, DATA)
 command(rows, "delete", tables_rows.delete, DATA)
 command(rows, "transact", tables_rows.transact, DATA)
 command(rows, "outcome", tables_rows.outcome, RECOVERY)
+streamed = typer.Typer(no_args_is_help=True, help="Streams: written first, sealed later, by one writer a location.")
+app.add_typer(streamed, name="streams", rich_help_panel=COLLECTIONS)
+command(streamed, "list", stream_lock.list_, LOOKING)
+command(streamed, "show", stream_lock.show, LOOKING)
+command(streamed, "wipe", stream_lock.wipe, CHANGING)
+locked = typer.Typer(no_args_is_help=True, help="The lock of the one writer.")
+streamed.add_typer(locked, name="lock", rich_help_panel=CHANGING)
+command(locked, "show", stream_lock.show_lock)
+command(locked, "break", stream_lock.break_lock)
 command(app, "set-retention", history.retention, HISTORY)
 command(app, "finish", history.finish, HISTORY)

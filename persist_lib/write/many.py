@@ -21,7 +21,7 @@ from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock, giving_back
-from persist_lib.shard.commit import Machine
+from persist_lib.shard.commit import Machine, Wanted
 from persist_lib.shard.outcomes import REFUSED, forgotten, judge
 from persist_lib.shard.refusals import named
 from persist_lib.times import Times, once
@@ -66,8 +66,12 @@ def append_together(
     machine_of: Callable[[str], Machine],
     deadline: Deadline,
     token: bytes | None,
+    beside: Sequence[Wanted] = (),
 ) -> list[Appended]:
-    """Commit all appends, or raise why none was committed. Writers must be of the client whose `machine_of` this is."""
+    """Commit all appends, or raise why none was committed. Writers must be of the client whose `machine_of` this is.
+
+    `beside` are transitions of other shards that are committed with the appends: all of it or nothing.
+    """
     consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
     clock_ms = once(deadline.runtime.clock_ms)
     checked = [_check(append, machine_of, clock_ms) for append in appends]
@@ -76,14 +80,16 @@ def append_together(
         return []
     with Spending() as spent:
         try:
-            return _append(checked, deadline, token or deadline.runtime.token(), spent)
+            return _append(checked, deadline, token or deadline.runtime.token(), spent, beside)
         except REFUSED as refusal:
             if token is None:
                 raise
             return _committed_before(checked, token, refusal, spent)
 
 
-def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent: Spending) -> list[Appended]:
+def _append(
+    checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent: Spending, beside: Sequence[Wanted]
+) -> list[Appended]:
     shares: dict[str, Share] = {}
     held: list[Lock] = []
     give_back = giving_back(held)
@@ -91,7 +97,7 @@ def _append(checked: Sequence[_Checked], deadline: Deadline, token: bytes, spent
         # In the order of names: every such call takes its locks in this order, so none waits for another for ever.
         for one in sorted(checked, key=lambda one: one.shard):
             shares[one.shard] = one.write.share(one.updates, one.bounds, one.times, deadline, token, held, one.producer)
-        return commit_shares([shares[one.shard] for one in checked], deadline, token, spent)
+        return commit_shares([shares[one.shard] for one in checked], deadline, token, spent, beside)
     except Exception:
         for share in shares.values():
             share.give_up()

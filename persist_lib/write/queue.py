@@ -59,8 +59,11 @@ class Outbox:
     queued or outstanding.
     """
 
-    def __init__(self, shard: str, runtime: Runtime, most_bytes: int, batching: Batching | None) -> None:
+    def __init__(
+        self, shard: str, runtime: Runtime, most_bytes: int, batching: Batching | None, what: str = ""
+    ) -> None:
         self._shard, self._runtime = shard, runtime
+        self._what = what or f"shard {shard}"  # whose appends these are, in messages
         self._most_bytes, self._batching = most_bytes, batching
         self._is_closed = self._is_muted = False
         self._begin()
@@ -82,13 +85,13 @@ class Outbox:
 
     def accept(self, pending: Pending, send: Send, *, block: bool) -> AppendFuture:
         """Accept an append once there is room. Raises NotSent, BufferFull or TimedOut when it was not accepted."""
-        if self._is_here():
+        if self.is_here():
             self._drain()
             if block and not self._has_room(pending):
                 self._hurry()
         with self._mutex:
             self._check()
-            if has_room := self._has_room(pending) or (block and self._is_here()):
+            if has_room := self._has_room(pending) or (block and self.is_here()):
                 self._enqueue(pending, send)
         if not has_room:
             self._stand_in_line(pending, send, block=block)
@@ -97,7 +100,7 @@ class Outbox:
 
     def settle(self, deadline: Deadline) -> None:
         """Send all appends that were accepted before this call, and wait until they end. They go on after TimedOut."""
-        if self._is_here():
+        if self.is_here():
             self._hurry()
             return
         with self._mutex:
@@ -113,7 +116,7 @@ class Outbox:
             self._see_to_it()
             if not self._bell.wait(is_finished, deadline.remaining_s()) and deadline.has_passed():
                 raise TimedOut(
-                    f"shard {self._shard}: after {deadline.timeout_s:g} s {left} appends that were accepted before are "
+                    f"{self._what}: after {deadline.timeout_s:g} s {left} appends that were accepted before are "
                     "not finished. They go on, and their futures say how they end. This call did nothing else",
                     shard=self._shard, timeout_s=deadline.timeout_s,
                 )  # fmt: skip
@@ -157,13 +160,13 @@ class Outbox:
         for queued in inherited:
             queued.pending.future.disown(
                 Indeterminate(
-                    f"shard {self._shard}: this append was accepted before the process was forked. The parent sends "
+                    f"{self._what}: this append was accepted before the process was forked. The parent sends "
                     "it, and there its future says how it ends",
                     shard=self._shard,
                 )
             )
 
-    def _is_here(self) -> bool:
+    def is_here(self) -> bool:
         """Whether this thread must send by itself, as there is no other thread, or as it is the sending thread."""
         return not self._runtime.background or self._sender == threading.get_ident()
 
@@ -192,7 +195,7 @@ class Outbox:
     def _check(self) -> None:
         if self._is_closed:
             raise LeaseExpired(
-                f"shard {self._shard}: this writer was closed. This call changed nothing; open a new one",
+                f"{self._what}: this writer was closed. This call changed nothing; open a new one",
                 id="", shard=self._shard,
             )  # fmt: skip
         self.raise_failure()
@@ -203,7 +206,7 @@ class Outbox:
             with self._mutex:
                 waiting = self._queued_bytes()
             raise BufferFull(
-                f"shard {self._shard}: {waiting} bytes wait to be appended, at most {self._most_bytes} may, "
+                f"{self._what}: {waiting} bytes wait to be appended, at most {self._most_bytes} may, "
                 f"and this is {pending.size} more. Nothing was accepted; try again when some are done",
                 shard=self._shard, size=pending.size, waiting=waiting, most=self._most_bytes,
             )  # fmt: skip
@@ -222,7 +225,7 @@ class Outbox:
                 if pending.deadline.has_passed():
                     timeout_s = pending.deadline.timeout_s
                     raise TimedOut(
-                        f"shard {self._shard}: no room for {pending.size} bytes more in {timeout_s:g} s, as what was "
+                        f"{self._what}: no room for {pending.size} bytes more in {timeout_s:g} s, as what was "
                         "accepted before is not written that fast. Nothing was accepted; try again, or with a longer "
                         "timeout",
                         shard=self._shard, timeout_s=timeout_s,
@@ -377,7 +380,7 @@ class Outbox:
 
     def _given_up(self, count: int, deadline: Deadline) -> TimedOut:
         return TimedOut(
-            f"shard {self._shard}: this writer was closed, and {count} appends that it had accepted were not sent in "
+            f"{self._what}: this writer was closed, and {count} appends that it had accepted were not sent in "
             f"{deadline.timeout_s:g} s. Nothing of those was written, and nothing will be: append them anew. "
             "The appends that were being sent were waited for, and their futures say how they ended",
             shard=self._shard, timeout_s=deadline.timeout_s,
@@ -385,7 +388,7 @@ class Outbox:
 
     def _never_sent(self, why: TimedOut) -> NotSent:
         error = NotSent(
-            f"shard {self._shard}: nothing of this was written, as its writer was closed before its turn came. "
+            f"{self._what}: nothing of this was written, as its writer was closed before its turn came. "
             "Append it anew, once you know what became of those before it",
             shard=self._shard, earlier=copied(why),
         )  # fmt: skip
@@ -393,13 +396,13 @@ class Outbox:
         return error
 
     def _not_sent(self, why: object) -> NotSent:
-        return not_sent(self._shard, why)
+        return not_sent(self._shard, why, self._what)
 
 
-def not_sent(shard: str, why: object) -> NotSent:
-    """The error for an append behind one that failed."""
+def not_sent(shard: str, why: object, what: str = "") -> NotSent:
+    """The error for an append behind one that failed. `what` is whose append it is in the message, if not a shard's."""
     return NotSent(
-        f"shard {shard}: nothing of this was written, as an append that this handle accepted earlier failed: "
-        f"{why}. Decide what to do about that one first",
+        f"{what or f'shard {shard}'}: nothing of this was written, as an append that this handle accepted earlier "
+        f"failed: {why}. Decide what to do about that one first",
         shard=shard, earlier=copied(why) if isinstance(why, BaseException) else None,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from persist_lib.core import commands as c
 from persist_lib.errors import LeaseExpired
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.shard.commit import Committed, Machine
+from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.leases import Leases, Registering, was_closed
 from persist_lib.write.appending import timed_out
 
@@ -59,7 +59,7 @@ class Registration:
             build = lambda _state, now: c.RegisterWriter(fresh, self._purpose, now + lease_ms, self.owner)  # noqa: E731
             self._leases.prepare()
             with Registering(self._leases, self._machine, fresh):
-                committed = self._machine.commit(build, deadline.remaining_s())
+                committed = self._commit(build, deadline)
                 self._leases.keep(self._machine, fresh)
                 self._dropped = weakref.finalize(self, self._leases.abandon, self._machine, fresh)
                 self._dropped.atexit = False
@@ -67,6 +67,10 @@ class Registration:
             if note is not None:
                 note(committed)
         return self._id
+
+    def _commit(self, build: Build, deadline: Deadline) -> Committed:
+        """Commit the registration that `build` makes, or raise its refusal."""
+        return self._machine.commit(build, deadline.remaining_s())
 
     def closed_already(self) -> LeaseExpired:
         """The error for a call on a closed handle."""

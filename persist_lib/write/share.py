@@ -124,13 +124,16 @@ class Share:
         return carry_out(self.machine, self._registration, request, local_engine(self.machine)).seqno is not None
 
 
-def commit_shares(shares: Sequence[Share], deadline: Deadline, token: bytes, spent: Spending) -> list[Appended]:
+def commit_shares(
+    shares: Sequence[Share], deadline: Deadline, token: bytes, spent: Spending, beside: Sequence[Wanted] = ()
+) -> list[Appended]:
     """Commit all shares, each of another shard, or raise why none was committed. All answers have the cost of `spent`.
 
-    After a failure, uploaded objects are deleted where it is certain that no log refers to them.
+    `beside` are transitions of other shards that are committed with them: all of it or nothing. After a failure,
+    uploaded objects are deleted where it is certain that no log refers to them.
     """
     try:
-        done = _commit(shares, deadline, token)
+        done = _commit(shares, deadline, token, beside)[: len(shares)]
     except Exception:
         for share in shares:
             share.give_up()
@@ -141,11 +144,12 @@ def commit_shares(shares: Sequence[Share], deadline: Deadline, token: bytes, spe
     return [share.appended(one, cost) for share, one in zip(shares, done, strict=True)]
 
 
-def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes) -> Sequence[Done]:
-    wanted = [Wanted(share.machine, share.build) for share in shares]
+def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes, beside: Sequence[Wanted]) -> Sequence[Done]:
+    wanted = [*(Wanted(share.machine, share.build) for share in shares), *beside]
+    refused = [*(share.refused for share in shares), *(one.machine.refused for one in beside)]
     while isinstance(done := try_commit_all(wanted, deadline, token), Undone):
         full = [at for at, refusal in done.refusals.items() if isinstance(refusal, r.InlineFull)]
-        errors = [shares[at].refused(refusal) for at, refusal in done.refusals.items() if at not in full]
+        errors = [refused[at](refusal) for at, refusal in done.refusals.items() if at not in full]
         if errors:
             raise errors[0]
         for at in full:

@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 import persist_lib as persist
+from persist_lib import streams
 from persist_lib.testing.clock import ManualClock
 
 HOUR = 3_600_000
@@ -173,6 +174,42 @@ def many(place: Place, lower: Any, upper: Any) -> None:
     )
 
 
+def streaming(place: Place) -> tuple[streams.StreamWriter, streams.StreamReader]:
+    """A stream of its own with an update at the time and one just after it, both sealed."""
+    runtime = streams.open(place.client, reentrance_id="doors")
+    write, read = runtime.create_or_load(f"u{len(runtime.list())}", place.schema)
+    rows = [{"id": 2, "w": "b", "_time": place.target}, {"id": 3, "w": "c", "_time": place.target + 1}]
+    write.write(rows).result()
+    return write, read
+
+
+def sealed(place: Place, value: Any) -> int | None:
+    return streaming(place)[0].seal(value).result().upper.time
+
+
+def compacted(place: Place, value: Any) -> int | None:
+    write, _ = streaming(place)
+    write.seal(place.target + 2).result()
+    write.allow_compaction(value).result()
+    return write.since.time
+
+
+def sourced(place: Place, value: Any) -> int | None:
+    write, read = streaming(place)
+    write.seal(place.target + 2).result()
+    (contents, progress, *_) = streams.persisted_source(read, value, until=place.target + 2)
+    assert [row["id"] for row in contents.table.to_pylist()] == [2]  # type: ignore[union-attr]
+    return progress.frontier.time - 1  # type: ignore[union-attr,operator]
+
+
+def listened_ahead(place: Place, value: Any) -> int | None:
+    write, read = streaming(place)
+    write.seal(place.target + 2).result()
+    with read.listen(value, ahead="durable", until=place.target + 2) as events:
+        found = [row["id"] for e in events if isinstance(e, persist.Updates) for row in e.table.to_pylist()]
+    return place.target if found == [3] else -1
+
+
 DOORS: dict[str, tuple[int, Door]] = {
     # where upper is (beside the time), and the door
     "compare_and_append(expected_upper)": (0, exactly(lambda p, v: p.write.compare_and_append([], v, p.target + 5))),
@@ -202,6 +239,10 @@ DOORS: dict[str, tuple[int, Door]] = {
     "wait_for_upper": (0, exactly(lambda p, v: p.read.wait_for_upper(v, timeout=0))),
     "downgrade_since": (0, downgraded),
     "set_hold(since)": (0, held),
+    "a stream's seal": (0, sealed),
+    "a stream's allow_compaction": (0, compacted),
+    "a stream's source": (0, sourced),
+    "a stream's listen": (0, listened_ahead),
     "_time in dicts": (-10, appended(lambda v: [{"id": 2, "w": "b", "_time": v}])),
     "_time in tuples": (-10, appended(lambda v: [(({"id": 2}, {"w": "b"}), v, 1)])),
     "_time in Update": (-10, appended(lambda v: [persist.Update({"id": 2}, {"w": "b"}, v)])),
@@ -210,7 +251,15 @@ DOORS: dict[str, tuple[int, Door]] = {
         appended(lambda v: pd.DataFrame({"id": [2], "w": ["b"], "_time": pd.Series([v], dtype=object)})),
     ),
 }
-ROUNDS_DOWN = ("snapshot(as_of)", "listen(as_of)", "changes(from_)", "changes(to)", "restore(to)")
+ROUNDS_DOWN = (
+    "snapshot(as_of)",
+    "listen(as_of)",
+    "changes(from_)",
+    "changes(to)",
+    "restore(to)",
+    "a stream's source",
+    "a stream's listen",
+)
 """Doors at which a time between two of the clock is the one before it: the contents are the same."""
 
 BERLIN, NEW_YORK = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York")

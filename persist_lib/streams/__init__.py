@@ -1,0 +1,37 @@
+"""Streams: written first, closed later. For programs that learn only afterwards how far their times are complete.
+
+`open` gives a runtime on a location. A stream's sealed part is a shard, which everything that reads shards can read.
+Its unsealed updates are durable in a second shard until a seal covers them.
+"""
+
+from __future__ import annotations
+
+from persist_lib.streams.calls import AllowCompaction, Seal, Write
+from persist_lib.streams.contents import Contents
+from persist_lib.streams.listen import StreamListen, Unsealed
+from persist_lib.streams.lock import Lock, break_lock, fetch_lock
+from persist_lib.streams.opening import open  # noqa: A004 - `streams.open` is what users write
+from persist_lib.streams.reader import StreamReader
+from persist_lib.streams.source import persisted_source
+from persist_lib.streams.streams import Streams
+from persist_lib.streams.wiping import Wiped, wipe_all
+from persist_lib.streams.writer import StreamWriter
+
+__all__ = [
+    "AllowCompaction",
+    "Contents",
+    "Lock",
+    "Seal",
+    "StreamListen",
+    "StreamReader",
+    "StreamWriter",
+    "Streams",
+    "Unsealed",
+    "Wiped",
+    "Write",
+    "break_lock",
+    "fetch_lock",
+    "open",
+    "persisted_source",
+    "wipe_all",
+]

@@ -1,0 +1,266 @@
+"""The one writer of a location: its streams, the queue of calls, and their commits.
+
+All calls take effect in the order in which they were made. Those that wait while a commit is under way share the next
+one. When one fails, all behind it fail; when it is not known whether one was committed, all wait until that is known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from contextlib import ExitStack
+from functools import partial
+
+from persist_lib.client import Client
+from persist_lib.core.cost import Cost
+from persist_lib.errors import (
+    BufferFull,
+    Damage,
+    DiffOverflow,
+    Fenced,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    Refused,
+    TimedOut,
+)
+from persist_lib.frontier import MINIMUM, Antichain
+from persist_lib.ids import SeqNo, ShardId
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.threads import SLICE_S, is_ending
+from persist_lib.streams.attempts import check_since, commit_steps, until_decided
+from persist_lib.streams.calls import Call, Op
+from persist_lib.streams.lock import WriterLock
+from persist_lib.streams.plan import Step, plan
+from persist_lib.streams.stream import Stream
+from persist_lib.write.appending import timed_out
+from persist_lib.write.pending import Appended, AppendFuture, Pending, copied
+from persist_lib.write.queue import Answer, Outbox, not_sent
+
+Check = Callable[[Callable[[str], Antichain]], Sequence[Op]]
+FATAL = (Refused, Indeterminate, Damage)
+"""After one of these, what this process knows of its streams may not be what is there: it takes no more calls."""
+PAUSE_S = 0.001
+
+
+class Committer:
+    """The queue of one runtime, and the streams that it has loaded, by name."""
+
+    def __init__(self, client: Client, lock: WriterLock) -> None:
+        self._client, self.lock = client, lock
+        self.streams: dict[str, Stream] = {}
+        self._kept_bytes = 0  # of unsealed updates in memory, of all streams
+        self._waiting: dict[str, deque[tuple[Call, Antichain]]] = {}
+        self.in_flight: deque[Call] = deque()
+        """The calls that were accepted, and whose effect is not noted yet."""
+        self._begin()
+        self._what = f"the streams of {client.url}"
+        self._outbox = Outbox("", client.runtime, client.config.buffer_bytes, None, self._what)
+        self._dead: PersistError | None = None
+        self._is_stopping = False
+        self._stop_by: Deadline | None = None
+        enrol(self, Stage.HANDLES)
+
+    def _begin(self) -> None:
+        self._accepting = threading.RLock()
+        self.applying = threading.RLock()
+        """Held while what a commit did is noted. With it, streams and the calls that wait belong together."""
+
+    def after_fork_in_child(self) -> None:
+        """The parent goes on; this process has no runtime."""
+        self._begin()
+        self._outbox.after_fork_in_child()
+        self._dead = Fenced(
+            f"this runtime of the streams of {self._client.url} belongs to the parent of this process, which goes on "
+            "with it. Nothing was changed; open a runtime here only if the parent stops",
+            epoch=self.lock.epoch, found=self.lock.epoch, owner="",
+        )  # fmt: skip
+
+    def deadline(self, timeout: float | None) -> Deadline:
+        """The deadline of a call that may take that many seconds (None: as the settings say)."""
+        return self._client.runtime.deadline(self._client.config.timeout_s if timeout is None else timeout)
+
+    def clock_ms(self) -> int:
+        """Now, for times that are relative to it."""
+        return self._client.runtime.clock_ms()
+
+    def check(self) -> None:
+        """Raise why this runtime takes no more calls, if it does not."""
+        if self._dead is not None:
+            raise copied(self._dead)
+        if self._is_stopping:
+            raise InvalidUsage(
+                f"this runtime of the streams of {self._client.url} was stopped. Nothing was changed; open a new one"
+            )
+
+    def accept(self, check: Check, size: int, deadline: Deadline) -> AppendFuture:
+        """Accept a call of `size` bytes and return its future. Waits for room in the queue.
+
+        `check` gives the parts of the call, given the frontier that calls before it leave. Raises what `check` raises,
+        and NotSent, TimedOut and Fenced when the call was not accepted.
+        """
+        while True:
+            # SUBTLE: checked and accepted in one go, so that no other call comes in between. But no thread waits for
+            # room here: the sending thread, which makes room, may be in a future's callback that makes a call too.
+            with self._accepting:
+                self.check()
+                accepted_s, ops = self._client.runtime.monotonic(), tuple(check(self.accepted_upper))
+                call = Call(None, MINIMUM, MINIMUM, None, deadline, accepted_s, size, ops=ops)
+                try:
+                    self._note(call)
+                    return self._outbox.accept(call, self._send, block=self._outbox.is_here())
+                except BufferFull:
+                    call.future.cancel()
+                except BaseException:
+                    call.future.cancel()
+                    raise
+            self._wait_for_room(size, deadline)
+
+    def _note(self, call: Call) -> None:
+        for op in call.ops:
+            if op.upper is not None:
+                self._waiting.setdefault(op.stream, deque()).append((call, op.upper))
+        with self.applying:
+            while self.in_flight and self.in_flight[0].future.done():
+                self.in_flight.popleft()
+            self.in_flight.append(call)
+
+    def _wait_for_room(self, size: int, deadline: Deadline) -> None:
+        with self.applying:
+            first = next((call for call in self.in_flight if not call.future.done()), None)
+        if first is None:
+            deadline.pause(PAUSE_S)
+        else:
+            futures.wait((first.future,), min(SLICE_S, deadline.remaining_s()))
+        if deadline.has_passed():
+            raise TimedOut(
+                f"the streams of {self._client.url}: no room for {size} bytes more in {deadline.timeout_s:g} s, as "
+                "what was accepted before is not written that fast. Nothing was accepted; try again, or with a longer "
+                "timeout",
+                timeout_s=deadline.timeout_s,
+            )  # fmt: skip
+
+    def accepted_upper(self, name: str) -> Antichain:
+        """How far the calls that were accepted so far will seal a stream."""
+        waiting = self._waiting.setdefault(name, deque())
+        while waiting and waiting[0][0].future.done():
+            waiting.popleft()
+        # A seal behind the first that is done nevertheless was cancelled, or failed with all that are behind it.
+        left = [upper for call, upper in waiting if not call.future.done()]
+        return max([self.streams[name].upper, *left])
+
+    def settle(self, deadline: Deadline) -> None:
+        """Wait until all calls that were accepted before this have ended. Raises TimedOut; they go on then."""
+        self._outbox.settle(deadline)
+
+    def stop(self, deadline: Deadline) -> None:
+        """Finish what was accepted, take nothing more, and let go of the streams and the lock. Idempotent."""
+        self._is_stopping = True
+        with ExitStack() as left:
+            left.callback(self.lock.release)
+            for stream in self.streams.values():
+                left.callback(stream.close)
+            self._stop_by = deadline
+            self._outbox.close(deadline)
+        self._outbox.raise_failure(copied)
+
+    def _send(self, batch: Sequence[Pending]) -> Sequence[Answer]:
+        """Carry out accepted calls: all of them by one commit, or none."""
+        calls = [call for call in batch if isinstance(call, Call)]
+        if self._dead is not None:
+            raise copied(self._dead)
+        try:
+            return self._carried_out(calls)
+        except DiffOverflow:  # perhaps of the sum of several calls: then each alone may be carried out
+            return self._one_by_one(calls)
+        except FATAL as error:
+            self._dead = error
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            self._dead = Indeterminate(
+                f"a commit of the streams of {self._client.url} was interrupted, so this runtime does not know what "
+                "is there. Stop it and open a new one, which finds out",
+            )
+            raise
+
+    def _one_by_one(self, calls: Sequence[Call]) -> Sequence[Answer]:
+        """Carry out calls of which one cannot be: those before it, and none after it."""
+        answers: list[Answer] = []
+        for call in calls:
+            try:
+                answers += self._carried_out([call])
+            except PersistError as error:
+                if isinstance(error, FATAL):
+                    self._dead = error
+                behind = not_sent("", error, self._what)
+                return [*answers, error, *(copied(behind) for _ in calls[len(answers) + 1 :])]
+        return answers
+
+    def _carried_out(self, calls: Sequence[Call]) -> Sequence[Answer]:
+        deadline = calls[0].deadline
+        if deadline.has_passed():
+            raise timed_out(_named(calls), deadline, "calls accepted before it took that long")
+        ops = [op for call in calls for op in call.ops]
+        steps = plan(ops, {op.stream: self.streams[op.stream].upper for op in ops})
+        check_since(steps)
+        token = self._client.runtime.token()
+        with Spending() as spent:
+            attempt = partial(commit_steps, self._client, self.lock, self.streams, steps, token)
+            found = until_decided(attempt, deadline, self._client.config.timeout_s, self._gives_up)
+            with self.applying:
+                for name, step in steps.items():
+                    if step.tables or step.seals:
+                        self._kept_bytes -= self.streams[name].size
+                        self.streams[name].apply(step)
+                        self._kept_bytes += self.streams[name].size
+                    if step.since is not None:
+                        self.streams[name].since = self.streams[name].since.join(step.since)
+                done = set(map(id, calls))
+                self.in_flight = deque(call for call in self.in_flight if id(call) not in done)
+            self._bound_memory(steps)
+            return [_answer(call, self.streams, found, token, spent.cost) for call in calls]
+
+    def _gives_up(self) -> bool:
+        return is_ending() or (self._stop_by is not None and self._stop_by.has_passed())
+
+    def _bound_memory(self, steps: dict[str, Step]) -> None:
+        """Keep at most `config.buffer_bytes` of unsealed updates, by letting go of the largest streams first."""
+        most = self._client.config.buffer_bytes
+        for name, step in steps.items():
+            if step.seals and self.streams[name].kept is None:
+                self.streams[name].keep_again(min(most // 4, self.room()))
+                self._kept_bytes += self.streams[name].size
+        while self._kept_bytes > most:
+            largest = max(self.streams.values(), key=lambda stream: stream.size)
+            self._kept_bytes -= largest.size
+            largest.spill()
+
+    def room(self) -> int:
+        """How many bytes of unsealed updates may still be kept in memory."""
+        return max(0, self._client.config.buffer_bytes - self._kept_bytes)
+
+    def add(self, stream: Stream) -> Stream:
+        """Write this stream through here. Returns the one that is there already, if another thread was first."""
+        with self.applying:
+            found = self.streams.setdefault(stream.name, stream)
+            self._kept_bytes += stream.size if found is stream else 0
+        return found
+
+
+def _named(calls: Sequence[Call]) -> ShardId:
+    return ShardId(", ".join(sorted({op.stream for call in calls for op in call.ops})))
+
+
+def _answer(
+    call: Call, streams: Mapping[str, Stream], found: Mapping[str, SeqNo], token: bytes, cost: Cost
+) -> Appended:
+    first = call.ops[0].stream if call.ops else ""
+    upper = streams[first].upper if first else MINIMUM
+    count = sum(op.table.num_rows for op in call.ops if op.table is not None)
+    return Appended(found.get(first, SeqNo(0)), upper, count, token, 1, cost)

@@ -1,0 +1,71 @@
+"""What keeps a predecessor out: its ids are retired, and it gets no others.
+
+SUBTLE: to retire ids is not enough, as a predecessor that is refused would register anew. So every registration of a
+stream's writer is one commit with the lock's row. The hold's fencing value matters because moving since needs no id.
+"""
+
+from __future__ import annotations
+
+from persist_lib.client import Client
+from persist_lib.core import commands as c
+from persist_lib.core.state import State
+from persist_lib.errors import Corrupt
+from persist_lib.frontier import Antichain
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.commit import Build, Committed, Machine, Wanted
+from persist_lib.shard.leases import Leases
+from persist_lib.streams.catalog import Record
+from persist_lib.streams.lock import Lock, WriterLock, commit_together
+from persist_lib.write.registration import Registration
+
+HOLD = "stream"
+"""The hold of a sealed shard that keeps the stream's history. Its fencing value is an epoch."""
+
+
+class FencedRegistration(Registration):
+    """A writer id that is registered together with the lock's row."""
+
+    def __init__(self, machine: Machine, leases: Leases, lock: WriterLock, owner: str) -> None:
+        super().__init__(machine, leases, "ingest", owner)
+        self._lock = lock
+
+    def _commit(self, build: Build, deadline: Deadline) -> Committed:
+        done = commit_together((Wanted(self._machine, build), self._lock.row()), deadline)[0]
+        return done if isinstance(done, Committed) else self._machine.commit(build, deadline.remaining_s())
+
+
+def fence(client: Client, record: Record, lock: WriterLock) -> None:
+    """End what predecessors may still do to a stream. Call this once the lock is taken, and load the stream after it.
+
+    Raises Fenced when a newer epoch was here.
+    """
+    for name in (record.sealed, record.unsealed):
+        _retire_writers(client.machine(name))
+    machine = client.machine(record.sealed)
+    machine.commit(lambda state, _now: hold_command(state, lock))
+
+
+def hold_command(state: State, lock: WriterLock, since: Antichain | None = None) -> c.SetHold:
+    """The command that makes the hold this epoch's, or moves it there (`since`: a frontier). It never moves back."""
+    hold = state.holds.get(HOLD)
+    if hold is None:
+        return c.SetHold(HOLD, state.since if since is None else state.since.join(since), None, b"%d" % lock.epoch)
+    if (found := epoch_of(hold.opaque)) > lock.epoch:
+        raise lock.fenced(Lock(found))
+    kept = hold.since if since is None else hold.since.join(since)
+    return c.SetHold(HOLD, kept, hold.opaque, b"%d" % lock.epoch)
+
+
+def epoch_of(opaque: bytes) -> int:
+    """The epoch that a stream's hold has as its fencing value."""
+    if not opaque.isdigit():
+        raise Corrupt(f"the hold {HOLD!r} has the fencing value {opaque!r}, which is no epoch", key=HOLD)
+    return int(opaque)
+
+
+def _retire_writers(machine: Machine) -> None:
+    """Retire all live ids that append. Ids of maintenance go on: they change no contents."""
+    writers = machine.fetch().state.writers
+    for id_ in sorted(id_ for id_, writer in writers.items() if writer.purpose == "ingest"):
+        retire = c.Retire(id_)
+        machine.try_commit(lambda _state, _now, retire=retire: retire)  # type: ignore[misc] # refused: it has expired

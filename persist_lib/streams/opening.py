@@ -1,0 +1,117 @@
+"""Opening a runtime: on a location that is opened for it, or on a client that is open already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
+
+from persist_lib.arguments import parse_flag, parse_text, shown
+from persist_lib.client import Client
+from persist_lib.client import open as open_client
+from persist_lib.config import Config
+from persist_lib.errors import InvalidUsage
+from persist_lib.ids import SeqNo
+from persist_lib.location import Location
+from persist_lib.location.open import Place, open_location
+from persist_lib.location.wrap.around import AroundConsensus, Operation, T
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.streams.catalog import SCHEMA, SHARD, Catalog
+from persist_lib.streams.committer import Committer
+from persist_lib.streams.lock import ENCODING, WriterLock
+from persist_lib.streams.streams import Mode, Shared, Streams, take_over
+from persist_lib.streams.wiping import wipe
+
+LONGEST = 200
+
+
+def open(  # noqa: A001 - `streams.open` is what users write
+    url: Place | Location | Client,
+    consensus: Place | None = None,
+    *,
+    mode: Mode = "full",
+    reentrance_id: str = "",
+    owner: str = "",
+    independent: bool = False,
+    wipe_older: bool = False,
+    config: Config | None = None,
+    runtime: Runtime | None = None,
+) -> Streams:
+    """Open the streams of a location, to write them or (`mode="read"`) only to read.
+
+    `url` and `consensus` are as in `persist.open`; `url` may also be a client, which is then not closed with the
+    runtime. A location has one writer. A runtime that writes takes the writer's lock and keeps all predecessors out. If
+    another one holds the lock, it raises Locked, unless that one has the same `reentrance_id` (a text of at most 200
+    letters): then this one takes over at once, and the other commits nothing more, however long it was paused. So give
+    a program that is restarted by a supervisor an id of its own, and never the same to two programs. `owner` is a text
+    for people.
+
+    A runtime that only reads changes nothing in the location, not even a lease; others may give up history that it
+    reads. It is woken where the store sends notifications; with `independent` it does not listen to them, and only
+    looks. It raises NotFound where there is no location.
+
+    `wipe_older` drops all streams if they were written in an older encoding than this release's; for development.
+
+    Raises InvalidUsage where Consensus has no transactions over several shards (S3 alone).
+    """
+    if mode not in get_args(Mode):
+        raise InvalidUsage(f"mode is one of {get_args(Mode)}: got {shown(mode)}", mode=mode)
+    reentrance = parse_text(reentrance_id, "reentrance_id", LONGEST)
+    owner, wipes = parse_text(owner, "owner", LONGEST), parse_flag(wipe_older, "wipe_older")
+    writes = mode == "full"
+    if parse_flag(independent, "independent") and writes:
+        raise InvalidUsage("independent is for runtimes that only read: mode='read'")
+    if writes and wipes and isinstance(url, Client) and url.read_only:
+        raise InvalidUsage("this client only reads, so nothing can be wiped with it")
+    owns_client = not isinstance(url, Client)
+    client = url if isinstance(url, Client) else _client(url, consensus, config, runtime, writes, independent)
+    try:
+        return Streams(_shared(client, owns_client, reentrance, owner, writes=writes, wipes=wipes))
+    except BaseException:
+        if owns_client:
+            client.close()
+        raise
+
+
+def _client(
+    url: Place | Location, consensus: Place | None, config: Config | None, runtime: Runtime | None, writes: bool,
+    independent: bool,
+) -> Client:  # fmt: skip
+    if independent:
+        location = url if isinstance(url, Location) else open_location(url, consensus, read_only=True)
+        url, consensus = replace(location, consensus=_Unwoken(location.consensus)), None
+    return open_client(url, consensus, config=config, runtime=runtime, read_only=not writes, create=writes)
+
+
+def _shared(client: Client, owns_client: bool, reentrance: str, owner: str, *, writes: bool, wipes: bool) -> Shared:
+    if not writes:
+        return Shared(client, owns_client=owns_client, committer=None, owner=owner)
+    if client.read_only:
+        raise InvalidUsage(
+            "streams are written through a client that may write; this one was opened with read_only=True"
+        )
+    client.consensus.compare_and_set_many({})  # raises InvalidUsage where there are no transactions
+    client.open_writer(SHARD, SCHEMA).close()  # the list of streams
+    lock = WriterLock(client, reentrance, owner)
+    before = lock.take(wipes=wipes)
+    try:
+        catalog = Catalog(client)
+        if before.epoch and before.encoding < ENCODING:
+            wipe(client, catalog, lock)
+        take_over(client, catalog, lock)
+        shared = Shared(client, owns_client=owns_client, committer=Committer(client, lock), owner=owner)
+    except BaseException:
+        lock.release()
+        raise
+    return shared
+
+
+class _Unwoken(AroundConsensus):
+    """A Consensus that wakes nobody."""
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002 - all operations alike
+        return call()
+
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:  # noqa: ARG002
+        """Return False: no wake-up will arrive."""
+        return False

@@ -1,0 +1,184 @@
+"""Reading one stream: what is sealed, as any reader of its shard; on request also what is not sealed yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled, parse_seconds, shown
+from persist_lib.client import Client
+from persist_lib.core.state import State
+from persist_lib.errors import InvalidUsage, SinceViolation
+from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.read.handle import ReadHandle
+from persist_lib.read.listen import Listen
+from persist_lib.read.snapshot import KeyRange, Snapshot
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+from persist_lib.streams.catalog import Record
+from persist_lib.streams.contents import Ahead, Contents
+from persist_lib.streams.listen import StreamListen
+from persist_lib.streams.plan import beyond, from_unsealed, unsealed_schema
+from persist_lib.streams.stream import sealed_upper
+from persist_lib.times import Times
+
+if TYPE_CHECKING:
+    from persist_lib.streams.committer import Committer
+
+
+class StreamReader:
+    """Reads one stream. Safe to use from several threads.
+
+    It keeps the sealed history from its `since` on, as any reader does, until it is closed or `downgrade_since` gives
+    it up. In a read-only runtime it keeps nothing.
+    """
+
+    def __init__(self, client: Client, name: str, record: Record, schema: Schema, committer: Committer | None) -> None:
+        self._client, self._committer = client, committer
+        self.name, self.schema, self.record = name, schema, record
+        self._lock = threading.Lock()
+        self._sealed: ReadHandle | None = None
+        self._unsealed: ReadHandle | None = None
+
+    @property
+    def sealed(self) -> ReadHandle:
+        """The reader of the sealed shard."""
+        with self._lock:
+            if self._sealed is None:
+                self._sealed = self._client.open_reader(self.record.sealed, self.schema, purpose=f"stream {self.name}")
+            return self._sealed
+
+    @property
+    def unsealed(self) -> ReadHandle:
+        """The reader of the shard that has what is not sealed yet."""
+        with self._lock:
+            if self._unsealed is None:
+                hidden = unsealed_schema(self.schema)
+                self._unsealed = self._client.open_reader(self.record.unsealed, hidden, purpose=f"stream {self.name}")
+            return self._unsealed
+
+    @property
+    def since(self) -> Antichain:
+        """The earliest frontier at which this reader can read."""
+        return self.sealed.since
+
+    def fetch_upper(self) -> Antichain:
+        """Read how far the stream is sealed from the location."""
+        return self.sealed.fetch_upper()
+
+    def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
+        """Wait until the stream is sealed up to `frontier`, and return how far it is. Raises TimedOut."""
+        return self.sealed.wait_for_upper(frontier, timeout)
+
+    def downgrade_since(self, since: object) -> None:
+        """Give up history before `since`, as far as this reader is concerned."""
+        self.sealed.downgrade_since(since)
+
+    def snapshot(self, as_of: object = None, *, timeout: float | None = None, **what: Any) -> Snapshot:
+        """The sealed contents as of a time (default: the newest sealed time). Waits until the time is sealed.
+
+        Arguments and errors are those of `ReadHandle.snapshot`.
+        """
+        return self.sealed.snapshot(as_of, timeout=timeout, **what)
+
+    def contents(self, *, ahead: Ahead = "durable", timeout: float | None = None) -> Contents:
+        """What the stream contains now: what is sealed, and beyond it what `ahead` says, as of one moment.
+
+        `sealed`: nothing more. `durable`: the unsealed updates that are durable. `accepted`: also those that wait for
+        their commit, which may still fail; only the process that writes the stream knows of them, and it does not ask
+        the location then.
+        """
+        if ahead not in get_args(Ahead):
+            raise InvalidUsage(f"ahead is one of {get_args(Ahead)}: got {shown(ahead)}", ahead=ahead)
+        if ahead == "accepted" and self._committer is None:
+            raise InvalidUsage("what waits for its commit is known only to the runtime that writes the stream")
+        timeout_s = self._client.config.timeout_s if timeout is None else parse_seconds(timeout)
+        deadline = self._client.runtime.deadline(timeout_s)
+        while True:
+            try:
+                return self._contents(ahead)
+            except SinceViolation:  # history was given up between the two reads
+                if deadline.has_passed():
+                    raise
+                deadline.pause(self._client.config.poll_s)
+
+    def listen(
+        self, as_of: object, *, ahead: Ahead = "sealed", until: object = TOP, timeout: float | None = None
+    ) -> Listen | StreamListen:
+        """What happens after `as_of`: sealed updates at their times, and progress. See `ReadHandle.listen`.
+
+        With `ahead="durable"` unsealed updates come as well, as `Unsealed`: those that arrive, and when they are sealed
+        their retraction. So at each progress all that came adds up to what the stream contains, sealed or not.
+        """
+        if ahead == "sealed":
+            return self.sealed.listen(as_of, until=until, timeout=timeout)
+        if ahead != "durable":
+            raise InvalidUsage(f"a listener looks ahead to 'sealed' or to 'durable': got {shown(ahead)}", ahead=ahead)
+        times = Times(self.schema.times, self._client.runtime.clock_ms)
+        start, end = times.as_of(as_of), times.frontier(until, "until")
+        return StreamListen(self._client, self, start, end, None if timeout is None else parse_seconds(timeout))
+
+    def close(self) -> None:
+        """End its leases. Idempotent."""
+        for handle in (self._sealed, self._unsealed):
+            if handle is not None:
+                handle.close()
+
+    def clone(self) -> StreamReader:
+        """Another reader of the same stream, with leases of its own."""
+        return StreamReader(self._client, self.name, self.record, self.schema, self._committer)
+
+    __reduce__ = not_pickled("A stream's reader", "Open the stream's sealed shard in the other process")
+
+    def _contents(self, ahead: Ahead) -> Contents:
+        nothing = empty_table(self.schema.updates)
+        if ahead == "sealed":
+            upper = self.sealed.fetch_upper()
+            return Contents(self.schema, upper, self._as_of(upper), nothing, nothing)
+        sealed = self.sealed  # its lease comes first: it keeps what is sealed when the unsealed updates are read
+        if ahead == "accepted" and self._committer is not None:
+            return self._known(self._committer, sealed)
+        state = self.unsealed.machine.fetch().state
+        upper, unsealed = sealed_upper(state), self._rows(state)
+        # SUBTLE: unsealed first, then sealed; and sealed as far as it was when the unsealed were read.
+        sealed.wait_for_upper(upper)
+        return Contents(self.schema, upper, self._as_of(upper), beyond(_table(self.schema, unsealed), upper), nothing)
+
+    def _known(self, committer: Committer, sealed: ReadHandle) -> Contents:
+        """The same with what waits for its commit, as this process knows all of it, without waiting for that commit."""
+        committer.check()
+        # What is noted of commits and what waits for one belong together: nothing is in both.
+        with committer.applying:
+            stream = committer.streams[self.name]
+            calls = [call for call in committer.in_flight if not call.future.done()]
+            ops = [op for call in calls for op in call.ops if op.stream == self.name]
+            unsealed = list(stream.read_back(TOP)) if stream.kept is None else stream.kept
+            upper, snapshot = stream.upper, None
+            if upper != at(0):
+                # Not through `snapshot`, which would read the newest state, and wait for the commit that is under way.
+                as_of = stream.newest_sealed()
+                snapshot = Snapshot(sealed, sealed.acquire(as_of), as_of, KeyRange(), None, Spending())
+        accepted = [op.table for op in ops if op.table is not None]
+        return Contents(self.schema, upper, snapshot, _table(self.schema, unsealed), _table(self.schema, accepted))
+
+    def _as_of(self, upper: Antichain) -> Snapshot | None:
+        if upper == at(0):
+            return None
+        return self.sealed.snapshot(None if upper.time is None else upper.time - 1)
+
+    def _rows(self, state: State) -> list[pa.Table]:
+        if not (arrival := state.upper.time or 0):
+            return []
+        with self.unsealed.snapshot(arrival - 1) as snapshot:
+            found = [from_unsealed(self.schema, table) for table in snapshot.batches()]
+        if not self.unsealed.read_only:
+            self.unsealed.let_go(at(arrival - 1))
+        return found
+
+
+def _table(schema: Schema, tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables([empty_table(schema.updates), *tables])
