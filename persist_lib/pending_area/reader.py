@@ -14,7 +14,7 @@ from persist_lib.errors import Determinate, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.pending_area.emitted import Emitted
-from persist_lib.pending_area.following import Follower
+from persist_lib.pending_area.following import Follower, check_emitted
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import BACK_OFF, Event, Progress
 from persist_lib.read.waiting import Patience
@@ -65,6 +65,7 @@ class PendingReader:
         deadline = machine.runtime.deadline(timeout_s)
         patience = Patience(machine, deadline, machine.config.poll_s, 10 * machine.config.poll_s)
         upper = self.merged.fetch_upper()
+        self._check()
         if parse_flag(merged_only, "merged_only") or upper.has_passed(time):
             with self.merged.snapshot(time, timeout=deadline.left_s()) as snapshot:
                 return snapshot.to_arrow()
@@ -116,6 +117,7 @@ class PendingReader:
     def downgrade_since(self, since: object) -> None:
         """Give up history before `since`, as far as what was read beyond upper is checked. Never moves back."""
         times = Times(self.merged.schema.times, self.merged.machine.runtime.clock_ms)
+        self._check()
         with self._lock:
             self._since = self._since.join(times.frontier(since, "since"))
             least = TOP if self._emitted.is_empty else at(max(0, self._emitted.lower - 1))
@@ -125,6 +127,16 @@ class PendingReader:
         """Return another reader with the same version and the same since, not the newest: one transition, durable."""
         with self._lock:
             return PendingReader(self.merged.clone(purpose="pending area"), self._emitted.copy())
+
+    def _check(self) -> None:
+        """Compare what was given beyond the merged upper with what was absorbed since, as this process knows it."""
+        with self._lock:
+            if not self._emitted.is_empty:
+                reading = self.merged.acquire(max(0, self._emitted.lower - 1, self.since.time or 0))
+                try:
+                    check_emitted(self.merged, self._emitted, reading.version.state)
+                finally:
+                    reading.release()
 
     def close(self) -> None:
         """Retire this reader. Idempotent."""
