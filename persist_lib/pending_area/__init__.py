@@ -2,7 +2,8 @@
 
     Writer(url, collection, writer, schema)     puts batches; loads no database driver
     create, acquire_read_handle, delete         a collection with a pending area, by a client
-    absorb, choose                              what the controller does, at any time, from any number of processes
+    absorb, choose, discard                     what the controller does, at any time, from any number of processes
+    census, pending_collections                 what lies there
 
 Each name is loaded when it is first used.
 """
@@ -13,13 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from persist_lib.pending_area.area import absorb, acquire_read_handle, choose, create, delete
+    from persist_lib.pending_area.area import absorb, acquire_read_handle, choose, create, delete, discard
+    from persist_lib.pending_area.counting import PendingCensus, census, pending_collections
     from persist_lib.pending_area.outcome import Absorbed, Disagreement
     from persist_lib.pending_area.reader import PendingListen, PendingReader
     from persist_lib.pending_area.writer import Put, Writer
 
 _NAMES = {
-    "area": ("absorb", "acquire_read_handle", "choose", "create", "delete"),
+    "area": ("absorb", "acquire_read_handle", "choose", "create", "delete", "discard"),
+    "counting": ("PendingCensus", "census", "pending_collections"),
     "outcome": ("Absorbed", "Disagreement"),
     "reader": ("PendingListen", "PendingReader"),
     "writer": ("Put", "Writer"),
@@ -27,8 +30,8 @@ _NAMES = {
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "Absorbed", "Disagreement", "PendingListen", "PendingReader", "Put", "Writer", "absorb", "acquire_read_handle",
-    "choose", "create", "delete",
+    "Absorbed", "Disagreement", "PendingCensus", "PendingListen", "PendingReader", "Put", "Writer", "absorb",
+    "acquire_read_handle", "census", "choose", "create", "delete", "discard", "pending_collections",
 ]  # fmt: skip
 
 

@@ -12,8 +12,12 @@ from persist_lib.client import Client
 from persist_lib.core import refusals as r
 from persist_lib.core.formats import PENDING_AREA
 from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
+from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import MAX_TIME
+from persist_lib.location.wrap.around import listed
 from persist_lib.pending_area.absorbing import Choice, absorb_shard
+from persist_lib.pending_area.late import PAGE, discard_keys, known_of
+from persist_lib.pending_area.listing import read_listing
 from persist_lib.pending_area.outcome import Absorbed
 from persist_lib.pending_area.reader import PendingReader
 from persist_lib.pending_area.writer import check_no_constraints, parse_writer
@@ -111,3 +115,20 @@ def _absorb(client: Client, name: str, choice: Choice | None, *, dry_run: bool) 
     if state.format < PENDING_AREA and not dry_run:
         raise machine.refused(r.NeedsFormat("a pending area", PENDING_AREA, state.format))
     return absorb_shard(machine, client.leases, choice=choice, dry_run=dry_run)
+
+
+def discard(client: Client, name: str, writer: str, *, dry_run: bool = False) -> int:
+    """Make garbage of the late batches of one writer, and return of how many.
+
+    This is for late batches that say something else than the shard, once they were looked at: `absorb` leaves them
+    where they are. Batches whose times the shard does not have yet are never touched. Raises NotFound.
+    """
+    dry_run, writer = parse_flag(dry_run, "dry_run"), parse_writer(writer)
+    machine = check_type(client, Client, "client", CLIENT).machine(name)
+    state = machine.fetch().state
+    prefix = f"{pending_prefix(machine.shard)}{writer}/"
+    listing = read_listing(machine.shard, listed(machine.blob, prefix), known_of(state))
+    keyed = listing.keyed(listing.late(state.upper))
+    if dry_run:
+        return len(keyed)
+    return sum(discard_keys(machine, keyed[start : start + PAGE]) for start in range(0, len(keyed), PAGE))

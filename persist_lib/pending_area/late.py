@@ -57,11 +57,11 @@ def discard_late(machine: Machine, listing: Listing, fetcher: Fetcher, *, dry_ru
             disagreements.append(against)
         else:
             found += keyed
-    done = len(found) if dry_run else sum(discard(machine, page) for page in _pages(found))
+    done = len(found) if dry_run else sum(discard_keys(machine, page) for page in _pages(found))
     return Late(done, tuple(disagreements[:SHOWN]))
 
 
-def discard(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
+def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
     """Make garbage of late batches, and return of how many. What another process did first is left out."""
     count = 0
 

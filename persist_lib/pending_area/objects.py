@@ -54,8 +54,7 @@ def encode(
 
     Raises DiffOverflow if a sum of diffs does not fit in 64 bits.
     """
-    # SUBTLE: the bytes of a part depend on how a table is cut into chunks.
-    table = consolidate(schema, table).combine_chunks()
+    table = consolidate(schema, table)
     data = encode_part(schema, 0, table).data if table.num_rows else b""
     return PendingName(writer, lower, upper, table.num_rows, name_digest(data)), data
 
