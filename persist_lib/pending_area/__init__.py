@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from persist_lib.pending_area.area import absorb, acquire_read_handle, choose, create, delete, discard
-    from persist_lib.pending_area.counting import PendingCensus, census, pending_collections
+    from persist_lib.pending_area.counting import PendingCensus, census, due_collections, pending_collections
     from persist_lib.pending_area.outcome import Absorbed, Disagreement
     from persist_lib.pending_area.reader import PendingListen, PendingReader
     from persist_lib.pending_area.writer import Put, Writer
 
 _NAMES = {
     "area": ("absorb", "acquire_read_handle", "choose", "create", "delete", "discard"),
-    "counting": ("PendingCensus", "census", "pending_collections"),
+    "counting": ("PendingCensus", "census", "due_collections", "pending_collections"),
     "outcome": ("Absorbed", "Disagreement"),
     "reader": ("PendingListen", "PendingReader"),
     "writer": ("Put", "Writer"),
@@ -31,7 +31,7 @@ _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Absorbed", "Disagreement", "PendingCensus", "PendingListen", "PendingReader", "Put", "Writer", "absorb",
-    "acquire_read_handle", "census", "choose", "create", "delete", "discard", "pending_collections",
+    "acquire_read_handle", "census", "choose", "create", "delete", "discard", "due_collections", "pending_collections",
 ]  # fmt: skip
 
 

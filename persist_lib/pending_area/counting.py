@@ -10,11 +10,13 @@ import numpy as np
 from persist_lib.arguments import check_type
 from persist_lib.client import Client
 from persist_lib.core.cost import Cost
+from persist_lib.errors import NotFound
 from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import NAME, PENDING
 from persist_lib.location.wrap.around import listed, next_page
 from persist_lib.location.wrap.spending import charged
+from persist_lib.pending_area.late import known_of
 from persist_lib.pending_area.listing import Others, read_listing
 from persist_lib.pending_area.sweeping import chain_of
 
@@ -95,3 +97,24 @@ def pending_collections(client: Client) -> Iterator[str]:
             return
         # Behind all keys of the last one. SUBTLE: names are not in the order of keys, as `-` and `.` precede `/`.
         after = max(page.entries[-1].key, f"{prefix}{names[-1]}/\U0010ffff")
+
+
+def due_collections(client: Client) -> list[str]:
+    """The collections on which an absorption would find something to do, by listings alone.
+
+    Batches that are garbage already, or adopted, count for nothing. A name without a shard is none of them.
+    """
+    found = []
+    for name in pending_collections(client):
+        try:
+            machine = client.machine(name)
+            state = machine.fetch().state
+        except NotFound:
+            continue
+        listing = read_listing(machine.shard, listed(machine.blob, pending_prefix(machine.shard)), known_of(state))
+        late = len(listing.late(state.upper))
+        beyond = listing.contents(np.flatnonzero(listing.rows["upper"] > np.uint64(state.upper.time or 0)))
+        goes_on = state.upper.time is not None and bool(chain_of(beyond, state.upper.time))
+        if late or goes_on or (state.is_finished() and len(listing)):
+            found.append(name)
+    return found

@@ -101,4 +101,9 @@ def test_a_prefix_may_be_one_name_or_none() -> None:
     one = build_definitions(name="eu", key_prefix="lake")
     assert {spec.key.path[0] for spec in one.resolve_all_asset_specs()} == {"lake"}
     bare = build_definitions(name="eu", key_prefix=[])
-    assert {spec.key.to_user_string() for spec in bare.resolve_all_asset_specs()} == {*DUTIES, "collections", "sources"}
+    assert {spec.key.to_user_string() for spec in bare.resolve_all_asset_specs()} == {
+        *DUTIES,
+        "collections",
+        "sources",
+        "pending",
+    }
