@@ -43,6 +43,7 @@ BENCHMARKS = {
     "collections": "bench.collections:collections",
     "sources": "bench.sources:sources",
     "kafka": "bench.kafka:kafka",
+    "pending": "bench.pending:pending",
     "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}

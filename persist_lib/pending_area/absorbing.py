@@ -87,6 +87,7 @@ class _Pass:
         self._done = Absorbed(machine.shard)
         self._disagreements: list[Disagreement] = []
         self._over: dict[Id, Content] = {}  # contents that agree, or were overruled, and whose end was not reached yet
+        self._agreed: set[Id] = set()  # the contents whose end was reached
         self.was_late = False
         """Whether another process changed the shard first, so that it is worth another pass."""
         self.is_partial = False
@@ -106,7 +107,7 @@ class _Pass:
             fetcher = Fetcher(machine.blob, machine.shard, listing, state.schemas, pool)
             if state.upper.time is not None:
                 self._absorb(listing, fetcher, state, state.upper.time)
-            late = discard_late(machine, listing, fetcher, dry_run=self._dry_run)
+            late = discard_late(machine, listing, fetcher, self._agreed, self._make_room, dry_run=self._dry_run)
         self._make_room(0)
         absorbed = self._done.discarded + self._done.batches
         self._tell(
@@ -226,6 +227,7 @@ class _Pass:
         """
         adopted = {pick.batch.name.key for pick in piece if pick.is_adopted}
         reached = [content for content in self._over.values() if content.upper <= upper]
+        self._agreed |= {content.id for content in reached}
         self._over = {content.id: content for content in self._over.values() if content.upper > upper}
         members = {int(index) for content in reached for index in content.members}
         rewritten = [(pick.batch.name.key, pick.batch.size) for pick in piece if not pick.is_adopted]

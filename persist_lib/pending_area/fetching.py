@@ -80,9 +80,12 @@ class Fetcher:
 
     def disagreement(self, time: int, contents: Sequence[Content], *, with_shard: bool = False) -> Disagreement:
         """That these contents, and the shard if it is one of the sides, say something else about a time."""
-        keys = tuple(self._listing.name(content.members[0]).key for content in contents)
-        sides = tuple(tuple(sorted(self.writers(content))[:SHOWN]) for content in contents)
-        return Disagreement(time, keys, (*sides, ()) if with_shard else sides)
+        sides = sorted(
+            (tuple(sorted(self.writers(content))[:SHOWN]), self._listing.name(content.members[0]).key)
+            for content in contents
+        )
+        writers, keys = tuple(side for side, _ in sides), tuple(key for _, key in sides)
+        return Disagreement(time, keys, (*writers, ()) if with_shard else writers)
 
     def _get(self, name: PendingName) -> bytes | None:
         return self._blob.get(blob_key(self._shard, name.key))

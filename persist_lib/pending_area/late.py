@@ -7,7 +7,7 @@ more, and all that is pending is deleted at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,7 +22,7 @@ from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.location.api import BlobEntry, StaysInPlace
 from persist_lib.pending_area.comparing import TimeSums, sums_of
-from persist_lib.pending_area.fetching import Fetcher
+from persist_lib.pending_area.fetching import Fetcher, Id
 from persist_lib.pending_area.listing import SHOWN, Content, Listing, Others
 from persist_lib.pending_area.outcome import Absorbed, Disagreement
 from persist_lib.shard.commit import Committed, Machine
@@ -39,26 +39,39 @@ class Late(msgspec.Struct, frozen=True):
     disagreements: tuple[Disagreement, ...]
 
 
-def discard_late(machine: Machine, listing: Listing, fetcher: Fetcher, *, dry_run: bool) -> Late:
+def discard_late(
+    machine: Machine, listing: Listing, fetcher: Fetcher, agreed: Container[Id], has_room: Callable[[int], bool], *,
+    dry_run: bool,
+) -> Late:  # fmt: skip
     """Make garbage of the batches before upper that the shard does not refer to, a thousand in a transition.
 
-    Those that say something else than the shard stay where they are, for an operator to look at and to delete.
+    Those that say something else than the shard stay where they are, for an operator to look at and to delete. What is
+    in `agreed` was compared already. It ends where the state has no room for that much garbage more.
     """
     state = machine.state
-    known = {name.key: name for key in known_of(state) if (name := parse_pending_key(key)) is not None}
-    said = {(n.lower, n.upper.time, n.count, n.digest) for n in known.values()}
-    found: list[tuple[PartKey, int]] = []
+    known = known_of(state)
+    names = (parse_pending_key(key) for key in known)
+    said = {(n.lower, n.upper.time, n.count, n.digest) for n in names if n is not None}
     disagreements: list[Disagreement] = []
-    for content in listing.contents(listing.late(state.upper)):
-        keyed = [(key, size) for key, size in listing.keyed(content.members) if key not in known]
-        if not keyed:
-            continue
-        if content.id not in said and (against := _against(machine, fetcher, content, dry_run=dry_run)) is not None:
-            disagreements.append(against)
+
+    def found() -> Iterator[tuple[PartKey, int]]:
+        for content in listing.contents(listing.late(state.upper)):
+            keyed = [(key, size) for key, size in listing.keyed(content.members) if key not in known]
+            is_known = content.id in said or content.id in agreed
+            if keyed and not is_known and (against := _against(machine, fetcher, content, dry_run=dry_run)) is not None:
+                disagreements.append(against)
+            else:
+                yield from keyed
+
+    count = 0
+    for page in _pages(found()):
+        if dry_run:
+            count += len(page)
+        elif has_room(len(page)):
+            count += discard_keys(machine, page)
         else:
-            found += keyed
-    done = len(found) if dry_run else sum(discard_keys(machine, page) for page in _pages(found))
-    return Late(done, tuple(disagreements[:SHOWN]))
+            break
+    return Late(count, tuple(disagreements[:SHOWN]))
 
 
 def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:

@@ -27,6 +27,9 @@ from persist_lib.kernel.keys import bounds
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
+ADOPT_BYTES = 1 << 20
+"""From this size on an object is adopted where it can be. Smaller ones would be many objects for every reader."""
+
 
 class Batch(msgspec.Struct, frozen=True):
     """A pending batch whose bytes are what its name says.
@@ -59,9 +62,10 @@ def encode(
     return PendingName(writer, lower, upper, table.num_rows, name_digest(data)), data
 
 
-def decode(name: PendingName, data: bytes, schemas: Sequence[Schema]) -> Batch:
+def decode(name: PendingName, data: bytes, schemas: Sequence[Schema], *, adopt_from: int | None = None) -> Batch:
     """What a pending batch holds, as the newest of `schemas` has it.
 
+    Objects of `adopt_from` bytes (ADOPT_BYTES) or more can be adopted; what that takes is not found out of others.
     Raises Corrupt if the bytes are not what the name says, or are no updates of that shard within those times.
     """
     if name_digest(data) != name.digest:
@@ -78,7 +82,8 @@ def decode(name: PendingName, data: bytes, schemas: Sequence[Schema]) -> Batch:
     except Exception as error:  # whatever a foreign object does to a decoder
         raise _corrupt(name, f"it does not decode as a part: {type(error).__name__}: {error}") from error
     _check(name, table, newest)
-    part = _part(name, data, table, newest, index, file) if index == len(schemas) - 1 else None
+    is_large = len(data) >= (ADOPT_BYTES if adopt_from is None else adopt_from)
+    part = _part(name, data, table, newest, index, file) if is_large and index == len(schemas) - 1 else None
     return Batch(name, len(data), table, part)
 
 

@@ -33,8 +33,6 @@ from persist_lib.shard.commit import Committed, Machine
 from persist_lib.write.appending import inline_room, undoubted
 from persist_lib.write.registration import Registration
 
-ADOPT_BYTES = 1 << 20
-"""From this size on an object is adopted where it can be. Smaller ones would be many objects for every reader."""
 PIECE_BYTES = 32 << 20
 """The most bytes of pending objects in one piece, unless a single one has more."""
 PIECE_BATCHES = 1000
@@ -55,7 +53,7 @@ class Pick(NamedTuple):
     @property
     def is_adopted(self) -> bool:
         """Whether its object enters the trace as it is."""
-        return self.batch.part is not None and self.batch.size >= ADOPT_BYTES and self.table.num_rows > 0
+        return self.batch.part is not None and self.table.num_rows > 0
 
 
 def pick_of(content: Content, batch: Batch, frontier: int) -> Pick:

@@ -13,7 +13,7 @@ import pytest
 import persist_lib as persist
 from persist_lib import pending_area
 from persist_lib.location.wrap.around import Operation
-from persist_lib.pending_area import pieces
+from persist_lib.pending_area import objects
 from persist_lib.testing import check_world, contents_of
 from tests.unit.pending_area.areas import NAME, Area, plain, said
 from tests.worlds import SMALL, World
@@ -57,7 +57,7 @@ def everything(area: Area, client: persist.Client) -> Callable[[], None]:
 @pytest.mark.parametrize("adopt_bytes", [1, 1 << 30])
 @pytest.mark.parametrize("kind", ["get", "list"])
 def test_what_a_reader_planned_to_read_is_not_deleted_before_it_was_read(area, kind, adopt_bytes, monkeypatch):
-    monkeypatch.setattr(pieces, "ADOPT_BYTES", adopt_bytes)
+    monkeypatch.setattr(objects, "ADOPT_BYTES", adopt_bytes)
     for lower in range(0, 9, 3):
         area.put("a", lower, lower + 3)
         area.put("b", lower, lower + 3)

@@ -19,7 +19,7 @@ from persist_lib import pending_area
 from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, SinceViolation
 from persist_lib.format.paths import pending_key, pending_prefix
 from persist_lib.ids import ShardId
-from persist_lib.pending_area import pieces
+from persist_lib.pending_area import objects
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import check_swept, check_world, contents_of, updates_of
 from tests.simulation.scheduler import Actor, Chaos, SimulatedBlob, Simulation
@@ -192,7 +192,7 @@ def seeds() -> list[int]:
 
 @pytest.mark.parametrize("seed", seeds())
 def test_whatever_the_schedule_every_read_is_the_plain_list_and_nothing_is_left(seed: int, monkeypatch) -> None:
-    monkeypatch.setattr(pieces, "ADOPT_BYTES", 1 if seed % 2 else 1 << 20)
+    monkeypatch.setattr(objects, "ADOPT_BYTES", 1 if seed % 2 else 1 << 20)
     story = Story(seed)
     try:
         story.run()

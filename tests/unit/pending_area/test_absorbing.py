@@ -11,7 +11,7 @@ import persist_lib as persist
 from persist_lib import pending_area
 from persist_lib.errors import InvalidUsage, NotFound, SinceViolation, StillRead
 from persist_lib.frontier import TOP, at
-from persist_lib.pending_area import absorbing, listing, pieces
+from persist_lib.pending_area import absorbing, listing, objects, pieces
 from persist_lib.testing import check_swept, check_world
 from tests.unit.pending_area.areas import NAME, Area, name_of, plain, said
 from tests.worlds import SCHEMA, SMALL, WIDER, World, row
@@ -166,7 +166,7 @@ def test_a_batch_far_ahead_of_the_stores_clock_waits(world: World):
 
 @pytest.fixture
 def adopting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "ADOPT_BYTES", 1)
+    monkeypatch.setattr(objects, "ADOPT_BYTES", 1)
 
 
 @pytest.mark.usefixtures("adopting")
