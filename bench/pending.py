@@ -21,12 +21,13 @@ def pending(quick: bool) -> list[Figure]:
     """
     updates, batches = (100_000, 100) if quick else (1_000_000, 1_000)
     small = _absorbed(updates, batches)
-    large = _absorbed(updates, 10 if quick else 20)
+    few = 2 if quick else 10
+    large = _absorbed(updates, few)
     return [
         Figure("pending-absorb", updates / small[0], updates / small[1], "updates/s", "one bulk append", at_least=0.5,
                note=f"{batches:,} batches, rewritten; {small[2]} objects written"),
         Figure("pending-adopt", updates / large[0], updates / large[1], "updates/s", "one bulk append", at_least=0.5,
-               note=f"{10 if quick else 20} batches, adopted; {large[2]} objects written"),
+               note=f"{few} batches, adopted; {large[2]} objects written"),
     ]  # fmt: skip
 
 

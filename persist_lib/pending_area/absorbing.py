@@ -20,7 +20,7 @@ from persist_lib.location.wrap.around import listed
 from persist_lib.location.wrap.spending import charged
 from persist_lib.location.wrap.stopping import check_not_stopped
 from persist_lib.maintain import Worker, collect, roll_up
-from persist_lib.pending_area.fetching import AHEAD, Fetcher, Id
+from persist_lib.pending_area.fetching import AHEAD, THREADS, Fetcher, Id
 from persist_lib.pending_area.late import delete_all, discard_late, known_of
 from persist_lib.pending_area.listing import SHOWN, Content, Listing, read_listing
 from persist_lib.pending_area.objects import Batch
@@ -103,7 +103,7 @@ class _Pass:
         listing = read_listing(machine.shard, listed(machine.blob, prefix), known_of(state))
         self._tell(lower=state.upper, upper=state.upper, endless=listing.endless, foreign=listing.foreign)
         self.is_partial = listing.horizon is not None
-        with runtime.pool(AHEAD, "persist-pending") as pool:
+        with runtime.pool(THREADS, "persist-pending") as pool:
             fetcher = Fetcher(machine.blob, machine.shard, listing, state.schemas, pool)
             if state.upper.time is not None:
                 self._absorb(listing, fetcher, state, state.upper.time)

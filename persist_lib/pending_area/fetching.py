@@ -17,15 +17,20 @@ from persist_lib.pending_area.objects import Batch, decode
 from persist_lib.pending_area.outcome import Disagreement
 from persist_lib.schema.schema import Schema
 
-AHEAD = 16
-"""How many objects are fetched before they are asked for."""
-AHEAD_BYTES = 32 << 20
-"""How many bytes these have together, unless a single one has more."""
+THREADS = 16
+AHEAD = 128
+"""How many contents are read before they are asked for."""
+AHEAD_BYTES = 16 << 20
+"""How many bytes their objects have together, unless a single one has more."""
+TOGETHER = 8
+"""How many of them a thread reads one after the other: handing over each by itself takes longer than reading it."""
 TRIES = 5
 """How many writers' batches of one content are tried before it counts as damaged."""
 SUMS_KEPT = 64
 
 Id = tuple[int, int, int, str]
+Found = Batch | tuple[str, str] | None
+"""A batch, or its key and why it is damaged; None if it is gone."""
 
 
 class Fetcher:
@@ -33,34 +38,61 @@ class Fetcher:
 
     def __init__(self, blob: Blob, shard: ShardId, listing: Listing, schemas: Sequence[Schema], pool: Executor) -> None:
         self._blob, self._shard, self._listing, self._schemas, self._pool = blob, shard, listing, schemas, pool
-        self._under_way: dict[Id, tuple[PendingName, Future[bytes | None]]] = {}
+        self._under_way: dict[Id, tuple[Future[list[Found]], int]] = {}
+        self._bytes = 0
         self._sums: OrderedDict[Id, TimeSums] = OrderedDict()
         self.damaged: dict[str, str] = {}
 
     def ahead(self, contents: Sequence[Content]) -> None:
-        """Begin to fetch these, which will be asked for soon, in this order."""
-        size = 0
-        for content in contents[:AHEAD]:
-            size += int(self._listing.rows[content.members[0]]["size"])
-            if size > AHEAD_BYTES and content.id not in self._under_way and self._under_way:
+        """Begin to read these, which will be asked for soon, in this order."""
+        wanted = [content for content in contents[:AHEAD] if content.id not in self._under_way]
+        if not wanted or (len(wanted) < TOGETHER and contents[0].id in self._under_way):
+            return
+        for start in range(0, len(wanted), TOGETHER):
+            together = wanted[start : start + TOGETHER]
+            size = sum(self._size(content) for content in together)
+            if self._under_way and self._bytes + size > AHEAD_BYTES:
                 return
-            if content.id not in self._under_way:
-                name = self._listing.name(content.members[0])
-                self._under_way[content.id] = name, self._pool.submit(self._get, name)
+            self._bytes += size
+            future = self._pool.submit(self._read_all, together)
+            self._under_way |= {content.id: (future, place) for place, content in enumerate(together)}
 
     def read(self, content: Content) -> Batch | None:
         """What it holds; None if none of its batches that were tried is there and sound."""
-        first = self._under_way.pop(content.id, None)
-        for member in content.members[:TRIES]:
-            name = self._listing.name(member)
-            data = first[1].result() if first is not None and first[0] == name else self._get(name)
-            if data is None:
-                continue  # absorbed and deleted by another process since it was listed
-            try:
-                return decode(name, data, self._schemas)
-            except (Corrupt, NewerFormat) as error:
-                self.damaged[name.key] = error.message
+        for place, member in enumerate(content.members[:TRIES].tolist()):
+            found = self._first(content) if place == 0 else self._read(self._listing.name(member))
+            if isinstance(found, Batch):
+                return found
+            if found is not None:
+                key, why = found
+                self.damaged[key] = why
         return None
+
+    def _first(self, content: Content) -> Found:
+        """What its first batch is, which may have been read ahead."""
+        if (under_way := self._under_way.pop(content.id, None)) is None:
+            return self._read(self._listing.name(content.members[0]))
+        future, place = under_way
+        self._bytes -= self._size(content)
+        results = future.result()
+        found, results[place] = results[place], None
+        return found
+
+    def _size(self, content: Content) -> int:
+        return int(self._listing.rows[content.members[0]]["size"])
+
+    def _read_all(self, contents: Sequence[Content]) -> list[Found]:
+        return [self._read(self._listing.name(content.members[0])) for content in contents]
+
+    def _read(self, name: PendingName) -> Found:
+        """A batch; its key and what is wrong with it; or None if another process absorbed and deleted it since."""
+        data = self._blob.get(blob_key(self._shard, name.key))
+        if data is None:
+            return None
+        try:
+            return decode(name, data, self._schemas)
+        except (Corrupt, NewerFormat) as error:
+            return name.key, error.message
 
     def sums(self, content: Content, batch: Batch | None = None) -> TimeSums | None:
         """Its sums by time. `batch` is what it holds, if that was read already."""
@@ -86,6 +118,3 @@ class Fetcher:
         )
         writers, keys = tuple(side for side, _ in sides), tuple(key for _, key in sides)
         return Disagreement(time, keys, (*writers, ()) if with_shard else writers)
-
-    def _get(self, name: PendingName) -> bytes | None:
-        return self._blob.get(blob_key(self._shard, name.key))

@@ -70,7 +70,7 @@ class AroundBlob(Around):
         inner = self.inner
         if isinstance(inner, ListsPages):
             return self.around(Operation("list", prefix), lambda: inner.page(prefix, after))
-        return Page([entry for entry in self.list(prefix) if entry.key > after], is_last=True)
+        return Page(sorted(entry for entry in self.list(prefix) if entry.key > after), is_last=True)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield unfinished uploads below `prefix`; none if the wrapped Blob does not send in pieces."""
@@ -91,7 +91,7 @@ def next_page(blob: Blob, prefix: str, after: str) -> Page:
     """The next objects below `prefix` with keys greater than `after`: all of them, where the store has no pages."""
     if isinstance(blob, ListsPages):
         return blob.page(prefix, after)
-    return Page([entry for entry in blob.list(prefix) if entry.key > after], is_last=True)
+    return Page(sorted(entry for entry in blob.list(prefix) if entry.key > after), is_last=True)
 
 
 def listed(blob: Blob, prefix: str) -> Iterator[BlobEntry]:

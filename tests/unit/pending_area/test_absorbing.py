@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -12,7 +13,7 @@ from persist_lib import pending_area
 from persist_lib.errors import InvalidUsage, NotFound, SinceViolation, StillRead
 from persist_lib.frontier import TOP, at
 from persist_lib.pending_area import absorbing, listing, objects, pieces
-from persist_lib.testing import check_swept, check_world
+from persist_lib.testing import check_swept, check_world, contents_of
 from tests.unit.pending_area.areas import NAME, Area, name_of, plain, said
 from tests.worlds import SCHEMA, SMALL, WIDER, World, row
 
@@ -201,6 +202,21 @@ def test_an_adopted_batch_that_begins_before_upper_counts_from_there(area: Area)
         for time in range(12):
             with read.snapshot(time) as snapshot:
                 assert snapshot.to_arrow().num_rows == len(plain(said(0, 12), time))
+
+
+@pytest.mark.usefixtures("adopting")
+def test_whatever_reads_shards_reads_what_was_adopted(area: Area):
+    for lower in (0, 40):
+        area.put("a", lower, lower + 40)
+    area.absorb()
+    assert area.client.scrub(NAME).damaged == ()
+    with area.client.open_reader(NAME) as read, read.snapshot(79) as snapshot:
+        splits = [pickle.loads(pickle.dumps(split)) for split in snapshot.splits(3)]
+        found = sum((contents_of(split.to_arrow(area.client.blob)) for split in splits), Counter[Any]())
+        assert found == plain(said(0, 80), 79)
+        one = [row for row in plain(said(0, 80), 79).items() if row[0][0] == 3]
+    with area.client.open_reader(NAME) as read:
+        assert contents_of(read.snapshot(79, key=(3,)).to_arrow()) == Counter(dict(one))
 
 
 @pytest.mark.usefixtures("adopting")
