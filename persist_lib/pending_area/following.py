@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.convert.times import shown_times
-from persist_lib.core.state import State
+from persist_lib.core.state import State, Version
 from persist_lib.errors import Corrupt, Missing, NewerFormat
 from persist_lib.format.parts import within
 from persist_lib.format.paths import blob_key, pending_prefix
@@ -72,6 +72,8 @@ class Follower:
             yield from self._merged(state)
             while not self._merged_only and not self.is_done() and (batch := self._next(state)) is not None:
                 yield from self._given(batch, state)
+        except Missing as missing:
+            look_again(self._handle, reading.version, missing)
         finally:
             reading.release()
 
@@ -160,16 +162,25 @@ class Follower:
         return None
 
     def _check_held(self, key: str) -> None:
-        """A batch that was listed is gone. Raises LeaseExpired or Missing, unless this reader holds nothing."""
+        """A batch that was listed is gone. Raises Missing, unless this reader holds nothing."""
         if self._handle.read_only:
             return
-        if error := self._handle.expired():
-            raise error
         raise Missing(
             f"{pending_prefix(self._handle.machine.shard)}{key} was listed and is gone, though a live reader needs it. "
             "Nothing deletes such a batch: was it deleted by hand? Read again",
             key=key,
         )
+
+
+def look_again(handle: ReadHandle, version: Version, missing: Missing) -> None:
+    """An object of a version is gone: raise LeaseExpired if this reader is not live any more, else `missing`.
+
+    A read-only reader holds nothing. It goes on from the newest version, if that is another one.
+    """
+    if error := handle.expired():
+        raise error from missing
+    if not handle.read_only or handle.machine.fetch().seqno == version.seqno:
+        raise missing
 
 
 def check_emitted(handle: ReadHandle, emitted: Emitted, state: State) -> None:

@@ -10,11 +10,11 @@ from typing import Self
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
-from persist_lib.errors import Determinate, PersistError, TimedOut
+from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.pending_area.emitted import Emitted
-from persist_lib.pending_area.following import Follower, check_emitted
+from persist_lib.pending_area.following import Follower, check_emitted, look_again
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import BACK_OFF, Event, Progress
 from persist_lib.read.waiting import Patience
@@ -135,6 +135,8 @@ class PendingReader:
                 reading = self.merged.acquire(max(0, self._emitted.lower - 1, self.since.time or 0))
                 try:
                     check_emitted(self.merged, self._emitted, reading.version.state)
+                except Missing as missing:
+                    look_again(self.merged, reading.version, missing)
                 finally:
                     reading.release()
 

@@ -303,3 +303,21 @@ def test_times_of_a_clock_are_shown(world: World):
     assert isinstance(updates, persist.Updates)
     assert str(updates.table.schema.field("_time").type) == "timestamp[ms, tz=UTC]"
     assert area.reader.contents("1970-01-01T00:00:01Z").num_rows == 1
+
+
+def test_a_reader_whose_lease_ended_says_so_wherever_what_it_held_is_gone(area: Area):
+    """Not that something is missing: what it read from the shard, from the pending area, and what it checks."""
+    area.put("a", 0, 9)
+    assert area.reader.contents(8).num_rows
+    listener = area.reader.listen(0)
+    listener.poll()
+    area.absorb()
+    other = area.world.client()
+    area.world.clock.advance(1_000_000)
+    other.expire(NAME)
+    for _ in range(3):
+        pending_area.absorb(other, NAME)
+        other.maintain(NAME, policy=persist.Policy(weight=1e9, advance=0.01))
+    for act in (lambda: area.reader.contents(8), listener.poll, lambda: area.reader.downgrade_since(3)):
+        with pytest.raises(LeaseExpired):
+            act()
