@@ -7,12 +7,14 @@ listed for it are compared. Where two of them disagree, none is absorbed until a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
 
 from persist_lib.core import refusals as r
 from persist_lib.core.state import State
+from persist_lib.errors import PersistError
 from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey
@@ -33,6 +35,7 @@ from persist_lib.shard.leases import Leases
 from persist_lib.times import PER_SECOND
 from persist_lib.write.registration import Registration
 
+log = logging.getLogger("persist.pending")
 AHEAD_S = 86_400
 """How far ahead of the store's clock a batch may end, in seconds, where times are a clock. One wrong clock at a writer
 would otherwise put the upper there, and all that others write until then would be too late."""
@@ -65,7 +68,10 @@ def absorb_shard(
             if dry_run or found.waits or not (one.was_late or one.is_partial):
                 break
     finally:
-        registration.close()
+        try:
+            registration.close()
+        except PersistError as error:  # what was absorbed is absorbed, and the lease ends by itself
+            log.warning("collection %s: could not retire the absorber's id: %s", machine.shard, error)
     return done
 
 

@@ -18,6 +18,7 @@ from persist_lib.pending_area.following import Follower, check_emitted, look_aga
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import BACK_OFF, Event, Progress
 from persist_lib.read.waiting import Patience
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME
 from persist_lib.times import TimeLike, Times
@@ -35,6 +36,11 @@ class PendingReader:
         self.merged = merged
         self._emitted = emitted or Emitted(merged.shard, merged.schema)
         self._since = merged.since
+        self._lock = threading.RLock()
+        enrol(self, Stage.HANDLES)
+
+    def after_fork_in_child(self) -> None:
+        """Make a new lock, as a thread that exists only in the parent may hold the old one."""
         self._lock = threading.RLock()
 
     @property
@@ -66,7 +72,9 @@ class PendingReader:
         patience = Patience(machine, deadline, machine.config.poll_s, 10 * machine.config.poll_s)
         upper = self.merged.fetch_upper()
         self._check()
-        if parse_flag(merged_only, "merged_only") or upper.has_passed(time):
+        # Where since is upper, the shard does not tell any more what was there just before.
+        is_before = bool(upper.time) and at((upper.time or 1) - 1) < self.since
+        if parse_flag(merged_only, "merged_only") or upper.has_passed(time) or is_before:
             with self.merged.snapshot(time, timeout=deadline.left_s()) as snapshot:
                 return snapshot.to_arrow()
         held = [empty_table(schema.contents)]
@@ -168,6 +176,8 @@ class PendingListen:
         self._follower = Follower(handle, start, until, self._emitted, merged_only=merged_only)
         self._looking: Iterator[None] = iter(())
         self._is_midway = False  # whether more of the last event's batch follows
+        self._polled: list[Event] = []  # events that a `poll` took before it was interrupted
+        self._polled_from = start
         self._failure: PersistError | None = None
 
     @property
@@ -184,6 +194,10 @@ class PendingListen:
         return self
 
     def __next__(self) -> Event:
+        if self._polled:
+            event = self._polled[0]
+            del self._polled[0]
+            return event
         follower = self._follower
         while not self._has_due():
             if follower.is_done():
@@ -195,14 +209,20 @@ class PendingListen:
 
     def poll(self) -> list[Event]:
         """Return the events that have come by now, without waiting. If it raises, none of them counts as delivered."""
-        events: list[Event] = []
-        for _ in range(2):  # what is left of an earlier look, and a new one
-            while self._has_due():
-                events.append(self.__next__())
-            if not self._follower.is_done():
-                self._looking = self._follower.look()
-        while self._has_due():
-            events.append(self.__next__())
+        follower = self._follower
+        if not self._polled:
+            self._polled_from = follower.frontier
+        try:
+            for is_new in (False, True):  # what is left of an earlier look, and a new one
+                while self._has_due():
+                    self._polled += (follower.due[0],)  # type: ignore[index]
+                    self._is_midway, follower.due = follower.due[1], None  # type: ignore[index]
+                if not is_new and not follower.is_done():
+                    self._looking = follower.look()
+        except PersistError:
+            follower.frontier, self._polled = self._polled_from, []
+            raise
+        events, self._polled = self._polled, []
         return events
 
     def _wait(self) -> None:

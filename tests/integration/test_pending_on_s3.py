@@ -1,8 +1,12 @@
-"""Edge writers on S3 with the credentials of the docs: counted and refused at the server."""
+"""Edge writers on S3 with the credentials of the docs: counted and refused at the server.
+
+PERSIST_PENDING_DEVICES of them; `make pending` has a hundred.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +29,9 @@ from tests.worlds import SCHEMA
 PAGE = Path(__file__).parents[2] / "docs" / "pending-area.md"
 BOOTSTRAP = 1 + 3 + 3
 """Requests before the server begins to check credentials: the bucket, and two users with a policy and a key."""
-DEVICES = 6
+DEVICES = int(os.environ.get("PERSIST_PENDING_DEVICES", "4"))
+TIMES = 15
+EVERYTHING = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
 LIMITED = persist.Config(inline_bytes=0)
 
 
@@ -64,8 +70,7 @@ def use(monkeypatch: pytest.MonkeyPatch, key: tuple[str, str]) -> None:
 
 
 def test_a_writer_with_the_policy_of_the_docs_puts_and_can_do_nothing_else(server: Server, monkeypatch):
-    all_ = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
-    admin, edge = server.user("admin", json.dumps(all_)), server.user("edge-7", policy_of_the_docs("edge-7"))
+    admin, edge = server.user("admin", json.dumps(EVERYTHING)), server.user("edge-7", policy_of_the_docs("edge-7"))
     use(monkeypatch, admin)
     with persist.open(server.location("try", "s3+cas"), config=LIMITED) as client:
         pending_area.create(client, NAME, SCHEMA).close()
@@ -91,48 +96,53 @@ def test_a_writer_with_the_policy_of_the_docs_puts_and_can_do_nothing_else(serve
         assert pending_area.absorb(client, NAME).batches == 10
 
 
-def test_devices_that_die_are_offline_or_write_the_same_make_one_collection():
-    """Some write the same, some stop, one is offline for a day and comes back with everything; a listing is paged."""
+def test_devices_that_die_are_offline_or_write_the_same_make_one_collection(monkeypatch):
+    """Each by its own credentials. Some write the same, most stop, and one comes back with a day's batches."""
     use_test_credentials()
-    with S3Server() as server, persist.open(server.location("try", "s3+cas"), config=LIMITED) as client:
-        read = pending_area.create(client, NAME, SCHEMA)
-        times = 15
-        for number in range(DEVICES):
-            last = times if number in {0, 1} else 2 * number  # most die
-            step = 1 + number % 3
-            with Writer(server.location("try"), NAME, f"edge-{number}", SCHEMA) as write:
-                for lower in range(0, last, step):
-                    if not number or lower + step <= times:
-                        write.put(said(lower, min(lower + step, times)), lower, min(lower + step, times))
-        assert contents_of(read.contents(times - 1)) == plain(said(0, times), times - 1)
-        done = pending_area.absorb(client, NAME)
-        assert (done.upper.time, done.left, done.disagreements) == (times, 0, ())
-        with Writer(server.location("try"), NAME, "offline", SCHEMA) as write:
-            for lower in range(0, times, 5):
-                write.put(said(lower, lower + 5), lower, lower + 5)
-        assert pending_area.absorb(client, NAME).discarded == times // 5
-        assert contents_of(read.contents(times - 1)) == plain(said(0, times), times - 1)
-        read.close()
-        for _ in range(4):
-            client.maintain(NAME)
-        check_swept(client, NAME)
-        assert list(pending_area.pending_collections(client)) == []
+    names = [*(f"edge-{number}" for number in range(DEVICES)), "offline"]
+    monkeypatch.setenv("INITIAL_NO_AUTH_ACTION_COUNT", str(1 + 3 * (1 + len(names))))
+    with Server() as server:
+        admin = server.user("admin", json.dumps(EVERYTHING))
+        keys = {name: server.user(name, policy_of_the_docs(name)) for name in names}
+
+        def put(name: str, upto: int, step: int) -> None:
+            use(monkeypatch, keys[name])
+            with Writer(server.location("try"), NAME, name, SCHEMA) as write:
+                for lower in range(0, upto, step):
+                    write.put(said(lower, min(lower + step, TIMES)), lower, min(lower + step, TIMES))
+
+        use(monkeypatch, admin)
+        with persist.open(server.location("try", "s3+cas"), config=LIMITED) as client:
+            read = pending_area.create(client, NAME, SCHEMA)
+            for number in range(DEVICES):
+                put(f"edge-{number}", TIMES if number < 2 else 1 + number % TIMES, 1 + number % 3)
+            assert contents_of(read.contents(TIMES - 1)) == plain(said(0, TIMES), TIMES - 1)
+            done = pending_area.absorb(client, NAME)
+            assert (done.upper.time, done.left, done.disagreements) == (TIMES, 0, ())
+            put("offline", TIMES, 5)
+            assert pending_area.absorb(client, NAME).discarded == TIMES // 5
+            assert contents_of(read.contents(TIMES - 1)) == plain(said(0, TIMES), TIMES - 1)
+            read.close()
+            for _ in range(4):
+                client.maintain(NAME)
+            check_swept(client, NAME)
+            assert list(pending_area.pending_collections(client)) == []
 
 
 def test_a_listing_takes_one_request_for_each_page_of_batches():
-    """Pages of a hundred, so that a few objects do; S3 has a thousand in a page."""
+    """Pages of fifty, so that a few objects do; S3 has a thousand in a page."""
     use_test_credentials()
     with Server() as server, persist.open(server.location("try", "s3+cas"), config=LIMITED) as client:
         blob: Any = client.location.blob
         while not isinstance(blob, S3Blob):
             blob = blob.inner
-        blob._page = 100
+        blob._page = 50
         pending_area.create(client, NAME, SCHEMA).close()
         pending_area.create(client, f"{NAME}-x", SCHEMA).close()
         with Writer(server.location("try"), NAME, "edge-0", SCHEMA) as write:
             names = [write.put([], lower, lower + 1).key for lower in range(20)]
         s3 = boto3.client("s3", endpoint_url=server.url)
-        for number in range(1, 13):  # the same batches of other writers
+        for number in range(1, 6):  # the same batches of other writers
             for name in names:
                 key = name.replace("/edge-0/", f"/edge-{number}/").replace("-pending/", f"-pending/{NAME}/")
                 s3.put_object(Bucket="persist", Key=f"try/blob/{key}", Body=b"")
@@ -144,11 +154,11 @@ def test_a_listing_takes_one_request_for_each_page_of_batches():
 
         before = len(server.requests())
         found = pending_area.census(client, NAME)
-        assert (found.batches, len(found.writers), listings(before)) == (260, 13, 3)
+        assert (found.batches, len(found.writers), listings(before)) == (120, 6, 3)
         before = len(server.requests())
         assert sorted(pending_area.pending_collections(client)) == [NAME, f"{NAME}-x"]
         assert listings(before) <= 3, "where only names are asked for, one for each of them, and the end"
         before = len(server.requests())
         done = pending_area.absorb(client, NAME)
-        assert (done.upper.time, done.batches, done.discarded, listings(before)) == (20, 20, 240, 3)
+        assert (done.upper.time, done.batches, done.discarded, listings(before)) == (20, 20, 100, 3)
         assert done.cost.gets < 60, "each content is read once, whoever wrote it"

@@ -26,7 +26,7 @@ from tests.simulation.scheduler import Actor, Chaos, SimulatedBlob, Simulation
 from tests.unit.pending_area.areas import plain, said
 from tests.worlds import SCHEMA
 
-SEEDS = int(os.environ.get("PERSIST_SIM_SEEDS", "12"))
+SEEDS = int(os.environ.get("PERSIST_SIM_SEEDS", "6"))
 ONE = os.environ.get("PERSIST_SIM_SEED")
 STEPS = 2500
 EAGER = persist.Policy(weight=1e9, advance=0.01)
