@@ -94,6 +94,7 @@ class _Pass:
         self._disagreements: list[Disagreement] = []
         self._over: dict[Id, Content] = {}  # contents that agree, or were overruled, and whose end was not reached yet
         self._agreed: set[Id] = set()  # the contents whose end was reached
+        self._start = 0
         self.was_late = False
         """Whether another process changed the shard first, so that it is worth another pass."""
         self.is_partial = False
@@ -129,6 +130,7 @@ class _Pass:
 
     def _absorb(self, listing: Listing, fetcher: Fetcher, state: State, frontier: int) -> None:
         """Absorb piece by piece, until nothing goes on or writers disagree."""
+        self._start = frontier
         beyond = listing.contents((listing.rows["upper"] > frontier).nonzero()[0])
         contents = [content for content in beyond if content.upper <= _latest(self._machine, state.schemas[-1])]
         self._tell(ahead=sum(len(c.members) for c in beyond) - sum(len(c.members) for c in contents))
@@ -164,7 +166,8 @@ class _Pass:
             others = [other for other in sweep.overlapping(content.upper) if other.id != content.id]
             disagreement = self._against(fetcher, content, batch, others, frontier)
             if disagreement is None:
-                self._over |= {other.id: other for other in (content, *others)}
+                # What begins before the shard's upper has times that were not compared here. It is late afterwards.
+                self._over |= {one.id: one for one in (content, *others) if one is content or one.lower >= self._start}
                 return pick_of(content, batch, frontier)
             against = against or disagreement
         if against is None:

@@ -291,6 +291,23 @@ def test_a_late_batch_that_says_something_else_is_named_and_stays(area: Area):
     assert late not in area.client.inspect(NAME).state.garbage or late in area.pending()
 
 
+def test_a_batch_that_disagrees_about_what_is_in_the_shard_already_is_named_when_it_is_late(area: Area):
+    """Beyond upper it agrees; so it is not needed, and what it says of earlier times is compared before it goes."""
+    area.put("a", 0, 5)
+    area.absorb()
+    other = area.writer("b").put([*said(0, 5, "x"), *said(5, 8)], 0, 8).key
+    area.put("a", 5, 9)
+    done = area.absorb()
+    assert (done.upper, done.is_blocked) == (at(9), False)
+    [found] = done.disagreements
+    assert (found.time, found.keys, found.is_late) == (0, (other,), True)
+    assert other in area.pending()
+    assert pending_area.discard(area.client, NAME, "b", dry_run=True) == 1
+    assert pending_area.discard(area.client, NAME, "b") == 1
+    assert pending_area.discard(area.client, NAME, "b") == 0
+    assert area.absorb().disagreements == ()
+
+
 def test_a_late_batch_is_compared_only_while_since_allows_it(area: Area):
     area.put("a", 0, 6)
     area.absorb()
