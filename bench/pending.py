@@ -19,9 +19,9 @@ def pending(quick: bool) -> list[Figure]:
     """Updates a second, file + SQLite: of a thousand small batches, which are rewritten, and of a few large ones, which
     are adopted. The peer is one `compare_and_append` of all of them to another shard of the same location, in turns.
     """
-    updates, batches = (100_000, 100) if quick else (1_000_000, 1_000)
+    updates, batches = (200_000, 200) if quick else (1_000_000, 1_000)
     small = _absorbed(updates, batches)
-    few = 2 if quick else 10
+    few = 1 if quick else 4
     large = _absorbed(updates, few)
     return [
         Figure("pending-absorb", updates / small[0], updates / small[1], "updates/s", "one bulk append", at_least=0.5,

@@ -16,7 +16,7 @@ import xxhash
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Part
 from persist_lib.errors import Corrupt, Damage
-from persist_lib.format.digest import WIDTH, digest
+from persist_lib.format.digest import CHUNK, WIDTH, digest
 from persist_lib.format.encoded import Description, describe
 from persist_lib.format.parquet import PartFile, inner_keys, starts_of
 from persist_lib.format.parts import encode_part, is_sorted
@@ -76,7 +76,7 @@ def decode(name: PendingName, data: bytes, schemas: Sequence[Schema], *, adopt_f
     try:
         file = PartFile(name.key, pa.BufferReader(data), newest)
         index = _schema_of(name, file.columns, schemas)
-        table = file.read()
+        table = file.read(use_threads=len(data) > CHUNK)  # of small objects several are read at once
     except Damage:
         raise
     except Exception as error:  # whatever a foreign object does to a decoder
