@@ -137,18 +137,20 @@ class _Pass:
         sweep, chain = Sweep(contents, frontier), chain_of(contents, frontier)
         committer = Committer(self._machine, self._registration, state.schemas)
         piece: list[Pick] = []
+        size = 0
         for place in range(len(beyond) + 1):
             check_not_stopped()
             fetcher.ahead(chain[place : place + AHEAD])
             if listing.horizon is not None and sweep.frontier >= listing.horizon:
                 break
             pick = self._pick(sweep, fetcher)
-            if pick is not None and fits(piece, pick):
+            if pick is not None and fits(piece, size, pick):
                 piece.append(pick)
+                size += pick.batch.size
             else:
                 if piece and not self._commit(committer, piece, listing):
                     return
-                piece = [pick] if pick is not None else []
+                piece, size = ([pick], pick.batch.size) if pick is not None else ([], 0)
             if pick is None:
                 break
             sweep.advance(pick.content.upper)

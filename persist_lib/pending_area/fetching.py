@@ -18,11 +18,11 @@ from persist_lib.pending_area.outcome import Disagreement
 from persist_lib.schema.schema import Schema
 
 THREADS = 16
-AHEAD = 128
+AHEAD = 256
 """How many contents are read before they are asked for."""
 AHEAD_BYTES = 16 << 20
 """How many bytes their objects have together, unless a single one has more."""
-TOGETHER = 8
+TOGETHER = 16
 """How many of them a thread reads one after the other: handing over each by itself takes longer than reading it."""
 TRIES = 5
 """How many writers' batches of one content are tried before it counts as damaged."""

@@ -58,15 +58,16 @@ class Pick(NamedTuple):
 
 def pick_of(content: Content, batch: Batch, frontier: int) -> Pick:
     """The part of a pending batch that lies at or beyond the frontier."""
-    return Pick(content, batch, frontier, within(batch.table, frontier, None))
+    table = batch.table if frontier <= content.lower else within(batch.table, frontier, None)
+    return Pick(content, batch, frontier, table)
 
 
-def fits(piece: list[Pick], pick: Pick) -> bool:
-    """Whether a batch can enter the shard in the same transition as those before it."""
+def fits(piece: list[Pick], size: int, pick: Pick) -> bool:
+    """Whether a batch can enter the shard in the same transition as those before it, which have `size` bytes."""
     if not piece:
         return True
-    size = sum(one.batch.size for one in piece) + pick.batch.size
-    if pick.is_adopted != piece[0].is_adopted or size > PIECE_BYTES or len(piece) >= PIECE_BATCHES:
+    is_full = size + pick.batch.size > PIECE_BYTES or len(piece) >= PIECE_BATCHES
+    if is_full or pick.is_adopted != piece[0].is_adopted:
         return False
     # What is adopted counts from the batch's lower on, so only the first of several can be cut.
     return not pick.is_adopted or (len(piece) < ADOPTED_MOST and pick.lower == pick.content.lower)
