@@ -45,6 +45,7 @@ BENCHMARKS = {
     "sources": "bench.sources:sources",
     "load": "bench.load:load",
     "kafka": "bench.kafka:kafka",
+    "pending": "bench.pending:pending",
     "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}

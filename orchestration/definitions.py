@@ -26,6 +26,7 @@ from orchestration.collections import (
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
 from orchestration.mount import parse_mount
+from orchestration.pending import PENDING, pending_asset, pending_jobs, pending_schedule
 from orchestration.resources import Persist, Spark, spark_config
 from orchestration.schedules import schedules
 from orchestration.sensors import sensors
@@ -53,16 +54,21 @@ def build_definitions(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
         prices=settings.prices or "",
     )  # fmt: skip
-    jobs, kept, is_running = sweeps(mount), {**collection_jobs(mount), **source_jobs(mount)}, settings.is_running
+    jobs, kept, is_running = (
+        sweeps(mount),
+        {**collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount)},
+        settings.is_running,
+    )
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
-        assets=[duties_asset(mount), collections_asset(mount), sources_asset(mount)],
+        assets=[duties_asset(mount), collections_asset(mount), sources_asset(mount), pending_asset(mount)],
         asset_checks=[collections_check(mount), sources_check(mount)],
         jobs=[*jobs.values(), *kept.values()],
         schedules=[
             *schedules(mount, jobs, schedule_status),
             collection_schedule(mount, kept[COLLECTIONS], schedule_status),
+            pending_schedule(mount, kept[PENDING], schedule_status),
         ],
         sensors=[*sensors(mount, sensor_status), source_sensor(mount)],
         resources={

@@ -32,7 +32,7 @@ from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Survey, Surveyor, Worker
 from persist_lib.maintain.upkeep import Progress, Upkeep
-from persist_lib.read.handle import ReadHandle
+from persist_lib.read.handle import PURPOSE_LETTERS, ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
@@ -48,8 +48,6 @@ from persist_lib.write.restore import Restored, restore
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
-
-PURPOSE_LETTERS = 200
 
 
 def open(  # noqa: A001 - `persist.open` is what users write

@@ -20,7 +20,7 @@
     │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
     │   ├── SchemaChanged          a collection's rows cannot be given in this reader's columns any more (time)
     │   ├── Gone                   a source cannot give messages that are still needed (partition, address)
-    │   ├── Diverged               a source gives other messages or rows than before (time, partition or collection)
+    │   ├── Diverged               a source or a pending area gives others than before (time, partition or collection)
     │   ├── ShardFinished          a tombstone: nothing can change any more
     │   └── StillRead              a live reader or hold still needs the shard
     ├── NotFound                   no such location or shard
@@ -181,7 +181,8 @@ class Diverged(Refused):
     """A source's messages, or the rows that are made of them, are others than those that were committed before.
 
     Fields: partition and address, where the source gives something else; collection, time and rows (a few),
-    and shard where it is one alone, where what was made of it differs.
+    and shard where it is one alone, where what was made of it differs. Of a pending area: a reader was given other
+    updates than were absorbed, or than another writer has. Fields: collection, time, and keys of the batches.
     """
 
 

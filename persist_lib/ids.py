@@ -28,6 +28,8 @@ PRODUCER_BYTES = 200
 """The longest name of a producer, in bytes of UTF-8. It is limited, as each copy of a state carries it."""
 MOST_SEQUENCE = 2**63 - 1
 """The highest sequence number of a producer."""
+PENDING = "-pending"
+"""What the keys of pending batches start with. No shard's name and no id starts with `-`."""
 ROLLUP = re.compile(r"rollup/v(\d{20})-[0-9a-f]{16}")
 
 
@@ -106,3 +108,8 @@ def parse_rollup_key(key: PartKey) -> SeqNo | None:
     """The seqno in a rollup's key; None for other keys."""
     match = ROLLUP.fullmatch(key)
     return SeqNo(int(match[1])) if match else None
+
+
+def is_pending(key: str) -> bool:
+    """Whether a key is below those of pending batches."""
+    return uploader_of(PartKey(key)) == PENDING

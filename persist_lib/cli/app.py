@@ -19,6 +19,7 @@ from persist_lib.cli import (
     log,
     looking,
     mending,
+    pending,
     producers,
     reading,
     recovery,
@@ -177,6 +178,13 @@ command(fed, "resume", sources.resume, CHANGING)
 command(fed, "reset", sources.reset, CHANGING)
 command(fed, "drop", sources.drop, CHANGING)
 command(app, "ingest", ingesting.ingest, COLLECTIONS)
+areas = typer.Typer(no_args_is_help=True, help="What writers without coordination put, and how far it is absorbed.")
+app.add_typer(areas, name="pending", rich_help_panel=COLLECTIONS)
+command(areas, "list", pending.list_, LOOKING)
+command(areas, "show", pending.show, LOOKING)
+command(areas, "absorb", pending.absorb, CHANGING)
+command(areas, "choose", pending.choose, CHANGING)
+command(areas, "delete", pending.delete, CHANGING)
 rows = typer.Typer(no_args_is_help=True, help="Tables: rows that people change, alone or in transactions.")
 app.add_typer(rows, name="table", rich_help_panel=COLLECTIONS)
 command(rows, "list", tables.list_, LOOKING)

@@ -65,6 +65,36 @@ class Append(msgspec.Struct, frozen=True):
     lease_until: int
 
 
+class Absorb(msgspec.Struct, frozen=True):
+    """Push `batch`, which is made of pending batches, if the shard's upper is exactly its lower.
+
+    `absorbed` are the pending batches (with their bytes) that nobody needs after it: those that the batch rewrites, and
+    those of other writers for the same times. They become garbage. Pending batches that the batch refers to are
+    adopted.
+    """
+
+    writer: WriterId
+    token: bytes
+    batch: Batch
+    absorbed: tuple[tuple[PartKey, int], ...]
+    lease_until: int
+
+
+class DiscardPending(msgspec.Struct, frozen=True):
+    """Make pending batches (with their bytes) garbage: late ones, whose times are all before the shard's upper."""
+
+    keys: tuple[tuple[PartKey, int], ...]
+
+
+class CloneReader(msgspec.Struct, frozen=True):
+    """Let a freshly minted id read what `original` can read: it has the same since and seqno hold."""
+
+    reader: ReaderId
+    original: ReaderId
+    lease_until: int
+    purpose: str = ""
+
+
 class Heartbeat(msgspec.Struct, frozen=True):
     """Extend leases; never shorten one. Refused if none of the ids is live."""
 
@@ -168,7 +198,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 Command = (
-    Create | RegisterWriter | RegisterReader | CompareAndAppend | Append | Heartbeat | DowngradeSince | SetHold
-    | ReleaseHold | ForgetProducer | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage
-    | ForgetRetired | EvolveSchema | Upgrade | Finish
+    Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | Append | Absorb | DiscardPending
+    | Heartbeat | DowngradeSince | SetHold | ReleaseHold | ForgetProducer | SetRetention | Expire | Retire
+    | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired | EvolveSchema | Upgrade | Finish
 )  # fmt: skip

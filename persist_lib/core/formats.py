@@ -8,7 +8,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
     3   the state counts the bytes that appends and compactions wrote (rows say no more for that: `apply_diff` counts
         by what they say). A schema may say that its times are a clock, and may have constraints; a part may count at
-        a time of its own; a state may remember producers; a writer may have an owner. Only then are those fields there
+        a time of its own; a state may remember producers; a writer may have an owner. Only then are those fields there.
+        A shard may have a pending area: `Absorb`, `DiscardPending`, `CloneReader`, and keys of adopted batches
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.state import Batch, State, Writer
+from persist_lib.ids import is_pending
 from persist_lib.schema.schema import Schema
 
 FIRST = 1
@@ -40,6 +42,9 @@ PARTS_AT_A_TIME = 3
 OWNERS = 3
 """The format from which on a writer may have an owner."""
 
+PENDING_AREA = 3
+"""The format from which on a shard may have a pending area, and a trace may refer to what was put there."""
+
 STATE_FIELDS = {1: 14, 2: 16, 3: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
@@ -50,7 +55,10 @@ WRITER_FIELDS = 3
 """How many fields a stored writer has, unless it has an owner."""
 DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS}
 """The fields of a diff that came after format 1."""
-COMMANDS = {"Upgrade": 2, "ForgetProducer": PRODUCERS}
+COMMANDS = {
+    "Upgrade": 2, "ForgetProducer": PRODUCERS,
+    "Absorb": PENDING_AREA, "DiscardPending": PENDING_AREA, "CloneReader": PENDING_AREA,
+}  # fmt: skip
 """The commands that came after format 1."""
 
 
@@ -62,8 +70,9 @@ def least_for(schema: object) -> int:
 
 def least_for_batches(batches: Iterable[Batch]) -> int:
     """The oldest format that can store these batches."""
-    says_more = any(part.at is not None for batch in batches for part in batch.parts)
-    return PARTS_AT_A_TIME if says_more else FIRST
+    parts = [part for batch in batches for part in batch.parts]
+    at_a_time = PARTS_AT_A_TIME if any(part.at is not None for part in parts) else FIRST
+    return max(at_a_time, PENDING_AREA if any(is_pending(part.key) for part in parts) else FIRST)
 
 
 def least_for_writers(writers: Iterable[Writer | None]) -> int:

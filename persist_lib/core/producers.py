@@ -48,10 +48,10 @@ def cannot_produce(state: State, name: str) -> r.Refusal | None:
 
 
 def produced(
-    state: State, command: c.CompareAndAppend | c.Append, seqno: SeqNo
+    state: State, command: c.CompareAndAppend, seqno: SeqNo
 ) -> tuple[tuple[str, Produced | None, Produced | None], ...]:
     """The edit by which the state remembers this append of a producer."""
-    if isinstance(command, c.Append) or command.producer is None:
+    if command.producer is None:
         return ()
     name, sequence = command.producer
     return ((name, state.producers.get(name), Produced(sequence, seqno, command.batch.upper, command.now)),)

@@ -147,6 +147,14 @@ class Held(msgspec.Struct, frozen=True):
     by: tuple[str, ...]
 
 
+class StillPending(msgspec.Struct, frozen=True):
+    """A pending batch has times that the shard does not have yet, as its upper is beyond the shard's."""
+
+    key: str
+    upper: Antichain
+    actual: Antichain
+
+
 class NothingDue(msgspec.Struct, frozen=True):
     """No lease has ended."""
 
@@ -154,5 +162,5 @@ class NothingDue(msgspec.Struct, frozen=True):
 Refusal = (
     Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
     | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue | OlderFormat
-    | AlreadyProduced | TooManyProducers | WrongSequence | NeedsFormat
+    | StillPending | AlreadyProduced | TooManyProducers | WrongSequence | NeedsFormat
 )  # fmt: skip

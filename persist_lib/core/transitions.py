@@ -12,9 +12,18 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
-from persist_lib.core.formats import FIRST, NEWEST, OWNERS, REMEMBERS_OUTCOMES, least_for, least_for_batches
+from persist_lib.core.formats import (
+    FIRST,
+    NEWEST,
+    OWNERS,
+    PENDING_AREA,
+    REMEMBERS_OUTCOMES,
+    least_for,
+    least_for_batches,
+)
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
+from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
@@ -31,7 +40,7 @@ from persist_lib.core.sums import total
 from persist_lib.core.trace import batch_problems, is_encodable, known_keys, push
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain
-from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, uploader_of
+from persist_lib.ids import READER, WRITER, PartKey, SeqNo, is_pending, parse_rollup_key, uploader_of
 
 
 def apply(state: State, seqno: SeqNo, command: c.Command) -> State | r.Refusal:
@@ -59,7 +68,7 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return _forget_retired(state, ids)
         case c.AddRollup():
             return _add_rollup(state, seqno, command)
-        case c.CompareAndAppend() | c.Append() if outcome := _remembered(state, command):
+        case c.CompareAndAppend() | c.Append() | c.Absorb() if outcome := _remembered(state, command):
             return r.AlreadyDone(outcome)
         case c.CompareAndAppend(producer=(name, sequence)) if refusal := is_not_new(state, name, sequence):
             return refusal
@@ -77,8 +86,12 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return r.Exists(reader)
         case c.RegisterReader(reader, lease_until, purpose):
             return StateDiff(readers=((reader, None, Reader(state.since, seqno, lease_until, purpose)),))
-        case c.CompareAndAppend() | c.Append():
+        case c.CloneReader():
+            return clone(state, command)
+        case c.CompareAndAppend() | c.Append() | c.Absorb():
             return _append(state, seqno, command)
+        case c.DiscardPending():
+            return discard(state, seqno, command)
         case c.Heartbeat(ids, lease_until):
             return extend(state, ids, lease_until)
         case c.DowngradeSince(reader) if reader not in state.readers:
@@ -123,12 +136,20 @@ def _writer(state: State, purpose: Literal["ingest", "maintenance"], lease_until
     return Writer(purpose, lease_until, owner=owner if state.format >= OWNERS else "")
 
 
-def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) -> StateDiff | r.Refusal:
+def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append | c.Absorb) -> StateDiff | r.Refusal:
     writer, batch = state.writers.get(command.writer), command.batch
     if writer is None:
         return r.NotLive((command.writer,))
     keys = batch.keys
-    if strangers := _dead_uploaders(state, keys):
+    if isinstance(command, c.Absorb):
+        if state.format < PENDING_AREA:
+            return r.NeedsFormat("a pending area", PENDING_AREA, state.format)
+        if reason := absorption_problem(command):
+            return r.InvalidBounds(reason)
+        uploaded = tuple(key for key in keys if not is_pending(key))
+    else:
+        uploaded = keys
+    if strangers := _dead_uploaders(state, uploaded):
         return r.NotLive(strangers)
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return r.InvalidBounds("; ".join(problems))
@@ -144,7 +165,8 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
         batch = msgspec.structs.replace(batch, lower=state.upper)
     if batch.lower != state.upper:
         return r.WrongUpper(batch.lower, state.upper)
-    if known := known_keys(state, keys):
+    garbage = absorbed_garbage(command, seqno)
+    if known := known_keys(state, (*keys, *(key for key, *_ in garbage))):
         return r.Exists(known[0])
     if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
         return r.InlineFull(state.inline_size)
@@ -157,12 +179,13 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append) 
     return StateDiff(
         trace=push(state, batch, seqno),
         writers=((command.writer, writer, renewed),),
+        garbage=garbage,
         outcomes=remembered,
-        producers=produced(state, command, seqno),
+        producers=produced(state, command, seqno) if isinstance(command, c.CompareAndAppend) else (),
     )
 
 
-def _remembered(state: State, command: c.CompareAndAppend | c.Append) -> Outcome | None:
+def _remembered(state: State, command: c.CompareAndAppend | c.Append | c.Absorb) -> Outcome | None:
     """The outcome of this append, if it was committed before. An append that starts at upper cannot have been."""
     batch = command.batch
     if batch.lower == state.upper:

@@ -21,6 +21,7 @@ from persist_lib.core.formats import (
     least_for_state,
     least_for_writers,
 )
+from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.producers import problems_of
 from persist_lib.core.state import (
     COUNTS_BYTES,
@@ -36,7 +37,7 @@ from persist_lib.core.sums import MODULUS
 from persist_lib.core.trace import batch_problems
 from persist_lib.errors import InvariantViolated, SchemaMismatch
 from persist_lib.frontier import MINIMUM
-from persist_lib.ids import READER, WRITER, SeqNo, parse_rollup_key, uploader_of
+from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, uploader_of
 
 
 def check_state(state: State, seqno: SeqNo) -> None:
@@ -124,7 +125,7 @@ def _trace_change(new: State, diff: StateDiff) -> list[str]:
         if added.since > new.since:
             found.append(f"batch {added.id} has since {added.since} beyond {new.since}")
         found += [f"{key} is both garbage and referred to" for key in added.keys if key in new.garbage]
-        found += [f"{key} has no uploader" for key in added.keys if not WRITER.fullmatch(uploader_of(key))]
+        found += [f"{key} has no uploader" for key in added.keys if not _has_uploader(key)]
     return found
 
 
@@ -186,8 +187,13 @@ def _keys(state: State) -> list[str]:
     found = [f"{key} is both garbage and referred to" for key in parts if key in state.garbage]
     if len(set(live)) != len(live):
         found.append("a blob is referred to twice")
-    found += [f"{key} has no uploader" for key in parts if not WRITER.fullmatch(uploader_of(key))]
+    found += [f"{key} has no uploader" for key in parts if not _has_uploader(key)]
     return found
+
+
+def _has_uploader(key: PartKey) -> bool:
+    """Whether the key says who uploaded it: a registered writer, or one of the pending area."""
+    return bool(WRITER.fullmatch(uploader_of(key))) or parse_pending_key(key) is not None
 
 
 def _outcomes(state: State, some: tuple[Outcome, ...], seqno: SeqNo) -> list[str]:

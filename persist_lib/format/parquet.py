@@ -246,6 +246,17 @@ class PartFile:
         """How many updates it holds."""
         return int(self._file.metadata.num_rows)
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the stored columns."""
+        return list(self._stored.names)
+
+    @property
+    def group_rows(self) -> list[int]:
+        """How many rows each row group has."""
+        metadata = self._file.metadata
+        return [int(metadata.row_group(index).num_rows) for index in range(metadata.num_row_groups)]
+
     def groups(self, lo: bytes | None = None, hi: bytes | None = None) -> list[int]:
         """The row groups that may hold keys in `[lo, hi)` and rows that the filter keeps."""
         return [

@@ -2,18 +2,20 @@
 
     <shard>/<writer id>/<part id>.parquet       parts, below the id of their uploader
     <shard>/rollup/v<seqno>-<random>            copies of the state
+    -pending/<shard>/<writer>/<name>            batches of the pending area; `core.pending` has their names
     -scrub/<shard>/<ms>-<random>                what scrubs found, below a prefix that no shard's name can have
     -scrub/<shard>/<ms>-<random>.damaged        the same, where some of it is damage
 
-A `PartKey` is what follows `<shard>/`. Uploader and seqno are in the path so that an orphan can be told from a key that
-may still be linked, without reading it. `.damaged` is in the path so that a listing alone tells where there is none.
+A `PartKey` is what follows `<shard>/`; that of a pending batch is its key without the shard. Uploader and seqno are in
+the path so that an orphan can be told from a key that may still be linked, without reading it. `.damaged` is in the
+path so that a listing alone tells where there is none.
 """
 
 from __future__ import annotations
 
 import re
 
-from persist_lib.ids import PartKey, SeqNo, ShardId, WriterId
+from persist_lib.ids import PENDING, PartKey, SeqNo, ShardId, WriterId, is_pending
 
 ROLLUPS = "rollup"
 MARKS = "-scrub/"
@@ -38,7 +40,17 @@ def prefix(shard: ShardId) -> str:
 
 def blob_key(shard: ShardId, key: PartKey) -> str:
     """The key in Blob."""
-    return f"{shard}/{key}"
+    return f"{pending_prefix(shard)}{key[len(PENDING) + 1 :]}" if is_pending(key) else f"{shard}/{key}"
+
+
+def pending_prefix(shard: ShardId) -> str:
+    """What the keys in Blob of all pending batches of a shard start with."""
+    return f"{PENDING}/{shard}/"
+
+
+def pending_key(shard: ShardId, key: str) -> PartKey:
+    """How a state names what is below `pending_prefix` in Blob."""
+    return PartKey(f"{PENDING}/{key.removeprefix(pending_prefix(shard))}")
 
 
 def marks_prefix(shard: ShardId) -> str:

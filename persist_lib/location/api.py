@@ -100,6 +100,22 @@ class Blob(Protocol):
         ...
 
 
+class Puts(Protocol):
+    """The part of a Blob that a program needs which only puts objects. Each Blob is one."""
+
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """Store `data` under `key`, durably on return, as `Blob.set` does.
+
+        SUBTLE: it may count a key that is there as stored without a look at its bytes. So the key has to say what they
+        are, as one with a digest does, and whoever reads the object has to check it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release connections and files. Idempotent."""
+        ...
+
+
 @runtime_checkable
 class SendsInPieces(Protocol):
     """An optional protocol of a Blob that stores an object in several steps, and so leaves pieces when a sender dies.
@@ -113,6 +129,22 @@ class SendsInPieces(Protocol):
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
         """Give up uploads. Returns an error for each that could not be given up. Finished ones are left alone."""
+        ...
+
+
+class Page(NamedTuple):
+    """A page of a listing, in the order of keys, and whether another one follows."""
+
+    entries: list[BlobEntry]
+    is_last: bool
+
+
+@runtime_checkable
+class ListsPages(Protocol):
+    """An optional protocol of a Blob that lists in the order of keys, and can begin behind any of them."""
+
+    def page(self, prefix: str, after: str) -> Page:
+        """Return the next objects below `prefix` whose keys are greater than `after`: one request."""
         ...
 
 

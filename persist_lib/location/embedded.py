@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, Missing, NewerFormat, NotFound
@@ -11,8 +12,6 @@ from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.directories import fsync_directory, make_directories
 from persist_lib.location.file.blob import FileBlob
 from persist_lib.location.scheme import Opening, Scheme
-from persist_lib.location.sqlite.consensus import SqliteConsensus
-from persist_lib.location.sqlite.read_only import ReadOnlySqliteConsensus
 
 FORMAT = 1
 MARKER = "persist.json"
@@ -44,9 +43,12 @@ def _open_consensus(url: str, opening: Opening) -> Consensus:
     database = path / CONSENSUS
     if not database.exists():
         _check_never_had_one(url, path, opening)
+    # Loaded by name, so that a program that only puts blobs loads no database driver.
     if opening.read_only:
-        return ReadOnlySqliteConsensus(database, clock=opening.clock)
-    return SqliteConsensus(database, create=opening.create, clock=opening.clock, runtime=opening.runtime)
+        read_only = import_module("persist_lib.location.sqlite.read_only")
+        return read_only.ReadOnlySqliteConsensus(database, clock=opening.clock)
+    sqlite = import_module("persist_lib.location.sqlite.consensus")
+    return sqlite.SqliteConsensus(database, create=opening.create, clock=opening.clock, runtime=opening.runtime)
 
 
 def _enter(url: str, opening: Opening) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 from persist_lib.core.cost import FREE, Prices
 from persist_lib.errors import InvalidUsage
-from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.api import Blob, Consensus, Puts
 from persist_lib.location.scheme import Opening, Scheme
 
 
@@ -18,16 +18,19 @@ def lazy_scheme(
     *,
     has_blob: bool,
     has_consensus: bool,
+    puts: str | None = None,
     prices: Prices = FREE,
     tells_requests: bool = False,
 ) -> Scheme:
     """Return the scheme that `module` implements by its functions open_blob, open_consensus and canonical.
 
+    `puts` is the module with open_puts, if there is one.
+
     A missing package raises InvalidUsage, which names the `extra` to install, when the scheme is used.
     """
 
-    def call(function: str, *arguments: object) -> Any:
-        return getattr(_load(module, extra), function)(*arguments)
+    def call(function: str, *arguments: object, of: str = module) -> Any:
+        return getattr(_load(of, extra), function)(*arguments)
 
     def open_blob(url: str, opening: Opening) -> Blob:
         return call("open_blob", url, opening)
@@ -35,12 +38,16 @@ def lazy_scheme(
     def open_consensus(url: str, opening: Opening) -> Consensus:
         return call("open_consensus", url, opening)
 
+    def open_puts(url: str, opening: Opening) -> Puts:
+        return call("open_puts", url, opening, of=puts or module)
+
     def canonical(url: str) -> str:
         return call("canonical", url)
 
     return Scheme(
-        open_blob if has_blob else None, open_consensus if has_consensus else None, canonical, prices, tells_requests
-    )
+        open_blob if has_blob else None, open_consensus if has_consensus else None, canonical, prices, tells_requests,
+        puts=open_puts if puts else None,
+    )  # fmt: skip
 
 
 def _load(module: str, extra: str) -> ModuleType:

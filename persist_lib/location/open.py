@@ -27,7 +27,7 @@ from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST
 from persist_lib.errors import HIDDEN, InvalidUsage, redacted
 from persist_lib.location import embedded
-from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.api import Blob, Consensus, Puts
 from persist_lib.location.clock import Clock, machine_clock
 from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.memory import location as memory_location
@@ -40,11 +40,13 @@ Place: TypeAlias = "str | os.PathLike[str]"
 """Where a location is: a URL, or a path of this machine."""
 _POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
 _S3 = lazy_scheme(
-    "persist_lib.location.s3.blob", "s3", has_blob=True, has_consensus=False, prices=S3_LIST, tells_requests=True
-)
+    "persist_lib.location.s3.blob", "s3",
+    has_blob=True, has_consensus=False, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
+)  # fmt: skip
 _S3_ALONE = lazy_scheme(
-    "persist_lib.location.s3.consensus", "s3", has_blob=True, has_consensus=True, prices=S3_LIST, tells_requests=True
-)
+    "persist_lib.location.s3.consensus", "s3",
+    has_blob=True, has_consensus=True, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
+)  # fmt: skip
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": embedded.SCHEME,
@@ -120,6 +122,18 @@ def open_location(
     except BaseException:
         blob.close()
         raise
+
+
+def open_puts(url: Place, *, runtime: Runtime | None = None) -> Puts:
+    """Open the place of a location's blobs to put objects there, and for nothing else. `url` is as in `open_location`.
+
+    On S3 this makes no request, and none but a PUT is ever made; so it is not found out here whether there is such a
+    location. No Consensus is opened. Raises InvalidUsage for an invalid URL, and NotFound where a directory is missing.
+    """
+    opening, url = Opening(runtime=runtime or Runtime()), url_of(url)
+    scheme = scheme_of(url)
+    url = scheme.named(scheme.canonical(url), opening)
+    return (scheme.puts or _blob_opener(scheme, url))(url, opening)
 
 
 def _reopen(url: str, consensus_url: str, read_only: bool) -> Location:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from persist_lib.core.cost import FREE, Prices
 from persist_lib.errors import InvalidUsage
-from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.api import Blob, Consensus, Puts
 from persist_lib.location.clock import Clock, machine_clock
 from persist_lib.runtime.ambient import Runtime
 
@@ -53,7 +53,8 @@ class Scheme:
     that means the same in any process (for example, with an absolute path). `prices` are the costs of its operations
     unless the user passes others. `tells_requests`: an operation may take several requests or none, and the store calls
     `metering.requested` for each of them. `named` adds a name to a canonical URL that has none and so would mean a new
-    place each time.
+    place each time. `puts` opens what only puts blobs, for a program whose credentials allow nothing else; None: `blob`
+    does that as well, and opening it asks for no more than that.
     """
 
     blob: Callable[[str, Opening], Blob] | None = None
@@ -62,3 +63,4 @@ class Scheme:
     prices: Prices = FREE
     tells_requests: bool = False
     named: Callable[[str, Opening], str] = named_already
+    puts: Callable[[str, Opening], Puts] | None = None

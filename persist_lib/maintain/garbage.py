@@ -140,12 +140,12 @@ def _forget_retired(machine: Machine, plan: Orphans) -> None:
 def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | None) -> dict[str, str]:
     failed: dict[str, str] = {}
     for start in range(0, len(keys), PAGE):
-        page = [blob_key(machine.shard, key) for key in keys[start : start + PAGE]]
+        page = {blob_key(machine.shard, key): key for key in keys[start : start + PAGE]}
         # The deletion was decided from this log, which must still be the log that other processes commit to.
         if isinstance(machine.consensus, StaysInPlace):
             machine.consensus.check_in_place()
-        errors = machine.blob.delete_many(page)
-        failed |= {key.removeprefix(prefix(machine.shard)): str(error) for key, error in errors.items()}
+        errors = machine.blob.delete_many(list(page))
+        failed |= {page[key]: str(error) for key, error in errors.items()}
         if progress is not None:
             progress(min(start + PAGE, len(keys)), len(keys))
     return failed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.arguments import did_you_mean, not_pickled, parse_seconds, shown
+from persist_lib.arguments import did_you_mean, not_pickled, parse_seconds, parse_text, shown
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, Refused, ShardFinished, SinceViolation, TimedOut
@@ -36,6 +36,9 @@ from persist_lib.times import TimeLike, Times
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
+
+PURPOSE_LETTERS = 200
+"""The longest purpose of a reader, and owner of a writer. It is limited, as each copy of the state carries it."""
 
 
 class Reading:
@@ -62,6 +65,7 @@ class ReadHandle(Leased):
         *,
         read_only: bool = False,
         purpose: str = "",
+        original: ReaderId | None = None,
     ) -> None:
         self.machine = machine
         self.schema = schema
@@ -76,7 +80,7 @@ class ReadHandle(Leased):
         self._listeners: weakref.WeakValueDictionary[str, ReadHandle] = weakref.WeakValueDictionary()
         enrol(self, Stage.HANDLES)
         if not read_only:
-            self._register(purpose)
+            self._register(purpose, original)
 
     def after_fork_in_child(self) -> None:
         """Make a new lock, as a thread that exists only in the parent may hold the old one."""
@@ -198,6 +202,20 @@ class ReadHandle(Leased):
         target = self._times().frontier(frontier, "frontier")
         return self._wait(self._deadline(timeout), target, lambda state: target <= state.upper).upper
 
+    def clone(self, *, purpose: str = "") -> ReadHandle:
+        """Return another reader of the shard, with a lease of its own, that can read all that this one can now.
+
+        It has the since and the seqno hold of this handle, not the newest ones, and moves on by itself. `purpose` is a
+        short text that lists of readers show. Raises LeaseExpired when this handle was retired, and InvalidUsage where
+        the shard has a format before 3. A read-only handle has no lease, and neither has its clone.
+        """
+        self._check_open()
+        purpose = parse_text(purpose, "purpose", PURPOSE_LETTERS)
+        return ReadHandle(
+            self.machine, self._leases, self.schema, self.urls,
+            read_only=self.read_only, purpose=purpose, original=self.id,
+        )  # fmt: skip
+
     def downgrade_since(self, since: object) -> None:
         """Give up history before `since`. Reads of this handle that are under way can still be finished.
 
@@ -262,11 +280,18 @@ class ReadHandle(Leased):
         timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
         return self.machine.runtime.deadline(timeout_s)
 
-    def _register(self, purpose: str) -> None:
+    def _register(self, purpose: str, original: ReaderId | None) -> None:
         fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms
+
+        def build(_state: State, now: int) -> c.RegisterReader | c.CloneReader:
+            until = now + lease_ms
+            if original is None:
+                return c.RegisterReader(fresh, until, purpose)
+            return c.CloneReader(fresh, original, until, purpose)
+
         self._leases.prepare()
         with Registering(self._leases, self.machine, fresh):
-            done = self.machine.commit(lambda _state, now: c.RegisterReader(fresh, now + lease_ms, purpose))
+            done = self.machine.commit(build)
             self._since = self._wanted = done.after.readers[fresh].since
             self._leases.keep(self.machine, fresh)
             self._dropped = weakref.finalize(self, self._leases.abandon, self.machine, fresh)

@@ -128,7 +128,7 @@ def _show(state: State, frontier: Antichain) -> str:
 
 def _added(row: LogRow, token: bytes) -> Batch | None:
     """The batch that an append with this token added; None for any other row."""
-    is_append = row.token == token and row.command in {"CompareAndAppend", "Append"}
+    is_append = row.token == token and row.command in {"CompareAndAppend", "Append", "Absorb"}
     return row.diff.trace.added[-1] if is_append and row.diff.trace is not None else None
 
 

@@ -124,11 +124,11 @@ _Rare = (
 """Refusals that rarely reach a caller: the code that made the command deals with them, or checked for them before."""
 
 
-_OfProducers = r.AlreadyProduced | r.TooManyProducers | r.WrongSequence
+_OfProducers = r.AlreadyProduced | r.TooManyProducers | r.WrongSequence | r.StillPending
 
 
 def _rarely_told(shard: ShardId, refusal: _Rare | _OfProducers, show: Callable[[Antichain], str]) -> PersistError:
-    """The exception for a refusal that is rare, or that is about producers."""
+    """The exception for a refusal that is rare, or that is about producers or the pending area."""
     match refusal:
         case r.AlreadyProduced(name, sequence, last):
             return AlreadyProduced(
@@ -136,6 +136,12 @@ def _rarely_told(shard: ShardId, refusal: _Rare | _OfProducers, show: Callable[[
                 f"up to {show(last.upper)}), so number {sequence} was not appended again. This call wrote nothing; go "
                 f"on after {last.sequence}",
                 shard=shard, producer=name, sequence=sequence, last=last.sequence, seqno=last.seqno, upper=last.upper,
+            )  # fmt: skip
+        case r.StillPending(key, upper, actual):
+            return InvalidUsage(
+                f"shard {shard}: the pending batch {key} goes up to {show(upper)}, and upper is {show(actual)}: it is "
+                "still needed. This change was not made; absorb it first",
+                shard=shard, refusal=refusal,
             )  # fmt: skip
         case r.TooManyProducers() | r.WrongSequence():
             return InvalidUsage(f"shard {shard}: {_of_producers(refusal)}", shard=shard, refusal=refusal)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_text
-from persist_lib.client import PURPOSE_LETTERS
 from persist_lib.errors import InvalidUsage, NameTaken
+from persist_lib.read.handle import PURPOSE_LETTERS
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.asked import (
     Retention,

@@ -21,7 +21,7 @@ from persist_lib.core.validate import check_change, check_state
 from persist_lib.format.digest import verify
 from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_state, row_digest
 from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
-from persist_lib.format.paths import blob_key, prefix
+from persist_lib.format.paths import blob_key, pending_key, pending_prefix, prefix
 from persist_lib.ids import PartKey, SeqNo, ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
@@ -29,7 +29,7 @@ from persist_lib.kernel.keys import lower_bound, upper_bound
 from persist_lib.location.api import Row
 from persist_lib.schema.schema import TIME
 
-APPENDS = frozenset({"CompareAndAppend", "Append"})
+APPENDS = frozenset({"CompareAndAppend", "Append", "Absorb"})
 ROWS = 10_000
 
 
@@ -200,6 +200,10 @@ def _check_keys(client: Client, shard: str, versions: tuple[Version, ...], rows:
     start = prefix(ShardId(shard))
     sizes = {PartKey(entry.key.removeprefix(start)): entry.size for entry in client.blob.list(start)}
     newest = versions[-1]
+    # What is in the pending area is no orphan; but what a state refers to has to be there.
+    known = {key for version in versions for key in (*_parts(version.state), *version.state.garbage)}
+    below = ((pending_key(ShardId(shard), e.key), e.size) for e in client.blob.list(pending_prefix(ShardId(shard))))
+    sizes |= {key: size for key, size in below if key in known}
     for version in versions:
         if version.seqno < newest.state.seqno_since(newest.seqno):
             continue

@@ -9,6 +9,7 @@ import pytest
 
 from persist_lib.errors import Corrupt, InvalidName, InvalidUsage
 from persist_lib.location.api import Blob, BlobEntry
+from persist_lib.location.wrap.around import listed, next_page
 from tests.conformance import racers
 from tests.conformance.conftest import PROCESSES, Race
 from tests.conformance.stores import SHARED_BLOBS, BlobKind
@@ -148,6 +149,20 @@ def test_listing_and_deleting_go_on_beyond_a_page(blob: Blob, blob_kind: BlobKin
     assert sorted(entry.key for entry in blob.list("")) == ["s/v/before", *sorted(keys), "s/x/after"]
     assert blob.delete_many([*keys, "s/w/never-there"]) == {}
     assert sorted(entry.key for entry in blob.list("")) == ["s/v/before", "s/x/after"]
+
+
+def test_a_listing_in_pages_is_the_listing_also_from_the_middle(blob: Blob, blob_kind: BlobKind) -> None:
+    """It comes in the order of keys. Stores that have no pages answer all of it at once."""
+    keys = sorted(f"s/w{n % 3}/{n}" for n in range(blob_kind.more_than_a_page))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: blob.set(key, b"x"), [*keys, "s0", "r/x", "t/x"]))
+    assert sorted(entry.key for entry in listed(blob, "s/")) == keys
+    for after in (keys[0], keys[len(keys) // 2], keys[-1], "s/w1/", "s/zzz"):
+        page = next_page(blob, "s/", after)
+        found, left = [entry.key for entry in page.entries], [key for key in keys if key > after]
+        assert found == left[: len(found)]
+        assert page.is_last is (len(found) == len(left))
+    assert list(listed(blob, "nothing/")) == []
 
 
 def test_list_never_misses_what_stays_while_other_objects_come_and_go(blob: Blob) -> None:

@@ -30,7 +30,7 @@ from tests.spark.collections import SMALL, write
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
 DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
-ASSETS = [*DUTIES, "collections", "sources"]
+ASSETS = [*DUTIES, "collections", "sources", "pending"]
 JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "rebuild"])
 SCHEDULES = [f"{name}_schedule" for name in ("census", "collections", "garbage", "leases", "orphans", "scrub")]
 SENSORS = ["compaction_debt", "shard_discovery", "source_news"]

@@ -205,6 +205,7 @@ def test_every_schedule_requests_a_valid_run(
     requested: set[str] = set()
     assert {one.name for one in repository.schedule_defs} == {
         "collections_schedule",
+        "pending_schedule",
         *(f"{duty.name}_schedule" for duty in DUTIES if duty.schedule),
     }
     for schedule in repository.schedule_defs:

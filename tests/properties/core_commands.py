@@ -8,6 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from persist_lib.core import commands as c
+from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Part, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
@@ -127,6 +128,38 @@ class Commands:
         names = ["", "a\0b", "x" * 201, "\ud800", name]
         return self.random.choice(names), self.random.choice([-1, 0, 2**63 - 1, 2**63, True])
 
+    def pending_name(self, lower: Antichain, upper: Antichain, count: int) -> PendingName:
+        name = PendingName(self.random.choice("ab"), lower.time or 0, upper, count, "0" * 32)
+        if self.is_sane():
+            return name
+        return replace(
+            name, lower=self.random.randrange(200), upper=self.frontier(lower), count=self.random.randrange(3)
+        )
+
+    def absorb(self, state: State) -> c.Command:
+        """One or two pending batches, rewritten or adopted, and what another writer put for the same times."""
+        lower = state.upper if self.is_sane() else self.frontier()
+        middle, last = (at(min(MAX_TIME, (lower.time or 0) + step)) for step in (3, 3 + self.random.randrange(1, 9)))
+        writer, token = self.writer(state), bytes([self.random.randrange(256), 2])
+        names = [self.pending_name(lower, middle, 2), self.pending_name(middle, last, 0)]
+        if self.random.random() < 0.5:
+            part = Part(names[0].key, 9, 2, bytes(16), b"a", b"b", lower.time or 0, lower.time or 0, 0)
+            batch = Batch(0, 1, lower, last, MINIMUM, 2, 0, self.random.getrandbits(64), (part,), (0,))
+            names = names[1:]
+        else:
+            batch = self.batch(writer, lower, last)
+        names += [replace(self.pending_name(lower, last, 2), writer="c")] * (self.random.random() < 0.3)
+        return c.Absorb(writer, token, batch, tuple((name.key, 9) for name in names), self.lease())
+
+    def discard(self, state: State) -> c.Command:
+        upper = self.random.randrange(1, 2 + min(200, state.upper.time or 199))
+        names = [
+            self.pending_name(at(self.random.randrange(upper)), at(upper), 1) for _ in range(self.random.randrange(3))
+        ]
+        known = [key for batch in state.trace for key in batch.keys] + sorted(state.garbage)
+        keys = [name.key for name in names] if self.is_sane() or not known else [self.random.choice(known)]
+        return c.DiscardPending(tuple((key, 7) for key in keys))
+
     def compaction(self, state: State) -> c.Command:
         worker = self.writer(state)
         if not state.trace:
@@ -169,6 +202,7 @@ class Commands:
         choices: list[c.Command] = [
             c.RegisterWriter(self.new_writer(), self.random.choice(["ingest", "maintenance"]), self.lease()),
             c.RegisterWriter(self.new_writer(), "ingest", self.lease(), self.random.choice(["", "owner"])),
+            c.CloneReader(self.new_reader(), self.reader(state), self.lease(), "clone"),
             c.RegisterReader(self.new_reader(), self.lease(), self.random.choice(["", "test"])),
             c.Heartbeat((self.writer(state), self.reader(state), self.writer(state)), self.lease()),
             c.DowngradeSince(self.reader(state), self.frontier(state.since), seqno_held, self.lease()),
@@ -187,6 +221,7 @@ class Commands:
         """One command; appends most often."""
         makers: list[Callable[[], c.Command]] = [
             lambda: self.append(state), lambda: self.append(state), lambda: self.append(state),
+            lambda: self.absorb(state) if self.random.random() < 0.7 else self.discard(state),
             lambda: self.compaction(state), lambda: self.maintenance(state, seqno), lambda: self.holders(state, seqno),
             lambda: self.holders(state, seqno),
         ]  # fmt: skip

@@ -8,11 +8,12 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import FIRST
+from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.transitions import apply, change
 from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_state, encode_row, encode_state
 from persist_lib.frontier import Antichain
-from persist_lib.ids import SeqNo, uploader_of
+from persist_lib.ids import SeqNo, is_pending, uploader_of
 from tests.properties.core_commands import Commands
 from tests.scripts.language import commit_and_check, rollup_bytes
 
@@ -66,7 +67,7 @@ class Shard:
         self.rows.append(encode_row(row, self.version.state.format))
         self.states.append(self.state)
         self.copies.append(encode_state(StoredState(self.version.seqno, GENESIS, self.state)))
-        if isinstance(command, (c.CompareAndAppend, c.Append)):
+        if isinstance(command, (c.CompareAndAppend, c.Append, c.Absorb)):
             self.appended.append(command.batch)
             self.committed[command.token, old.state.upper, command.batch.upper] = self.version.seqno
         if isinstance(command, c.CompareAndAppend) and command.producer is not None:
@@ -77,9 +78,9 @@ class Shard:
             del self.produced[command.name]
         found = {name: (last.sequence, last.seqno, last.upper) for name, last in self.state.producers.items()}
         assert found == self.produced
-        self.check_step(old.state, self.state, diff)
+        self.check_step(old.state, self.state, diff, command)
 
-    def check_step(self, old: State, new: State, diff: StateDiff) -> None:
+    def check_step(self, old: State, new: State, diff: StateDiff, command: c.Command) -> None:
         assert old.since <= new.since
         assert old.upper <= new.upper
         assert old.seqno_since(self.version.seqno) <= new.seqno_since(self.version.seqno)
@@ -92,13 +93,22 @@ class Shard:
         linked = {key for batch in (diff.trace.added if diff.trace else ()) for key in batch.keys}
         assert not linked & old.garbage.keys()
         fresh = linked - {key for batch in old.trace for key in batch.keys}
+        if isinstance(command, c.Absorb):
+            fresh -= (adopted := {key for key in fresh if is_pending(key)})
+            assert not adopted & {key for key, _ in command.absorbed}, "what is adopted is not garbage"
         assert {uploader_of(key) for key in fresh} <= old.writers.keys(), (
-            "only what a live writer has uploaded is linked"
+            "only what a live writer has uploaded is linked, or a pending batch by its own command"
         )
         assert len(old.trace) < 1 or new.trace[-1].hi >= old.trace[-1].hi
         referred = {key for batch in old.trace for key in batch.keys} | {r.key for r in old.rollups.values()}
         still = {key for batch in new.trace for key in batch.keys} | {r.key for r in new.rollups.values()}
-        assert referred - still == new.garbage.keys() - old.garbage.keys(), "exactly what is no longer referred to"
+        gone_now = new.garbage.keys() - old.garbage.keys()
+        late = {key for key in gone_now - (referred - still) if is_pending(key)}
+        assert gone_now - late == referred - still, "exactly what is no longer referred to, and what is pending"
+        assert not late or isinstance(command, (c.Absorb, c.DiscardPending))
+        assert not late & still, "nothing that is referred to"
+        names = [parse_pending_key(key) for key in late]
+        assert all(name is not None and name.upper <= new.upper for name in names), "nothing that is still needed"
         self.check_written(old, new, diff)
         gone = (old.writers.keys() | old.readers.keys()) - (new.writers.keys() | new.readers.keys())
         assert gone == new.retired.keys() - old.retired.keys()

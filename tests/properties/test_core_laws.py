@@ -123,7 +123,7 @@ def test_the_random_commands_get_nearly_all_commands_done_and_nearly_all_refusal
 def test_the_random_commands_link_what_others_have_uploaded(kind):
     """Live writers link parts of their own, and try those of other live ones, of retired ones and of unknown ones."""
     seen = set()
-    for seed in range(150):
+    for seed in range(200):
         shard, commands = Shard(), Commands(Random(seed), 0.95)
         shard.run(CREATED)
         for _ in range(60):

@@ -23,6 +23,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.outcomes import find_outcome, is_excluded
+from persist_lib.core.pending import PendingName
 from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
@@ -144,7 +145,12 @@ def frontier(word: str) -> Antichain:
 
 
 def key(word: str) -> PartKey:
-    """`w1/2`, or `rollup/v3-1`, in full."""
+    """`w1/2`, `rollup/v3-1`, or the pending batch `~a/0-2x3` of the writer a, in full; after `!`, as it is."""
+    if match := re.fullmatch(r"~(\w+)/(\d+)-(\d+|\*)x(\d+)(?:\.(\w+))?", word):
+        digest = (match[5] or "").rjust(32, "0")
+        return PendingName(match[1], int(match[2]), frontier(match[3]), int(match[4]), digest).key
+    if word.startswith("!"):
+        return PartKey(word[1:])
     owner, _, rest = word.partition("/")
     if owner == "rollup" and (match := re.fullmatch(r"v(\d+)-(\w+)", rest)):
         return rollup_key(SeqNo(int(match[1])), int(match[2], 16))
@@ -209,6 +215,17 @@ def _append(kind: type[c.CompareAndAppend | c.Append]) -> Callable[[Words], c.Co
     return build
 
 
+def _absorb(words: Words) -> c.Command:
+    writer, token, until = WriterId(identifier(words.take())), words.get("token").encode(), words.number("until")
+    gone = tuple((key(word), 100) for word in words.get("gone").split(",") if word)
+    return c.Absorb(writer, token, batch(words), gone, until)
+
+
+def _clone(words: Words) -> c.Command:
+    reader, original = (ReaderId(identifier(words.take())) for _ in range(2))
+    return c.CloneReader(reader, original, words.number("until"), words.get("purpose"))
+
+
 def _compact(words: Words) -> c.Command:
     worker, inputs = WriterId(identifier(words.take())), []
     while (word := words.take()) != "->":
@@ -243,6 +260,9 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "register-reader": lambda w: c.RegisterReader(ReaderId(identifier(w.take())), w.number("until"), w.get("purpose")),
     "compare-and-append": _append(c.CompareAndAppend),
     "append": _append(c.Append),
+    "absorb": _absorb,
+    "discard": lambda w: c.DiscardPending(tuple((key(word), 100) for word in w.plain)),
+    "clone-reader": _clone,
     "heartbeat": lambda w: c.Heartbeat(tuple(map(identifier, w.plain)), w.number("until")),
     "downgrade-since": _downgrade,
     "set-hold": _set_hold,
@@ -263,9 +283,15 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
 
 def shorten(text: str) -> str:
     """Ids and keys as scripts write them."""
+    text = re.sub(r"-pending/(\w+)/(\d+)-(\d+|top)-(\d+)-0*(\w*)\.parquet", _short_name, text)
     text = re.sub(r"rollup/v0*(\d+)-0*([0-9a-f]+)", r"rollup/v\1-\2", text)
     text = re.sub(r"/0{8,}([0-9a-f]*)\.parquet", lambda m: f"/{m[1] or 0}", text)
     return re.sub(r"\b([wr])0{8,}([0-9a-f]*)", lambda m: f"{m[1]}{m[2] or 0}", text)
+
+
+def _short_name(match: re.Match[str]) -> str:
+    upper = "*" if match[3] == "top" else str(int(match[3]))
+    return f"~{match[1]}/{int(match[2])}-{upper}x{match[4]}{'.' if match[5] else ''}{match[5]}"
 
 
 def _refused(refusal: r.Refusal) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NewerFormat, NotFound, PersistError
-from persist_lib.location.api import BlobEntry, Upload
+from persist_lib.location.api import BlobEntry, Page, Upload
 from persist_lib.location.contract import check_key, check_prefix, check_range, written_before
 from persist_lib.location.s3.client import (
     Clients,
@@ -186,6 +186,18 @@ class S3Blob:
             yield from (BlobEntry(entry["Key"].removeprefix(root), entry["Size"]) for entry in page.get("Contents", []))
             if not token:
                 return
+
+    def page(self, prefix: str, after: str) -> Page:
+        """Return up to a thousand objects below `prefix` whose keys are greater than `after`, in order: one request."""
+        root = self._target.path(BLOBS, "")
+        start = {"StartAfter": root + after} if after else {}
+        with reading(f"list {prefix!r}"):
+            page = self._clients.get().list_objects_v2(
+                Bucket=self._target.bucket, Prefix=root + check_prefix(prefix), MaxKeys=self._page, **start
+            )
+            is_last = not page["IsTruncated"]  # SUBTLE: as in `_pages`
+        found = [BlobEntry(entry["Key"].removeprefix(root), entry["Size"]) for entry in page.get("Contents", [])]
+        return Page(found, is_last)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield unfinished uploads below `prefix`, in pages of a thousand."""

@@ -12,7 +12,9 @@ from persist_lib.location.api import (
     BlobEntry,
     Change,
     Consensus,
+    ListsPages,
     Newest,
+    Page,
     Row,
     SendsInPieces,
     StaysInPlace,
@@ -63,6 +65,13 @@ class AroundBlob(Around):
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return iter(self.around(Operation("list", prefix), lambda: [*self.inner.list(prefix)]))
 
+    def page(self, prefix: str, after: str) -> Page:
+        """A page of a listing, as one operation; the whole listing, where the wrapped Blob has no pages."""
+        inner = self.inner
+        if isinstance(inner, ListsPages):
+            return self.around(Operation("list", prefix), lambda: inner.page(prefix, after))
+        return Page(sorted(entry for entry in self.list(prefix) if entry.key > after), is_last=True)
+
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield unfinished uploads below `prefix`; none if the wrapped Blob does not send in pieces."""
         if (inner := sends_in_pieces(self.inner)) is None:
@@ -76,6 +85,24 @@ class AroundBlob(Around):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def next_page(blob: Blob, prefix: str, after: str) -> Page:
+    """The next objects below `prefix` with keys greater than `after`: all of them, where the store has no pages."""
+    if isinstance(blob, ListsPages):
+        return blob.page(prefix, after)
+    return Page(sorted(entry for entry in blob.list(prefix) if entry.key > after), is_last=True)
+
+
+def listed(blob: Blob, prefix: str) -> Iterator[BlobEntry]:
+    """Every object below `prefix`. Where the store lists in pages, only one page is in memory at a time."""
+    after = ""
+    while True:
+        page = next_page(blob, prefix, after)
+        yield from page.entries
+        if page.is_last or not page.entries:
+            return
+        after = page.entries[-1].key
 
 
 def sends_in_pieces(blob: Blob) -> SendsInPieces | None:

@@ -12,11 +12,13 @@ from persist_lib.location.api import (
     Change,
     Consensus,
     Newest,
+    Page,
     Row,
     SendsInPieces,
     Upload,
     WakesWaiters,
 )
+from persist_lib.location.wrap.around import next_page
 
 
 def read_only(doing: str) -> InvalidUsage:
@@ -50,6 +52,10 @@ class ReadOnlyBlob:
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return self._inner.list(prefix)
+
+    def page(self, prefix: str, after: str) -> Page:
+        """A page of a listing; the whole listing, where the wrapped Blob has no pages."""
+        return next_page(self._inner, prefix, after)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield unfinished uploads below `prefix`; none if the wrapped Blob does not send in pieces."""

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
-from persist_lib.client import PURPOSE_LETTERS
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import at
 from persist_lib.ids import parse_token
+from persist_lib.read.handle import PURPOSE_LETTERS
 from persist_lib.read.listen import Updates
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table

@@ -16,7 +16,8 @@ import polars as pl
 import pyarrow as pa
 
 import persist_lib as persist
-from persist_lib import streams
+from persist_lib import pending_area, streams
+from persist_lib.core.pending import PendingName, parse_pending_key
 from persist_lib.testing.clock import ManualClock
 
 HOUR = 3_600_000
@@ -103,6 +104,44 @@ def listened(place: Place, value: Any) -> int | None:
     place.write.append([{"id": 3, "w": "c", "_time": place.target + 1}], place.target + 1, place.target + 2)
     events = place.read.listen(value, until=place.target + 2)
     ids = [row["id"] for event in events if isinstance(event, persist.Updates) for row in event.table.to_pylist()]
+    return place.target if ids == [3] else -1
+
+
+def put(place: Place, name: str, lower: Any, upper: Any, word: str = "") -> PendingName:
+    """A batch of a writer of the collection u, with an update at its lower if there is a word."""
+    with pending_area.Writer(place.client.url, "u", name, place.schema, runtime=place.clock.runtime()) as write:
+        rows = [{"id": 1, "w": word, "_time": lower}] if word else []
+        found = parse_pending_key(write.put(rows, lower, upper).key)
+    assert found is not None
+    return found
+
+
+def chosen(place: Place, value: Any) -> int | None:
+    """Writers disagree before the time and from it on: the choice is for what begins before it."""
+    pending_area.create(place.client, "u", place.schema).close()
+    with place.client.open_writer("u", place.schema) as write:
+        if write.fetch_upper().time == 0:
+            write.compare_and_append([], 0, place.target - 10)
+    for lower in (place.target - 10, place.target):
+        for name in ("a", "b"):
+            put(place, name, lower, lower + 10, name)
+    return pending_area.choose(place.client, "u", "a", value).upper.time
+
+
+def contents(place: Place, value: Any) -> int | None:
+    """The contents hold what happened at the time itself, and nothing later."""
+    then_and_later(place)
+    with pending_area.acquire_read_handle(place.client, "s") as read:
+        assert sorted(row["id"] for row in read.contents(value).to_pylist()) == [1, 2]
+    return place.target
+
+
+def followed(place: Place, value: Any) -> int | None:
+    """As `listened`, by the reader of a pending area."""
+    then_and_later(place)
+    with pending_area.acquire_read_handle(place.client, "s") as read:
+        events = read.listen(value, until=place.target + 2)
+        ids = [row["id"] for event in events if isinstance(event, persist.Updates) for row in event.table.to_pylist()]
     return place.target if ids == [3] else -1
 
 
@@ -243,6 +282,11 @@ DOORS: dict[str, tuple[int, Door]] = {
     "a stream's allow_compaction": (0, compacted),
     "a stream's source": (0, sourced),
     "a stream's listen": (0, listened_ahead),
+    "put(lower)": (0, lambda p, v: put(p, "a", v, p.target + 10).lower),
+    "put(upper)": (0, lambda p, v: put(p, "a", p.target - 10, v).upper.time),
+    "choose(through)": (0, chosen),
+    "snapshot of a pending area": (0, contents),
+    "listen to a pending area": (0, followed),
     "_time in dicts": (-10, appended(lambda v: [{"id": 2, "w": "b", "_time": v}])),
     "_time in tuples": (-10, appended(lambda v: [(({"id": 2}, {"w": "b"}), v, 1)])),
     "_time in Update": (-10, appended(lambda v: [persist.Update({"id": 2}, {"w": "b"}, v)])),
@@ -259,6 +303,8 @@ ROUNDS_DOWN = (
     "restore(to)",
     "a stream's source",
     "a stream's listen",
+    "snapshot of a pending area",
+    "listen to a pending area",
 )
 """Doors at which a time between two of the clock is the one before it: the contents are the same."""
 

@@ -324,6 +324,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"from_": 4, "to": 9, "timeout": 0.05},
         {"from_": is_start, "to": or_none(integer(4, 9)), "timeout": timeout},
     ),
+    "ReadHandle.clone": (lambda _: {"purpose": "x"}, {"purpose": is_text(200)}),
     "ReadHandle.close": (lambda _: {}, {}),
     "ReadHandle.fetch_upper": (lambda _: {}, {}),
     "ReadHandle.downgrade_since": (lambda _: {"since": 4}, {"since": frontier}),

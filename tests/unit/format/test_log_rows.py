@@ -18,6 +18,7 @@ import pytest
 
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
 from persist_lib.core.formats import DIFF_FIELDS, NEWEST, PART_FIELDS, STATE_FIELDS, WRITER_FIELDS, needed
+from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Produced, Reader, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
@@ -116,6 +117,22 @@ STORED_OWNER = msgspec.structs.replace(
     STORED_3, state=msgspec.structs.replace(STORED_3.state, writers={W1: WRITER, W2: OWNED})
 )  # fmt: skip
 """A shard with a writer that has an owner."""
+PENDING = PendingName("edge-7", 7, at(MAX_TIME), 45, bytes(range(16)).hex())
+LATE = PendingName("edge_8", 0, at(7), 0, "0" * 32).key
+ADOPTED = msgspec.structs.replace(BATCH, parts=(msgspec.structs.replace(PART, key=PENDING.key, time_lower=7), INLINE))
+ROW_PENDING = msgspec.structs.replace(
+    ROW, command="Absorb",
+    diff=msgspec.structs.replace(
+        ROW.diff, trace=TraceEdit((), (ADOPTED,)), garbage=((LATE, None, Garbage(SeqNo(11), 123)),)
+    ),
+)  # fmt: skip
+STORED_PENDING = msgspec.structs.replace(
+    STORED_3,
+    state=msgspec.structs.replace(
+        STORED_3.state, trace=(STORED_3.state.trace[0], ADOPTED), garbage={LATE: Garbage(SeqNo(7), 1)}
+    ),
+)  # fmt: skip
+"""A shard with a pending area: it refers to a batch that it adopted, and has garbage there."""
 ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3}, {1: STORED, 2: STORED_2, 3: STORED_3}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -201,6 +218,30 @@ def test_owners_still_decode_to_what_was_written_and_those_without_one_say_nothi
     assert encode_state(STORED_OWNER) == rollup
     [[_, before, after]] = msgspec.msgpack.decode(row[HEADER_BYTES:])[6]["writers"]
     assert (len(before), len(after)) == (WRITER_FIELDS, WRITER_FIELDS + 1)
+
+
+def test_the_pending_area_still_decodes_to_what_was_written():
+    row, rollup = golden("row_pending", 3), golden("rollup_pending", 3)
+    assert decode_row(row, "golden") == ROW_PENDING
+    assert encode_row(ROW_PENDING) == row, "in format 3, by itself"
+    assert decode_state(rollup, "golden") == STORED_PENDING
+    assert encode_state(STORED_PENDING) == rollup
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+@pytest.mark.parametrize("command", ["Absorb", "DiscardPending", "CloneReader", "ApplyCompaction"])
+def test_an_older_format_cannot_say_what_is_pending(format_, command):
+    """Neither by the commands, nor by any other one that keeps an adopted batch."""
+    diff = ROW_PENDING.diff if command == "ApplyCompaction" else StateDiff(garbage=ROW_PENDING.diff.garbage)
+    row = msgspec.structs.replace(ROW_PENDING, command=command, diff=diff)
+    assert needed(command, diff) == 3
+    with pytest.raises(InvariantViolated, match="only format 3"):
+        encode_row(row, format_)
+    with pytest.raises(Corrupt, match="only format 3"):
+        decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
+    older = msgspec.structs.replace(STATES[format_].state, trace=(ADOPTED,))
+    with pytest.raises(InvariantViolated, match="only format 3"):
+        encode_state(msgspec.structs.replace(STORED, state=older))
 
 
 @pytest.mark.parametrize("format_", [1, 2])
@@ -494,6 +535,7 @@ if __name__ == "__main__":
     files["row_producers_v3.bin"] = encode_row(ROW_PRODUCERS)
     files["rollup_producers_v3.bin"] = encode_state(STORED_PRODUCERS)
     files |= {"row_clock_v3.bin": encode_row(ROW_CLOCK), "rollup_clock_v3.bin": encode_state(STORED_CLOCK)}
+    files |= {"row_pending_v3.bin": encode_row(ROW_PENDING), "rollup_pending_v3.bin": encode_state(STORED_PENDING)}
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever
             (GOLDEN / name).write_bytes(data)

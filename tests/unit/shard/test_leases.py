@@ -20,8 +20,8 @@ import persist_lib as persist
 from persist_lib.core.plan.expiry import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
 from persist_lib.ids import SeqNo
-from persist_lib.location import embedded
 from persist_lib.location.api import Row
+from persist_lib.location.sqlite import consensus
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.shard import heartbeat
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
@@ -226,7 +226,7 @@ def test_the_renewing_process_tries_again_what_the_store_refused_for_a_moment(
 
         before = leased_until()
         monkeypatch.setattr(heartbeat, "RESCUE_BELOW", 2.0)  # always due
-        monkeypatch.setattr(embedded, "SqliteConsensus", Hiccuping)
+        monkeypatch.setattr(consensus, "SqliteConsensus", Hiccuping)
         end, told = os.pipe()
         serving = threading.Thread(target=heartbeat.main, args=(os.getppid(), end))
         serving.start()

@@ -10,7 +10,7 @@ from orchestration.definitions import defs
 from orchestration.duties import DUTIES
 
 folder = Path(sys.argv[1])
-assert len(defs.resolve_all_asset_specs()) == len(DUTIES) + 2  # and the collections, and the sources
+assert len(defs.resolve_all_asset_specs()) == len(DUTIES) + 3  # and the collections, the sources, and pending areas
 (folder / "workspace.yaml").write_text(
     "load_from:\n  - python_module: {module_name: orchestration.definitions, location_name: persist}\n"
 )

@@ -1,0 +1,126 @@
+"""Pending areas in Dagster: an asset, a job that absorbs what writers put, and a schedule that asks if that is due.
+
+Absorption is about collections whose writers nobody knows, so it is not in the table of duties: what is due is found by
+listing what was put. Garbage that it makes is deleted by the duty `garbage`.
+"""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+from collections.abc import Iterator, Sequence
+
+import dagster as dg
+from pydantic import Field
+
+from orchestration.collection_reports import table
+from orchestration.collections import job_of
+from orchestration.mount import Mount
+from orchestration.reports import DRY_RUN, Event, figure
+from orchestration.resources import Persist
+from orchestration.runs import is_unfinished
+from persist_lib.errors import PersistError
+from persist_lib.pending_area import Absorbed, absorb, due_collections
+
+PENDING = "pending"
+CRON = "*/5 * * * *"
+ABSORBS = "Absorb what writers without coordination put into the pending areas of collections."
+MOST_NAMED = 20
+
+
+class PendingConfig(dg.Config):
+    """Which collections are absorbed."""
+
+    collections: list[str] = Field(default=[], description="empty: all where something is due")
+    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
+
+
+def partitions(mount: Mount) -> dg.DynamicPartitionsDefinition:
+    """The collections with pending areas as partitions."""
+    return dg.DynamicPartitionsDefinition(name=mount.named("persist_pending"))
+
+
+def pending_asset(mount: Mount) -> dg.AssetSpec:
+    """The asset that the job reports to."""
+    return dg.AssetSpec(
+        mount.key(PENDING), description=ABSORBS, owners=["team:storage"], partitions_def=partitions(mount),
+        group_name=mount.group, kinds={"python"},
+    )  # fmt: skip
+
+
+def pending_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
+    """The job, by its name."""
+    return {PENDING: job_of(mount, PENDING, absorb_op(mount))}
+
+
+def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultScheduleStatus) -> dg.ScheduleDefinition:
+    """Absorb where something is due. Looking costs a listing of what is pending, a thousand batches a request."""
+
+    @dg.schedule(
+        name=f"{job.name}_schedule", job=job, cron_schedule=CRON, execution_timezone="UTC", default_status=status,
+        tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
+        description=f"{ABSORBS} Runs only where that is due.",
+    )  # fmt: skip
+    def when_due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        persist: Persist = getattr(context.resources, mount.persist)
+        if is_unfinished(context.instance, job.name):
+            return dg.SkipReason(f"the last run of {job.name} is not finished")
+        if not due_collections(persist.client):
+            return dg.SkipReason("nothing that could be absorbed is pending")
+        return dg.RunRequest()
+
+    return when_due
+
+
+def absorb_op(mount: Mount) -> dg.OpDefinition:
+    """Absorb collections one after the other. What fails or is in dispute is told at the end; the others are done."""
+
+    @dg.op(
+        name=mount.named("absorption_of_pending"), description=ABSORBS, out={}, required_resource_keys={mount.persist}
+    )
+    def of_pending(context: dg.OpExecutionContext, config: PendingConfig) -> Iterator[Event]:
+        persist: Persist = getattr(context.resources, mount.persist)
+        done: list[Absorbed] = []
+        wrong: dict[str, str] = {}
+        for name in config.collections or due_collections(persist.client):
+            try:
+                one = absorb(persist.client, name, dry_run=config.dry_run)
+            except PersistError as error:
+                wrong[name] = f"{type(error).__name__}: {error}"
+                continue
+            done.append(one)
+            context.log.info("%s: %s batches absorbed, up to %s", name, f"{one.batches:,}", one.upper)
+            if one.is_blocked:
+                sides = " and ".join(", ".join(side) or "the collection" for side in one.disagreements[0].writers)
+                wrong[name] = f"{sides} disagree at {one.disagreements[0].time}; run `persist pending choose {name}`"
+        kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
+        tags = {DRY_RUN: "true"} if config.dry_run else {}
+        context.instance.add_dynamic_partitions(mount.named("persist_pending"), [one.shard for one in done])
+        for one in done:
+            yield kind(mount.key(PENDING), partition=one.shard, metadata=figures([one]), tags=tags)
+        rows = {"collections": table([row_of(one) for one in done[:MOST_NAMED]])}
+        yield dg.AssetObservation(mount.key(PENDING), metadata={**figures(done), **rows}, tags=tags)
+        if wrong:
+            lines = "; ".join(f"{name} ({why})" for name, why in sorted(wrong.items()))
+            raise dg.Failure(
+                f"Not all could be absorbed, {len(wrong)} of {len(done) + len(wrong)} collections: {lines}"
+            )
+
+    return of_pending
+
+
+def figures(done: Sequence[Absorbed]) -> dict[str, dg.MetadataValue]:
+    """What was absorbed, in figures that draw timelines."""
+    names = ("batches", "adopted", "updates", "size", "discarded", "left", "transitions")
+    sums = {name: figure(sum(getattr(one, name) for one in done)) for name in names}
+    sums["in_dispute"] = figure(sum(one.is_blocked for one in done))
+    sums["damaged"] = figure(sum(len(one.damaged) for one in done))
+    sums["dollars"] = figure(float(sum(one.cost.dollars for one in done)))
+    return sums
+
+
+def row_of(one: Absorbed) -> dict[str, object]:
+    """A collection as a row of the table of a run."""
+    state = "in dispute" if one.is_blocked else one.waits or "absorbed"
+    return {
+        "collection": one.shard, "upper": str(one.upper), "batches": one.batches, "updates": one.updates,
+        "left": one.left, "state": state,
+    }  # fmt: skip

@@ -1,0 +1,269 @@
+"""Absorption: pending batches from the shard's upper on enter the shard, one piece after the other.
+
+Any number of processes may absorb at once, and each may die anywhere. A piece is one transition from exactly one upper
+to the next, so nothing enters twice; whoever was late looks again. Before a time is absorbed, all batches that are
+listed for it are compared. Where two of them disagree, none is absorbed until an operator chooses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from persist_lib.core import refusals as r
+from persist_lib.core.state import State
+from persist_lib.errors import PersistError
+from persist_lib.format.paths import pending_prefix
+from persist_lib.frontier import at
+from persist_lib.ids import PartKey
+from persist_lib.location.wrap.around import listed
+from persist_lib.location.wrap.spending import charged
+from persist_lib.location.wrap.stopping import check_not_stopped
+from persist_lib.maintain import Worker, collect, roll_up
+from persist_lib.pending_area.fetching import AHEAD, THREADS, Fetcher, Id
+from persist_lib.pending_area.late import delete_all, discard_late, known_of
+from persist_lib.pending_area.listing import SHOWN, Content, Listing, read_listing
+from persist_lib.pending_area.objects import Batch
+from persist_lib.pending_area.outcome import Absorbed, Disagreement
+from persist_lib.pending_area.pieces import PIECE_BATCHES, Committer, Pick, fits, pick_of
+from persist_lib.pending_area.sweeping import Sweep, chain_of
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.commit import Committed, Machine
+from persist_lib.shard.leases import Leases
+from persist_lib.times import PER_SECOND
+from persist_lib.write.registration import Registration
+
+log = logging.getLogger("persist.pending")
+AHEAD_S = 86_400
+"""How far ahead of the store's clock a batch may end, in seconds, where times are a clock. One wrong clock at a writer
+would otherwise put the upper there, and all that others write until then would be too late."""
+MOST_GARBAGE = 5_000
+"""How many keys of garbage a state may carry before a pass collects in between."""
+MOST_HELD = 50_000
+"""How many it may carry at most, where readers hold them. A pass stops there; the next one goes on."""
+PASSES = 20
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """An operator's: where writers disagree at times before `through`, what this writer says is absorbed."""
+
+    writer: str
+    through: int
+
+
+@charged
+def absorb_shard(
+    machine: Machine, leases: Leases, *, choice: Choice | None = None, dry_run: bool = False
+) -> Absorbed:  # fmt: skip
+    """Absorb what can be absorbed, and make garbage of what nobody needs. See `area.absorb`."""
+    registration = Registration(machine, leases, "ingest", "pending area")
+    done = Absorbed(machine.shard, machine.fetch().state.upper)
+    try:
+        for _ in range(PASSES):
+            one = _Pass(machine, leases, registration, choice, dry_run=dry_run)
+            found = one.run()
+            done = _together(done, found)
+            if dry_run or found.waits or not (one.was_late or one.is_partial):
+                break
+    finally:
+        try:
+            registration.close()
+        except PersistError as error:  # what was absorbed is absorbed, and the lease ends by itself
+            log.warning("collection %s: could not retire the absorber's id: %s", machine.shard, error)
+    return done
+
+
+def _together(first: Absorbed, second: Absorbed) -> Absorbed:
+    """What two passes did, one after the other: the second one says how it is now."""
+    counts = ("batches", "adopted", "updates", "size", "discarded", "deleted", "transitions")
+    sums = {name: getattr(first, name) + getattr(second, name) for name in counts}
+    return msgspec.structs.replace(second, lower=first.lower, damaged={**first.damaged, **second.damaged}, **sums)
+
+
+class _Pass:
+    """One listing, and what is done with it."""
+
+    def __init__(
+        self, machine: Machine, leases: Leases, registration: Registration, choice: Choice | None, *, dry_run: bool
+    ) -> None:  # fmt: skip
+        self._machine, self._leases, self._registration = machine, leases, registration
+        self._choice, self._dry_run = choice, dry_run
+        self._done = Absorbed(machine.shard)
+        self._disagreements: list[Disagreement] = []
+        self._over: dict[Id, Content] = {}  # contents that agree, or were overruled, and whose end was not reached yet
+        self._agreed: set[Id] = set()  # the contents whose end was reached
+        self._start = 0
+        self.was_late = False
+        """Whether another process changed the shard first, so that it is worth another pass."""
+        self.is_partial = False
+        """Whether the listing had more than is kept of one."""
+
+    def run(self) -> Absorbed:
+        """Make the pass."""
+        machine, runtime = self._machine, self._machine.runtime
+        state = machine.fetch().state
+        prefix = pending_prefix(machine.shard)
+        if state.is_finished():
+            return delete_all(machine, listed(machine.blob, prefix), self._done, dry_run=self._dry_run)
+        listing = read_listing(machine.shard, listed(machine.blob, prefix), known_of(state))
+        self._tell(lower=state.upper, upper=state.upper, endless=listing.endless, foreign=listing.foreign)
+        self.is_partial = listing.horizon is not None
+        with runtime.pool(THREADS, "persist-pending") as pool:
+            fetcher = Fetcher(machine.blob, machine.shard, listing, state.schemas, pool)
+            if state.upper.time is not None:
+                self._absorb(listing, fetcher, state, state.upper.time)
+            late = discard_late(machine, listing, fetcher, self._agreed, self._make_room, dry_run=self._dry_run)
+        self._make_room(0)
+        absorbed = self._done.discarded + self._done.batches
+        self._tell(
+            discarded=self._done.discarded + late.discarded, damaged=fetcher.damaged,
+            disagreements=(*self._disagreements, *late.disagreements)[:SHOWN],
+            left=len(listing) - len(listing.late(self._done.upper if self._dry_run else machine.state.upper)),
+        )  # fmt: skip
+        self.is_partial = self.is_partial and bool(absorbed or late.discarded)
+        return self._done
+
+    def _tell(self, **changes: object) -> None:
+        self._done = msgspec.structs.replace(self._done, **changes)
+
+    def _absorb(self, listing: Listing, fetcher: Fetcher, state: State, frontier: int) -> None:
+        """Absorb piece by piece, until nothing goes on or writers disagree."""
+        self._start = frontier
+        beyond = listing.contents((listing.rows["upper"] > frontier).nonzero()[0])
+        contents = [content for content in beyond if content.upper <= _latest(self._machine, state.schemas[-1])]
+        self._tell(ahead=sum(len(c.members) for c in beyond) - sum(len(c.members) for c in contents))
+        sweep, chain = Sweep(contents, frontier), chain_of(contents, frontier)
+        committer = Committer(self._machine, self._registration, state.schemas)
+        piece: list[Pick] = []
+        size = 0
+        for place in range(len(beyond) + 1):
+            check_not_stopped()
+            fetcher.ahead(chain[place : place + AHEAD])
+            if listing.horizon is not None and sweep.frontier >= listing.horizon:
+                break
+            pick = self._pick(sweep, fetcher)
+            if pick is not None and fits(piece, size, pick):
+                piece.append(pick)
+                size += pick.batch.size
+            else:
+                if piece and not self._commit(committer, piece, listing):
+                    return
+                piece, size = ([pick], pick.batch.size) if pick is not None else ([], 0)
+            if pick is None:
+                break
+            sweep.advance(pick.content.upper)
+        if piece and not self._commit(committer, piece, listing):
+            return
+        if not self._disagreements and any(content.upper > sweep.frontier for content in contents):
+            self._tell(gap=sweep.frontier)
+
+    def _pick(self, sweep: Sweep, fetcher: Fetcher) -> Pick | None:
+        """What goes on from the frontier; None if nothing does, or if writers disagree and nobody chose."""
+        frontier, against = sweep.frontier, None
+        for content in sweep.candidates():
+            if (batch := fetcher.read(content)) is None:
+                continue
+            others = [other for other in sweep.overlapping(content.upper) if other.id != content.id]
+            disagreement = self._against(fetcher, content, batch, others, frontier)
+            if disagreement is None:
+                # What begins before the shard's upper has times that were not compared here. It is late afterwards.
+                self._over |= {one.id: one for one in (content, *others) if one is content or one.lower >= self._start}
+                return pick_of(content, batch, frontier)
+            against = against or disagreement
+        if against is None:
+            return None
+        if (chosen := self._chosen(sweep, fetcher, frontier)) is None:
+            self._disagreements.append(against)
+            return None
+        self._over |= {other.id: other for other in sweep.overlapping(chosen.content.upper)}
+        return chosen
+
+    def _against(
+        self, fetcher: Fetcher, content: Content, batch: Batch, others: Sequence[Content], frontier: int
+    ) -> Disagreement | None:  # fmt: skip
+        """The earliest disagreement with another content about a time that this one would bring into the shard."""
+        found: list[tuple[int, Content]] = []
+        for other in others:
+            lower, upper = max(frontier, other.lower), min(content.upper, other.upper)
+            mine, theirs = fetcher.sums(content, batch), fetcher.sums(other)
+            if mine is None or theirs is None:
+                continue  # damaged, or gone: no word against anything
+            time = mine.between(lower, upper).first_difference(theirs.between(lower, upper))
+            if time is not None:
+                found.append((time, other))
+        if not found:
+            return None
+        time, other = min(found, key=lambda one: (one[0], one[1].id))
+        return fetcher.disagreement(time, [content, other])
+
+    def _chosen(self, sweep: Sweep, fetcher: Fetcher, frontier: int) -> Pick | None:
+        """What the chosen writer says from the frontier on, if there is a choice for that time."""
+        choice = self._choice
+        if choice is None or frontier >= choice.through:
+            return None
+        for content in sweep.candidates():
+            if choice.writer in fetcher.writers(content) and (batch := fetcher.read(content)) is not None:
+                return pick_of(content, batch, frontier)
+        return None
+
+    def _commit(self, committer: Committer, piece: list[Pick], listing: Listing) -> bool:
+        """Have a piece enter the shard. Returns whether to go on."""
+        upper = piece[-1].content.upper
+        gone = self._gone(piece, listing, upper)
+        if not self._dry_run:
+            if not self._make_room(len(gone)):
+                return False
+            answer = committer.commit(piece, gone)
+            if isinstance(answer, (r.WrongUpper, r.Exists, r.NotLive, r.Finished)):
+                self.was_late = True
+                return False
+            if not isinstance(answer, (Committed, r.AlreadyDone)):
+                raise self._machine.refused(answer)
+        done = self._done
+        adopted = sum(pick.is_adopted for pick in piece)
+        self._tell(
+            upper=at(upper), batches=done.batches + len(piece), adopted=done.adopted + adopted,
+            updates=done.updates + sum(pick.table.num_rows for pick in piece),
+            size=done.size + sum(pick.batch.size for pick in piece), transitions=done.transitions + 1,
+            discarded=done.discarded + len(gone) - (len(piece) - adopted),
+        )  # fmt: skip
+        return True
+
+    def _gone(self, piece: list[Pick], listing: Listing, upper: int) -> tuple[tuple[PartKey, int], ...]:
+        """What becomes garbage with a piece: what it rewrites, and what others put for the same times.
+
+        Of these, as many as one transition should name; the others are late from then on.
+        """
+        adopted = {pick.batch.name.key for pick in piece if pick.is_adopted}
+        reached = [content for content in self._over.values() if content.upper <= upper]
+        self._agreed |= {content.id for content in reached}
+        self._over = {content.id: content for content in self._over.values() if content.upper > upper}
+        members = {int(index) for content in reached for index in content.members}
+        rewritten = [(pick.batch.name.key, pick.batch.size) for pick in piece if not pick.is_adopted]
+        named = adopted | {key for key, _ in rewritten}
+        others = [(key, size) for key, size in listing.keyed(sorted(members)[: PIECE_BATCHES * 2]) if key not in named]
+        return (*rewritten, *others[:PIECE_BATCHES])
+
+    def _make_room(self, more: int) -> bool:
+        """Collect, where the state has much garbage. Returns whether it can take that much more."""
+        machine = self._machine
+        if self._dry_run or len(machine.state.garbage) + more <= MOST_GARBAGE:
+            return True
+        with Worker(machine, self._leases) as worker:
+            roll_up(machine, worker, force=True)
+        collected = collect(machine)
+        if len(machine.state.garbage) + more <= MOST_HELD:
+            return True
+        why = "; ".join(held.why for held in collected.held)
+        self._tell(waits=f"{len(machine.state.garbage)} objects of garbage cannot be deleted yet: {why}")
+        return False
+
+
+def _latest(machine: Machine, schema: Schema) -> float:
+    """The latest upper that a batch may have to be absorbed; infinite where times are no clock."""
+    if schema.times is None:
+        return float("inf")
+    per_second = PER_SECOND[schema.times]
+    return machine.consensus.now() * per_second // 1000 + AHEAD_S * per_second

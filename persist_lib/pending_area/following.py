@@ -1,0 +1,202 @@
+"""Following a collection: through the shard up to its upper, beyond it through the batches of one writer.
+
+SUBTLE: a reader takes from the pending area only what lies beyond the upper of a version that it holds, and lists after
+it holds that version. A batch becomes garbage at a later seqno than any version whose upper is before the batch's. So
+nothing that was listed is deleted while the version is held, that is until every object of the plan has been read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.convert.times import shown_times
+from persist_lib.core.state import State, Version
+from persist_lib.errors import Corrupt, Missing, NewerFormat
+from persist_lib.format.parts import within
+from persist_lib.format.paths import blob_key, pending_prefix
+from persist_lib.frontier import MAX_TIME, Antichain, at
+from persist_lib.location.wrap.around import listed, next_page
+from persist_lib.pending_area.comparing import sums_of
+from persist_lib.pending_area.emitted import Emitted
+from persist_lib.pending_area.listing import Listing, read_listing
+from persist_lib.pending_area.objects import Batch, decode
+from persist_lib.read.handle import ReadHandle
+from persist_lib.read.listen import Event, Progress, Updates
+from persist_lib.shard.runs import read_updates
+
+log = logging.getLogger("persist.pending")
+AROUND_S = 1.0
+"""How long the writer that is followed may have nothing new before the others are looked at. That lists all of them."""
+
+
+class Follower:
+    """A frontier, and what comes after it. `emitted` notes what was given beyond the merged upper.
+
+    `due` is the event to deliver next, and whether more of its batch follows. Whoever takes it sets it to None.
+    """
+
+    def __init__(
+        self, handle: ReadHandle, frontier: Antichain, until: Antichain, emitted: Emitted, *,
+        merged_only: bool, is_eager: bool = False,
+    ) -> None:  # fmt: skip
+        self.frontier, self.until = frontier, until
+        self.writer: str | None = None
+        self.due: tuple[Event, bool] | None = None
+        self._handle, self._emitted, self._merged_only = handle, emitted, merged_only
+        self._is_eager = is_eager
+        self._after = ""  # behind which key of the writer to go on
+        self._looked_s: float | None = None
+
+    def is_done(self) -> bool:
+        """Whether nothing more is wanted, or nothing more can come."""
+        return self.frontier.is_top() or self.until <= self.frontier
+
+    def look(self) -> Iterator[None]:
+        """Make due what there is now beyond the frontier: for each batch its updates, then progress. Yields each time.
+
+        Raises Diverged when what was given earlier is not what the shard has, and LeaseExpired and SinceViolation as
+        any read.
+        """
+        if self.frontier.time is None:
+            return
+        machine = self._handle.machine
+        machine.fetch()
+        reading = self._handle.acquire(max(0, self.frontier.time - 1))
+        try:
+            state = reading.version.state
+            check_emitted(self._handle, self._emitted, state)
+            yield from self._merged(state)
+            while not self._merged_only and not self.is_done() and (batch := self._next(state)) is not None:
+                yield from self._given(batch, state)
+        except Missing as missing:
+            look_again(self._handle, reading.version, missing)
+        finally:
+            reading.release()
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The updates that there are now beyond the frontier."""
+        for _ in self.look():
+            if self.due is not None and isinstance(event := self.due[0], Updates):
+                yield event.table
+            self.due = None
+
+    def _merged(self, state: State) -> Iterator[None]:
+        machine, schema = self._handle.machine, self._handle.schema
+        for batch in state.trace:
+            if self.is_done() or batch.upper <= self.frontier or self.frontier.time is None:
+                continue
+            upper = batch.upper.meet(self.until)
+            tables: Iterable[pa.Table] = read_updates(
+                machine.reads, machine.shard, (batch,), self.frontier.time, upper.time, state.schemas, schema
+            )
+            if self._handle.read_only:
+                tables = list(tables)  # an object may vanish half way, and what was delivered must not come again
+            for table in tables:
+                if table.num_rows:
+                    self.due = Updates(shown_times(schema, table)), True
+                    yield
+            progress = Progress(upper), False
+            self.due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
+            yield
+
+    def _given(self, batch: Batch, state: State) -> Iterator[None]:
+        """The updates of a pending batch from the frontier on."""
+        lower, upper, schema = self.frontier.time or 0, batch.name.upper.meet(self.until), self._handle.schema
+        table = within(batch.table, lower, upper.time)
+        sums = sums_of(state.schemas[-1], [table])
+        self._emitted.add(lower, upper.time or MAX_TIME, sums, batch.name.key)
+        key = blob_key(self._handle.machine.shard, batch.name.key)
+        if table.num_rows:
+            self.due = Updates(shown_times(schema, table.select(schema.updates.names))), True
+            yield
+        progress = Progress(upper), False
+        self._after = max(self._after, key) if batch.name.writer == self.writer else self._after
+        self.due, self.frontier = progress, upper
+        yield
+
+    def _next(self, state: State) -> Batch | None:
+        """A sound batch that goes on from the frontier; of the writer that is followed, if it has one."""
+        if self.writer is not None and (batch := self._best(self._of_writer(self.writer), state)) is not None:
+            return batch
+        machine = self._handle.machine
+        now = machine.runtime.monotonic()
+        if self._looked_s is not None and not self._is_eager and now - self._looked_s < AROUND_S:
+            return None
+        self._looked_s = now
+        batch = self._best(read_listing(machine.shard, listed(machine.blob, pending_prefix(machine.shard))), state)
+        if batch is not None and batch.name.writer != self.writer:
+            self.writer, self._after = batch.name.writer, ""
+        return batch
+
+    def _of_writer(self, writer: str) -> Listing:
+        """The next batches of the writer that is followed: one request, where the store lists in pages."""
+        machine, frontier = self._handle.machine, np.uint64(self.frontier.time or 0)
+        prefix = f"{pending_prefix(machine.shard)}{writer}/"
+        while True:
+            page = next_page(machine.blob, prefix, self._after)
+            listing = read_listing(machine.shard, page.entries)
+            if page.is_last or not page.entries or (listing.rows["upper"] > frontier).any():
+                return listing
+            self._after = page.entries[-1].key  # these are all behind the frontier, for good
+
+    def _best(self, listing: Listing, state: State) -> Batch | None:
+        """The sound batch that goes on from the frontier and reaches furthest; None if there is none."""
+        frontier = np.uint64(self.frontier.time or 0)
+        rows = listing.rows
+        places = np.flatnonzero((rows["lower"] <= frontier) & (rows["upper"] > frontier))
+        machine = self._handle.machine
+        for place in sorted(places.tolist(), key=lambda place: -int(rows["upper"][place])):
+            name = listing.name(place)
+            data = machine.blob.get(blob_key(machine.shard, name.key))
+            if data is None:
+                self._check_held(name.key)
+                continue
+            try:
+                return decode(name, data, state.schemas)
+            except (Corrupt, NewerFormat) as error:
+                log.warning("collection %s: %s", machine.shard, error)  # another writer's is taken
+        return None
+
+    def _check_held(self, key: str) -> None:
+        """A batch that was listed is gone. Raises Missing, unless this reader holds nothing."""
+        if self._handle.read_only:
+            return
+        raise Missing(
+            f"{pending_prefix(self._handle.machine.shard)}{key} was listed and is gone, though a live reader needs it. "
+            "Nothing deletes such a batch: was it deleted by hand? Read again",
+            key=key,
+        )
+
+
+def look_again(handle: ReadHandle, version: Version, missing: Missing) -> None:
+    """An object of a version is gone: raise LeaseExpired if this reader is not live any more, else `missing`.
+
+    A read-only reader holds nothing. It goes on from the newest version, if that is another one.
+    """
+    if error := handle.expired():
+        raise error from missing
+    if not handle.read_only or handle.machine.fetch().seqno == version.seqno:
+        raise missing
+
+
+def check_emitted(handle: ReadHandle, emitted: Emitted, state: State) -> None:
+    """Compare what was given beyond the merged upper with what was absorbed since.
+
+    What cannot be compared any more, as a read-only reader holds no history, is forgotten.
+    """
+    upper = emitted.upper if state.upper.time is None else min(emitted.upper, state.upper.time)
+    since = state.since.time
+    first = upper if since is None else max(emitted.lower, since + 1 if since else 0)
+    if emitted.is_empty or upper <= emitted.lower:
+        return
+    if first > emitted.lower:
+        emitted.forget(min(first, upper))
+    if emitted.lower < upper:
+        schema, machine = state.schemas[-1], handle.machine
+        batches = [b for b in state.trace if b.lower.is_before(upper - 1) and at(emitted.lower) < b.upper]
+        tables = read_updates(machine.reads, machine.shard, batches, emitted.lower, upper, state.schemas, schema)
+        emitted.check(upper, sums_of(schema, tables))

@@ -1,0 +1,163 @@
+"""Late batches: those whose times the shard has already. They are compared while that is possible, and discarded.
+
+They never become garbage at sight, but by a transition, which refuses what is referred to and what is still needed. A
+reader at an older version may follow their writer; their deletion waits for it. Beneath a tombstone nobody reads any
+more, and all that is pending is deleted at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.pending import parse_pending_key
+from persist_lib.core.state import State
+from persist_lib.errors import Missing
+from persist_lib.format.paths import pending_key
+from persist_lib.frontier import at
+from persist_lib.ids import PartKey
+from persist_lib.location.api import BlobEntry, StaysInPlace
+from persist_lib.pending_area.comparing import TimeSums, sums_of
+from persist_lib.pending_area.fetching import Fetcher, Id
+from persist_lib.pending_area.listing import SHOWN, Content, Listing, Others
+from persist_lib.pending_area.outcome import Absorbed, Disagreement
+from persist_lib.shard.commit import Committed, Machine
+from persist_lib.shard.runs import read_updates
+
+PAGE = 1000
+T = TypeVar("T")
+
+
+class Late(msgspec.Struct, frozen=True):
+    """What became of late batches: how many were discarded, and which say something else than the shard."""
+
+    discarded: int
+    disagreements: tuple[Disagreement, ...]
+
+
+def discard_late(
+    machine: Machine, listing: Listing, fetcher: Fetcher, agreed: Container[Id], has_room: Callable[[int], bool], *,
+    dry_run: bool,
+) -> Late:  # fmt: skip
+    """Make garbage of the batches before upper that the shard does not refer to, a thousand in a transition.
+
+    Those that say something else than the shard stay where they are, for an operator to look at and to delete. What is
+    in `agreed` was compared already. It ends where the state has no room for that much garbage more.
+    """
+    state = machine.state
+    known = known_of(state)
+    names = (parse_pending_key(key) for key in known)
+    said = {(n.lower, n.upper.time, n.count, n.digest) for n in names if n is not None}
+    disagreements: list[Disagreement] = []
+
+    def found() -> Iterator[tuple[PartKey, int]]:
+        for content in listing.contents(listing.late(state.upper)):
+            keyed = [(key, size) for key, size in listing.keyed(content.members) if key not in known]
+            is_known = content.id in said or content.id in agreed
+            if keyed and not is_known and (against := _against(machine, fetcher, content, dry_run=dry_run)) is not None:
+                disagreements.append(against)
+            else:
+                yield from keyed
+
+    count = 0
+    for page in _pages(found()):
+        if dry_run:
+            count += len(page)
+        elif has_room(len(page)):
+            count += discard_keys(machine, page)
+        else:
+            break
+    return Late(count, tuple(disagreements[:SHOWN]))
+
+
+def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
+    """Make garbage of late batches, and return of how many. What another process did first is left out."""
+    count = 0
+
+    def build(state: State, _now: int) -> c.DiscardPending:
+        nonlocal count
+        known = known_of(state)
+        left = tuple((key, size) for key, size in keys if key not in known)
+        count = len(left)
+        return c.DiscardPending(left)
+
+    answer = machine.try_commit(build)
+    if isinstance(answer, (r.AlreadyDone, r.Finished)):
+        return 0
+    if not isinstance(answer, Committed):
+        raise machine.refused(answer)
+    return count
+
+
+def delete_all(machine: Machine, entries: Iterable[BlobEntry], done: Absorbed, *, dry_run: bool) -> Absorbed:
+    """Delete all pending batches beneath a tombstone, page by page. What is no batch stays, and is told."""
+    foreign, deleted, failed = Others(), 0, dict[str, str]()
+    for page in _pages(entries):
+        batches = []
+        for entry in page:
+            if parse_pending_key(pending_key(machine.shard, entry.key)) is None:
+                foreign = foreign.with_(entry.key)
+            else:
+                batches.append(entry.key)
+        if not dry_run and batches:
+            if isinstance(machine.consensus, StaysInPlace):
+                machine.consensus.check_in_place()
+            failed |= {key: str(error) for key, error in machine.blob.delete_many(batches).items()}
+        deleted += len(batches)
+    top = machine.state.upper
+    waits = f"{len(failed)} could not be deleted: {next(iter(failed.values()))}" if failed else ""
+    return msgspec.structs.replace(
+        done, lower=top, upper=top, deleted=deleted - len(failed), foreign=foreign, left=len(failed), waits=waits
+    )
+
+
+def known_of(state: State) -> set[PartKey]:
+    """The keys that the state refers to or that are garbage."""
+    return {key for batch in state.trace for key in batch.keys} | state.garbage.keys()
+
+
+def _against(machine: Machine, fetcher: Fetcher, content: Content, *, dry_run: bool) -> Disagreement | None:
+    """What a late content says other than the shard; None if nothing, or if it cannot be compared any more."""
+    state = machine.state
+    # SUBTLE: at since itself the shard also has what was advanced to it.
+    since = state.since.time
+    first = None if since is None else max(content.lower, since + 1 if since else 0)
+    if first is None or first >= content.upper or not state.upper.has_passed(content.upper - 1):
+        return None
+    if (theirs := fetcher.sums(content)) is None:
+        return None
+    try:
+        ours = _shard_sums(machine, state, first, content.upper)
+    except Missing:  # collected since: nothing of the shard is held here
+        return None if dry_run else _against_newest(machine, fetcher, content, state)
+    time = ours.first_difference(theirs.between(first, content.upper))
+    return None if time is None else fetcher.disagreement(time, [content], with_shard=True)
+
+
+def _against_newest(machine: Machine, fetcher: Fetcher, content: Content, before: State) -> Disagreement | None:
+    """The same with the newest state, where an older one could not be read. Raises Missing if there is no newer one."""
+    if machine.fetch().state == before:
+        raise Missing(f"shard {machine.shard}: an object that the newest state refers to is not there", key="")
+    return _against(machine, fetcher, content, dry_run=False)
+
+
+def _shard_sums(machine: Machine, state: State, lower: int, upper: int) -> TimeSums:
+    schema = state.schemas[-1]
+    batches = [batch for batch in state.trace if batch.lower.is_before(upper - 1) and at(lower) < batch.upper]
+    tables = read_updates(machine.blob, machine.shard, batches, lower, upper, state.schemas, schema)
+    return sums_of(schema, tables)
+
+
+def _pages(things: Iterable[T]) -> Iterator[list[T]]:
+    page: list[T] = []
+    for thing in things:
+        page.append(thing)
+        if len(page) == PAGE:
+            yield page
+            page = []
+    if page:
+        yield page

@@ -1,0 +1,149 @@
+"""The objects of the pending area: what a writer puts, and what may be made of it by those who did not write it.
+
+A batch is one part as shards have them, so that it can be adopted as it is. A batch without updates is an object
+without bytes. The name has the digest of the bytes, which is checked before any value is used. All that a state would
+say of a part is computed anew from the rows: nothing that a foreign object says of itself is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from persist_lib.core.pending import PendingName
+from persist_lib.core.state import Part
+from persist_lib.errors import Corrupt, Damage
+from persist_lib.format.digest import CHUNK, WIDTH, digest
+from persist_lib.format.encoded import Description, describe
+from persist_lib.format.parquet import PartFile, inner_keys, starts_of
+from persist_lib.format.parts import encode_part, is_sorted
+from persist_lib.frontier import Antichain
+from persist_lib.kernel.columns import integers
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keys import bounds
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import DIFF, TIME, Schema
+
+ADOPT_BYTES = 1 << 20
+"""From this size on an object is adopted where it can be. Smaller ones would be many objects for every reader."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A pending batch whose bytes are what its name says.
+
+    `table` has its updates as the shard's newest schema has them. `part` is how a state refers to the object if it is
+    adopted; None where it cannot be, as another program or schema encoded it, or as it has no updates.
+    """
+
+    name: PendingName
+    size: int
+    table: pa.Table
+    part: Part | None
+
+
+def name_digest(data: bytes | memoryview) -> str:
+    """The digest that is in the name of an object with these bytes: that of its chunks' digests, if it has several."""
+    chunks = digest(data)
+    return (chunks if len(chunks) == WIDTH else xxhash.xxh3_128_digest(chunks)).hex()
+
+
+def encode(
+    schema: Schema, table: pa.Table, writer: str, lower: int, upper: Antichain
+) -> tuple[PendingName, bytes | memoryview]:
+    """The name and the bytes of a batch. The same updates give the same bytes, in whatever order they come.
+
+    Raises DiffOverflow if a sum of diffs does not fit in 64 bits.
+    """
+    table = consolidate(schema, table)
+    data = encode_part(schema, 0, table).data if table.num_rows else b""
+    return PendingName(writer, lower, upper, table.num_rows, name_digest(data)), data
+
+
+def decode(name: PendingName, data: bytes, schemas: Sequence[Schema], *, adopt_from: int | None = None) -> Batch:
+    """What a pending batch holds, as the newest of `schemas` has it.
+
+    Objects of `adopt_from` bytes (ADOPT_BYTES) or more can be adopted; what that takes is not found out of others.
+    Raises Corrupt if the bytes are not what the name says, or are no updates of that shard within those times.
+    """
+    if name_digest(data) != name.digest:
+        raise _corrupt(name, f"its {len(data)} bytes do not have the digest in its name")
+    if not data and not name.count:
+        return Batch(name, 0, empty_table(schemas[-1].updates), None)
+    newest = schemas[-1]
+    try:
+        file = PartFile(name.key, pa.BufferReader(data), newest)
+        index = _schema_of(name, file.columns, schemas)
+        table = file.read(use_threads=len(data) > CHUNK)  # of small objects several are read at once
+    except Damage:
+        raise
+    except Exception as error:  # whatever a foreign object does to a decoder
+        raise _corrupt(name, f"it does not decode as a part: {type(error).__name__}: {error}") from error
+    _check(name, table, newest)
+    is_large = len(data) >= (ADOPT_BYTES if adopt_from is None else adopt_from)
+    part = _part(name, data, table, newest, index, file) if is_large and index == len(schemas) - 1 else None
+    return Batch(name, len(data), table, part)
+
+
+def _schema_of(name: PendingName, columns: Sequence[str], schemas: Sequence[Schema]) -> int:
+    """The newest of the schemas that has exactly these columns."""
+    for index in reversed(range(len(schemas))):
+        if list(schemas[index].updates.names) == list(columns):
+            return index
+    raise _corrupt(name, f"it has the columns {list(columns)}, and the shard has {schemas[-1].updates.names}")
+
+
+def _check(name: PendingName, table: pa.Table, schema: Schema) -> None:
+    """Raise Corrupt unless these are as many updates as the name says, within its times, such as the schema allows."""
+    if table.num_rows != name.count or not table.num_rows:
+        raise _corrupt(name, f"it holds {table.num_rows} updates")
+    times = integers(table.column(TIME))
+    if int(times.min()) < name.lower or not name.upper.has_passed(int(times.max())):
+        raise _corrupt(name, f"it holds times from {times.min()} to {times.max()}")
+    nulls = [field.name for field in schema.updates if not field.nullable and table.column(field.name).null_count]
+    if nulls:
+        raise _corrupt(name, f"it has nulls in {nulls}, which the shard does not allow")
+    if not integers(table.column(DIFF)).all():
+        raise _corrupt(name, "it has updates whose diff is 0")
+
+
+def _part(
+    name: PendingName, data: bytes, table: pa.Table, schema: Schema, index: int, file: PartFile
+) -> Part | None:  # fmt: skip
+    """How a state refers to the object; None unless it is in all respects what this library would have written."""
+    if not is_sorted(schema, table) or consolidate(schema, table, "split").num_rows != table.num_rows:
+        return None
+    if not _notes_are_true(table, schema, file):
+        return None
+    said: Description = describe(schema, table)
+    return Part(
+        name.key, len(data), table.num_rows, digest(data), said.key_lower, said.key_upper, said.time_lower,
+        said.time_upper, index, None, said.earliest,
+    )  # fmt: skip
+
+
+def _notes_are_true(table: pa.Table, schema: Schema, file: PartFile) -> bool:
+    """Whether the keys that the object notes of its row groups are those of its rows: ranges of keys are read by them.
+
+    SUBTLE: a writer whose schema has the same columns with another key notes others.
+    """
+    groups, place = [], 0
+    for rows in file.group_rows:
+        groups.append(table.slice(place, rows))
+        place += rows
+    keys = [inner_keys(schema, group) for group in groups]
+    starts = [starts_of(schema, group, inner) for group, inner in zip(groups, keys, strict=True)]
+    noted = file.inner_keys() or [[] for _ in groups]
+    return file.bounds == [bounds(schema, group) for group in groups] and noted == keys and file.starts() == starts
+
+
+def _corrupt(name: PendingName, why: str) -> Corrupt:
+    return Corrupt(
+        f"the pending batch {name.key} is not what its name says: {why}. It was skipped; nothing was changed",
+        key=name.key,
+    )
+
+
+__all__ = ["Batch", "decode", "encode", "name_digest"]

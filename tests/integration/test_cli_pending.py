@@ -1,0 +1,91 @@
+"""`persist pending`: a pending area at a shell, from the first look to its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import persist_lib as persist
+from persist_lib import pending_area
+from tests.integration.test_cli import Shell
+from tests.unit.pending_area.areas import said
+from tests.worlds import SCHEMA
+
+
+class Pending(Shell):
+    """A shell, and writers of a collection."""
+
+    def put(self, writer: str, lower: int, upper: int, word: str = "w") -> None:
+        with pending_area.Writer(self.root, "readings", writer, SCHEMA) as write:
+            write.put(said(lower, upper, word), lower, upper)
+
+
+@pytest.fixture
+def sh(tmp_path: Path) -> Pending:
+    sh = Pending(tmp_path / "data")
+    with persist.open(tmp_path / "data") as client:
+        pending_area.create(client, "readings", SCHEMA).close()
+    return sh
+
+
+def test_a_life_of_a_pending_area(sh: Pending):
+    assert sh("pending", "list").strip() == "nothing is pending"
+    for lower in range(0, 9, 3):
+        sh.put("edge-7", lower, lower + 3)
+    sh.put("edge-8", 0, 4)
+    assert "readings" in sh("pending", "list")
+    assert [one["collection"] for one in sh.json("pending", "list")["collections"]] == ["readings"]
+    shown = sh.json("pending", "show", "readings")
+    assert [(one["writer"], one["batches"], one["late"]) for one in shown["writers"]] == [
+        ("edge-7", 3, 0), ("edge-8", 1, 0),
+    ]  # fmt: skip
+    assert "go on without a gap to [9]" in sh("pending", "show", "readings")
+    before = sh.files()
+    assert "would absorb" in sh("pending", "absorb", "readings", "--dry-run")
+    assert sh.files() == before
+    assert "up to [9]" in sh("pending", "absorb", "--all")
+    assert len(sh.json("snapshot", "readings")["rows"]) == 6
+    sh("maintain", "readings")
+    sh("maintain", "readings")
+    assert sh.json("pending", "show", "readings")["batches"] == 0
+
+
+def test_writers_that_disagree_are_told_and_an_operator_chooses(sh: Pending):
+    sh.put("edge-7", 0, 3)
+    sh.put("edge-8", 0, 3, word="x")
+    done = sh.run("pending", "absorb", "readings")
+    assert done.exit_code == 3
+    assert "edge-7" in done.stdout
+    assert "disagree" in done.stdout
+    assert json.loads(sh.run("pending", "absorb", "--all", "--json").stdout)["collections"][0]["disagreements"]
+    before = sh.files()
+    assert "would absorb 1 batch" in sh("pending", "choose", "readings", "edge-8", "--dry-run")
+    assert sh.files() == before
+    assert "choose one of" in sh.fails(2, "pending", "choose", "readings", "edge-9")
+    assert "has absorbed 1 batch" in sh("pending", "choose", "readings", "edge-8", "--through", "3")
+    assert {row["word"] for row in sh.json("snapshot", "readings")["rows"]} == {"x"}
+    sh.put("edge-9", 1, 3)
+    assert "came late" in sh("pending", "absorb", "readings")
+    assert "would discard 1 late batch" in sh("pending", "delete", "readings", "--writer", "edge-9", "--dry-run")
+    assert "has discarded 1 late batch" in sh("pending", "delete", "readings", "--writer", "edge-9")
+    assert "came late" not in sh("pending", "absorb", "readings")
+
+
+def test_deleting_asks_and_leaves_nothing(sh: Pending):
+    sh.put("edge-7", 0, 3)
+    assert "would be deleted, with 1 pending batch" in sh("pending", "delete", "readings", "--dry-run")
+    assert "nothing was changed" in sh.fails(2, "pending", "delete", "readings")
+    assert "was deleted" in sh("pending", "delete", "readings", "--yes")
+    assert sh("pending", "list").strip() == "nothing is pending"
+    sh.put("edge-7", 3, 6)
+    assert "deleted" in sh("pending", "list")
+    assert "1 pending batch were deleted" in sh("pending", "absorb", "--all")
+
+
+def test_what_is_wrong_is_a_sentence(sh: Pending):
+    assert "--all" in sh.fails(2, "pending", "absorb")
+    assert "NotFound" in sh.fails(1, "pending", "absorb", "nothing")
+    assert "NotFound" in sh.fails(1, "pending", "show", "nothing")
+    assert "writer's name" in sh.fails(2, "pending", "choose", "readings", "a/b")

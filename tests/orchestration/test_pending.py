@@ -1,0 +1,96 @@
+"""Pending areas in Dagster: absorbed where something is due, and red where writers disagree."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import persist_lib as persist
+from orchestration.definitions import build_definitions
+from orchestration.resources import Persist
+from orchestration.settings import Settings
+from persist_lib import pending_area
+from tests.unit.pending_area.areas import said
+from tests.worlds import SCHEMA
+
+pytestmark = pytest.mark.dagster
+KEY = dg.AssetKey("pending")
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
+        yield kept
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with persist.open(tmp_path / "data") as client:
+        for name in ("readings", "others"):
+            pending_area.create(client, name, SCHEMA).close()
+    return tmp_path / "data"
+
+
+def put(folder: Path, name: str, writer: str, lower: int, upper: int, word: str = "w") -> None:
+    with pending_area.Writer(folder, name, writer, SCHEMA) as write:
+        write.put(said(lower, upper, word), lower, upper)
+
+
+def run(folder: Path, instance: dg.DagsterInstance, **config: object) -> dg.ExecuteInProcessResult:
+    given = Persist(location=f"file:{folder}")
+    return build_definitions(Settings(location=f"file:{folder}")).resolve_job_def("pending").execute_in_process(
+        instance=instance, resources={"persist": given}, raise_on_error=False,
+        run_config={"ops": {"absorption_of_pending": {"config": config}}},
+    )  # fmt: skip
+
+
+def tick(folder: Path, instance: dg.DagsterInstance) -> Any:
+    repository = build_definitions(Settings(location=f"file:{folder}")).get_repository_def()
+    with dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=dt.datetime(2026, 11, 23, tzinfo=dt.UTC), repository_def=repository,
+        resources={"persist": Persist(location=f"file:{folder}")},
+    ) as context:  # fmt: skip
+        return repository.get_schedule_def("pending_schedule").evaluate_tick(context)
+
+
+def test_what_is_due_is_absorbed_and_then_nothing_is_due(folder: Path, instance: dg.DagsterInstance):
+    assert "nothing" in tick(folder, instance).skip_message
+    put(folder, "readings", "edge-7", 0, 3)
+    put(folder, "others", "edge-7", 0, 3)
+    assert len(tick(folder, instance).run_requests) == 1
+    dry = run(folder, instance, dry_run=True)
+    assert {event.asset_key for event in dry.get_asset_observation_events()} == {KEY}
+    assert dry.get_asset_materialization_events() == []
+    done = run(folder, instance)
+    assert done.success
+    events = done.get_asset_materialization_events()
+    assert [event.partition for event in events] == ["others", "readings"]
+    assert instance.get_dynamic_partitions("persist_pending") == ["others", "readings"]
+    metadata = events[0].materialization.metadata
+    assert (metadata["batches"].value, metadata["updates"].value, metadata["left"].value) == (1, 3, 0)
+    assert "nothing" in tick(folder, instance).skip_message, "what is garbage already is not due"
+
+
+def test_writers_that_disagree_fail_the_run_and_the_others_are_absorbed(folder: Path, instance: dg.DagsterInstance):
+    put(folder, "readings", "edge-7", 0, 3)
+    put(folder, "readings", "edge-8", 0, 3, word="x")
+    put(folder, "others", "edge-7", 0, 3)
+    done = run(folder, instance)
+    assert not done.success
+    found = {one.partition: one.materialization.metadata for one in done.get_asset_materialization_events()}
+    assert {name: metadata["in_dispute"].value for name, metadata in found.items()} == {"others": 0, "readings": 1}
+    [failure] = [event for event in done.all_events if event.is_step_failure]
+    said_why = failure.step_failure_data.user_failure_data
+    assert said_why is not None
+    assert "run `persist pending choose readings`" in str(said_why.description)
+    assert len(tick(folder, instance).run_requests) == 1
+    with persist.open(folder) as client:
+        pending_area.choose(client, "readings", "edge-8")
+    assert run(folder, instance).success
+    assert "nothing" in tick(folder, instance).skip_message
