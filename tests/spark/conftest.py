@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a run: a JVM is slow to start and large."""
+"""One Spark session for all tests of a process: a JVM is slow to start and large."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from jobs.session import SparkSettings, build_session
 from tests.spark.collections import SMALL
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = build_session(SparkSettings(master="local[2,4]", driver_memory="512m"))
-    yield session
-    session.stop()
+@pytest.fixture
+def spark() -> SparkSession:
+    """The session of this process; a new one where a test of something else has stopped it. Nobody has to end it."""
+    return build_session(SparkSettings(master="local[2,4]", driver_memory="512m"))
 
 
 @pytest.fixture
