@@ -31,8 +31,10 @@ pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
 DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
 ASSETS = [*DUTIES, "collections", "sources", "pending"]
-JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "rebuild"])
-SCHEDULES = [f"{name}_schedule" for name in ("census", "collections", "garbage", "leases", "orphans", "scrub")]
+JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "pending", "rebuild"])
+SCHEDULES = [
+    f"{name}_schedule" for name in ("census", "collections", "garbage", "leases", "orphans", "pending", "scrub")
+]
 SENSORS = ["compaction_debt", "shard_discovery", "source_news"]
 
 TWO = """
