@@ -29,7 +29,7 @@ NEXT: dict[str, list[Edit]] = {
         ("NEWEST = 3\n", "NEWEST = 4\n"),
         ("STATE_FIELDS = {1: 14, 2: 16, 3: 18}", "STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 20}"),
         ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 4, "format": 2,'),
-        ('COMMANDS = {"Upgrade": 2,', 'COMMANDS = {"SetLabel": 4, "Upgrade": 2,'),
+        ('    "Upgrade": 2,', '    "SetLabel": 4, "Upgrade": 2,'),
     ],
     "persist_lib/core/state.py": [
         before("\n    @property\n    def upper(", "    label: str | None = None"),

@@ -448,6 +448,7 @@ REFUSALS: list[r.Refusal] = [
     r.BelowSince(at(1), at(2)), r.WrongOpaque("h", None, b"x"), r.WrongOpaque("h", b"x", None), r.NotEquivalent("why"),
     r.InputsGone(((0, 1),)), r.TooOld(SeqNo(1), SeqNo(2)), r.Unknown(("shard",)), r.Unknown(("w1/1",)), r.Unknown(()),
     r.WrongSchema(2, "the newest schema is number 2"), r.Held(("r1",)), r.NothingDue(), r.OlderFormat(1, 2),
+    r.StillPending("-pending/w/b", at(9), at(3)),
     r.AlreadyProduced("q", 1, Produced(2, SeqNo(7), at(3), 0)), r.TooManyProducers("q", 1000),
     r.WrongSequence("q", 1, None), r.WrongSequence("q", 1, 2), r.NeedsFormat("the producer 'q'", 3, 2),
 ]  # fmt: skip
