@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.client import Client
-from persist_lib.errors import TimedOut
+from persist_lib.errors import Determinate, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.read.listen import Progress, Updates
 from persist_lib.read.waiting import Patience
@@ -48,17 +49,24 @@ class StreamListen:
         self._as_of: int = as_of
         self._arrived: int | None = None  # the last place in the order of arrival whose updates were given
         self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
-        self._steps = self._listen()
+        self._step: Iterator[None] | None = None  # the step that is under way
+        self._due: StreamEvent | None = None
+        self._is_midway = False  # whether a part of a step was given
+        self._is_over = False
+        self._failure: PersistError | None = None
 
     def __iter__(self) -> Iterator[StreamEvent]:
         return self
 
     def __next__(self) -> StreamEvent:
-        return next(self._steps)
+        while self._due is None:
+            self._advance()
+        event, self._due, self._is_midway = self._due, None, not isinstance(self._due, Progress)
+        return event  # SUBTLE: no call since it was taken, as in `read.listen`
 
     def close(self) -> None:
         """End the listener's leases. Idempotent."""
-        self._steps.close()
+        self._step = None
         self._reader.close()
 
     __reduce__ = not_pickled("A listener", "Listen in the other process")
@@ -71,18 +79,49 @@ class StreamListen:
     ) -> None:
         self.close()
 
-    def _listen(self) -> Generator[StreamEvent, None, None]:
-        while True:
+    def _advance(self) -> None:
+        """Go on until something is due. Raises StopIteration at the end.
+
+        SUBTLE: a failure or an interrupt may come at any call. A step notes how far it is only when all of it was
+        given, so one of which nothing was given begins anew; after a part of it, this listener cannot go on.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._is_over:
+            self.close()
+            raise StopIteration
+        if self._step is None:
+            if self._is_midway:
+                self._failure = self._cut_short()
+                raise self._failure
             self._wait()
-            state = self._unsealed.machine.state
-            upper, arrival = sealed_upper(state).meet(self._until), (state.upper.time or 0) - 1
-            yield from self._unsealed_to(arrival)
-            yield from self._sealed_to(upper)
-            self.frontier = self.frontier.join(upper)
-            yield Progress(self.frontier)
-            if self._until <= self.frontier:
-                self._reader.close()
-                return
+            self._step = self._next_step()
+        try:
+            is_left = next(self._step, True) is None
+        except BaseException:
+            self._step = None
+            raise
+        if not is_left:
+            self._step = None
+
+    def _next_step(self) -> Iterator[None]:
+        """Make due, one after the other, what came since the last step, and the progress that covers it."""
+        state = self._unsealed.machine.state
+        upper, arrival = sealed_upper(state).meet(self._until), (state.upper.time or 0) - 1
+        unsealed: Iterator[StreamEvent] = self._unsealed_to(arrival)
+        for event in chain(unsealed, self._sealed_to(upper)):
+            self._due = event
+            yield
+        frontier = self.frontier.join(upper)
+        as_of = self._as_of if upper <= self.frontier else _last(upper)
+        is_over = self._until <= frontier
+        self._due, self.frontier, self._arrived, self._as_of, self._is_over = (
+            Progress(frontier), frontier, arrival, as_of, is_over,
+        )  # fmt: skip
+        yield
+        for handle, reached in ((self._unsealed, arrival), (self._sealed, as_of)):
+            if not handle.read_only:
+                handle.let_go(at(reached))
 
     def _wait(self) -> None:
         machine, config = self._unsealed.machine, self._client.config
@@ -101,27 +140,34 @@ class StreamListen:
 
     def _unsealed_to(self, arrival: int) -> Iterator[Unsealed]:
         schema = self._reader.schema
-        if self._arrived is None:
-            with self._unsealed.snapshot(arrival) as found:
-                tables = [from_unsealed(schema, table) for table in found.batches()]
-        else:
-            with self._unsealed.changes(self._arrived, arrival) as changed:
-                tables = [from_unsealed(schema, table) for table in changed.batches()]
-        self._arrived = arrival
-        if not self._unsealed.read_only:
-            self._unsealed.let_go(at(arrival))
+        given = (
+            self._unsealed.snapshot(arrival)
+            if self._arrived is None
+            else self._unsealed.changes(self._arrived, arrival)
+        )
+        with given as found:
+            tables = [from_unsealed(schema, table) for table in found.batches()]
         yield from (Unsealed(table) for table in tables if table.num_rows)
 
     def _sealed_to(self, upper: Antichain) -> Iterator[Updates]:
         if upper <= self.frontier:
             return
         self._sealed.wait_for_upper(upper)
-        last = MAX_TIME if upper.time is None else upper.time - 1
-        with self._sealed.changes(self._as_of, last) as changed:
+        with self._sealed.changes(self._as_of, _last(upper)) as changed:
             yield from (Updates(table) for table in changed.batches() if table.num_rows)
-        self._as_of = last
-        if not self._sealed.read_only:
-            self._sealed.let_go(at(last))
+
+    def _cut_short(self) -> Determinate:
+        show = self._reader.schema.show
+        return Determinate(
+            f"stream {self._reader.name!r}: listening was interrupted after a part of a step was delivered. Drop what "
+            f"came after the progress to {show(self.frontier)}, and listen again from there",
+            frontier=self.frontier, stream=self._reader.name,
+        )  # fmt: skip
+
+
+def _last(upper: Antichain) -> int:
+    """The last time before a frontier."""
+    return MAX_TIME if upper.time is None else upper.time - 1
 
 
 __all__ = ["StreamEvent", "StreamListen", "Unsealed"]
