@@ -45,6 +45,8 @@ class Fetcher:
 
     def ahead(self, contents: Sequence[Content]) -> None:
         """Begin to read these, which will be asked for soon, in this order."""
+        if self._has(contents, 0) and self._has(contents, min(AHEAD, len(contents)) - TOGETHER):
+            return  # SUBTLE: this is asked once a content, so that looking at each of them here would be the most work
         wanted = [content for content in contents[:AHEAD] if content.id not in self._under_way]
         if not wanted or (len(wanted) < TOGETHER and contents[0].id in self._under_way):
             return
@@ -56,6 +58,9 @@ class Fetcher:
             self._bytes += size
             future = self._pool.submit(self._read_all, together)
             self._under_way |= {content.id: (future, place) for place, content in enumerate(together)}
+
+    def _has(self, contents: Sequence[Content], place: int) -> bool:
+        return 0 <= place < len(contents) and contents[place].id in self._under_way
 
     def read(self, content: Content) -> Batch | None:
         """What it holds; None if none of its batches that were tried is there and sound."""

@@ -102,7 +102,8 @@ def _check(name: PendingName, table: pa.Table, schema: Schema) -> None:
     times = integers(table.column(TIME))
     if int(times.min()) < name.lower or not name.upper.has_passed(int(times.max())):
         raise _corrupt(name, f"it holds times from {times.min()} to {times.max()}")
-    nulls = [field.name for field in schema.updates if not field.nullable and table.column(field.name).null_count]
+    null = [name for name, column in zip(table.schema.names, table.columns, strict=True) if column.null_count]
+    nulls = [name for name in null if not schema.updates.field(name).nullable]
     if nulls:
         raise _corrupt(name, f"it has nulls in {nulls}, which the shard does not allow")
     if not integers(table.column(DIFF)).all():
