@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from persist_lib.streams.calls import AllowCompaction, Seal, Write
 from persist_lib.streams.contents import Contents
-from persist_lib.streams.listen import StreamListen, Unsealed
+from persist_lib.streams.listen import Accepted, StreamListen, Unsealed
 from persist_lib.streams.lock import Lock, break_lock, fetch_lock
 from persist_lib.streams.opening import open  # noqa: A004 - `streams.open` is what users write
 from persist_lib.streams.reader import StreamReader
@@ -18,6 +18,7 @@ from persist_lib.streams.wiping import Wiped, wipe_all
 from persist_lib.streams.writer import StreamWriter
 
 __all__ = [
+    "Accepted",
     "AllowCompaction",
     "Contents",
     "Lock",

@@ -68,6 +68,10 @@ class Call(Pending):
             and self.deadline.ends <= other.deadline.ends
         )
 
+    def written(self, stream: str) -> list[pa.Table]:
+        """What it writes to the stream of this name."""
+        return [op.table for op in self.ops if op.stream == stream and op.table is not None]
+
     @property
     def moves_since(self) -> bool:
         """Whether it moves a since."""

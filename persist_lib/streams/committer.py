@@ -153,6 +153,11 @@ class Committer:
         left = [upper for call, upper in waiting if not call.future.done()]
         return max([self.streams[name].upper, *left])
 
+    def waiting(self) -> list[Call]:
+        """The calls that were accepted and have no outcome yet, in their order."""
+        with self.applying:
+            return [call for call in self.in_flight if not call.future.done()]
+
     def settle(self, deadline: Deadline) -> None:
         """Wait until all calls that were accepted before this have ended. Raises TimedOut; they go on then."""
         self._outbox.settle(deadline)

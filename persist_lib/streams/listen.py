@@ -19,6 +19,9 @@ from persist_lib.streams.plan import from_unsealed
 from persist_lib.streams.stream import sealed_upper
 
 if TYPE_CHECKING:
+    from persist_lib.shard.commit import Machine
+    from persist_lib.streams.calls import Call
+    from persist_lib.streams.committer import Committer
     from persist_lib.streams.reader import StreamReader
 
 BACK_OFF = 2
@@ -30,20 +33,30 @@ class Unsealed(NamedTuple):
     table: pa.Table
 
 
-StreamEvent = Updates | Unsealed | Progress
+class Accepted(NamedTuple):
+    """Updates that wait for their commit, which may still fail; once durable they come again, as other events."""
+
+    table: pa.Table
+
+
+StreamEvent = Updates | Unsealed | Accepted | Progress
 
 
 class StreamListen:
     """An iterator of `Updates`, `Unsealed` and `Progress`. To end its leases early, close it or use a `with` block.
+
+    With the `committer` of the runtime that writes the stream, also of `Accepted`.
 
     SUBTLE: each step takes one version of the unsealed shard, and sealed updates only as far as the stream was sealed
     in that version. So between two `Progress` each update moves from unsealed to sealed as a whole.
     """
 
     def __init__(
-        self, client: Client, reader: StreamReader, as_of: int, until: Antichain, timeout_s: float | None
-    ) -> None:
-        self._client, self._until, self._timeout_s = client, until, timeout_s
+        self, client: Client, reader: StreamReader, as_of: int, until: Antichain, timeout_s: float | None,
+        committer: Committer | None = None,
+    ) -> None:  # fmt: skip
+        self._client, self._until, self._timeout_s, self._committer = client, until, timeout_s, committer
+        self._shown: set[Call] = set()  # the calls that wait for their commit, and were given as accepted
         self._reader = reader.clone()
         self._sealed, self._unsealed = self._reader.sealed, self._reader.unsealed
         self._as_of: int = as_of
@@ -61,7 +74,8 @@ class StreamListen:
     def __next__(self) -> StreamEvent:
         while self._due is None:
             self._advance()
-        event, self._due, self._is_midway = self._due, None, not isinstance(self._due, Progress)
+        is_midway = self._is_midway if isinstance(self._due, Accepted) else not isinstance(self._due, Progress)
+        event, self._due, self._is_midway = self._due, None, is_midway
         return event  # SUBTLE: no call since it was taken, as in `read.listen`
 
     def close(self) -> None:
@@ -94,8 +108,7 @@ class StreamListen:
             if self._is_midway:
                 self._failure = self._cut_short()
                 raise self._failure
-            self._wait()
-            self._step = self._next_step()
+            self._step = self._wait()
         try:
             is_left = next(self._step, True) is None
         except BaseException:
@@ -123,12 +136,15 @@ class StreamListen:
             if not handle.read_only:
                 handle.let_go(at(reached))
 
-    def _wait(self) -> None:
+    def _wait(self) -> Iterator[None]:
+        """Wait until something came, and return the step that gives it."""
         machine, config = self._unsealed.machine, self._client.config
         deadline = self._client.runtime.deadline(float("inf") if self._timeout_s is None else self._timeout_s)
         patience = Patience(machine, deadline, config.poll_s, BACK_OFF * config.poll_s)
-        while (version := machine.fetch()).state.upper <= at((self._arrived or 0) + (self._arrived is not None)):
-            if error := self._unsealed.expired(version.state):
+        while not self._has_come(machine):
+            if accepted := self._accepted():
+                return self._preview(accepted)
+            if error := self._unsealed.expired(machine.state):
                 raise error
             if deadline.has_passed():
                 raise TimedOut(
@@ -136,7 +152,39 @@ class StreamListen:
                     f"{deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",
                     timeout_s=deadline.timeout_s, frontier=self.frontier,
                 )  # fmt: skip
-            patience.pause(version.seqno)
+            if self._committer is None:
+                patience.pause(machine.version.seqno)
+            else:  # no store tells what is in this process
+                deadline.pause(config.poll_s)
+        return self._next_step()
+
+    def _has_come(self, machine: Machine) -> bool:
+        """Whether the unsealed shard has come further than what was given.
+
+        SUBTLE: the process that writes it does not ask the location, which would wait for the commit that is under way.
+        """
+        given = at(0 if self._arrived is None else self._arrived + 1)
+        if self._committer is None:
+            return given < machine.fetch().state.upper
+        if self._committer.streams[self._reader.name].arrival <= (given.time or 0):
+            return False
+        return given < machine.state.upper or given < machine.fetch().state.upper
+
+    def _accepted(self) -> list[Call]:
+        """The calls that wrote to the stream, wait for their commit, and were not given."""
+        if self._committer is None:
+            return []
+        waiting = self._committer.waiting()
+        self._shown &= set(waiting)
+        self._committer.check()
+        return [call for call in waiting if call not in self._shown and call.written(self._reader.name)]
+
+    def _preview(self, calls: list[Call]) -> Iterator[None]:
+        for call in calls:
+            for table in call.written(self._reader.name):
+                self._due = Accepted(table)
+                yield
+            self._shown |= {call}
 
     def _unsealed_to(self, arrival: int) -> Iterator[Unsealed]:
         schema = self._reader.schema
@@ -170,4 +218,4 @@ def _last(upper: Antichain) -> int:
     return MAX_TIME if upper.time is None else upper.time - 1
 
 
-__all__ = ["StreamEvent", "StreamListen", "Unsealed"]
+__all__ = ["Accepted", "StreamEvent", "StreamListen", "Unsealed"]

@@ -92,15 +92,12 @@ class StreamReader:
         their commit, which may still fail; only the process that writes the stream knows of them, and it does not ask
         the location then.
         """
-        if ahead not in get_args(Ahead):
-            raise InvalidUsage(f"ahead is one of {get_args(Ahead)}: got {shown(ahead)}", ahead=ahead)
-        if ahead == "accepted" and self._committer is None:
-            raise InvalidUsage("what waits for its commit is known only to the runtime that writes the stream")
+        committer = self._writing(ahead)
         timeout_s = self._client.config.timeout_s if timeout is None else parse_seconds(timeout)
         deadline = self._client.runtime.deadline(timeout_s)
         while True:
             try:
-                return self._contents(ahead)
+                return self._contents(ahead, committer)
             except SinceViolation:  # history was given up between the two reads
                 if deadline.has_passed():
                     raise
@@ -112,15 +109,17 @@ class StreamReader:
         """What happens after `as_of`: sealed updates at their times, and progress. See `ReadHandle.listen`.
 
         With `ahead="durable"` unsealed updates come as well, as `Unsealed`: those that arrive, and when they are sealed
-        their retraction. So at each progress all that came adds up to what the stream contains, sealed or not.
+        their retraction. So at each progress all that came adds up to what the stream contains, sealed or not. With
+        `ahead="accepted"`, in the runtime that writes the stream, writes come first as `Accepted`, before they are
+        durable. These count for nothing: they come again as the others when they are durable, or never, if they fail.
         """
+        committer = self._writing(ahead)
         if ahead == "sealed":
             return self.sealed.listen(as_of, until=until, timeout=timeout)
-        if ahead != "durable":
-            raise InvalidUsage(f"a listener looks ahead to 'sealed' or to 'durable': got {shown(ahead)}", ahead=ahead)
         times = Times(self.schema.times, self._client.runtime.clock_ms)
         start, end = times.as_of(as_of), times.frontier(until, "until")
-        return StreamListen(self._client, self, start, end, None if timeout is None else parse_seconds(timeout))
+        timeout_s = None if timeout is None else parse_seconds(timeout)
+        return StreamListen(self._client, self, start, end, timeout_s, committer)
 
     def close(self) -> None:
         """End its leases. Idempotent."""
@@ -134,14 +133,22 @@ class StreamReader:
 
     __reduce__ = not_pickled("A stream's reader", "Open the stream's sealed shard in the other process")
 
-    def _contents(self, ahead: Ahead) -> Contents:
+    def _writing(self, ahead: Ahead) -> Committer | None:
+        """The committer of what is read, if a read looks ahead to what it accepted. Raises InvalidUsage."""
+        if ahead not in get_args(Ahead):
+            raise InvalidUsage(f"ahead is one of {get_args(Ahead)}: got {shown(ahead)}", ahead=ahead)
+        if ahead == "accepted" and self._committer is None:
+            raise InvalidUsage("what waits for its commit is known only to the runtime that writes the stream")
+        return self._committer if ahead == "accepted" else None
+
+    def _contents(self, ahead: Ahead, committer: Committer | None) -> Contents:
         nothing = empty_table(self.schema.updates)
         if ahead == "sealed":
             upper = self.sealed.fetch_upper()
             return Contents(self.schema, upper, self._as_of(upper), nothing, nothing)
         sealed = self.sealed  # its lease comes first: it keeps what is sealed when the unsealed updates are read
-        if ahead == "accepted" and self._committer is not None:
-            return self._known(self._committer, sealed)
+        if committer is not None:
+            return self._known(committer, sealed)
         state = self.unsealed.machine.fetch().state
         upper, unsealed = sealed_upper(state), self._rows(state)
         # SUBTLE: unsealed first, then sealed; and sealed as far as it was when the unsealed were read.
@@ -154,15 +161,13 @@ class StreamReader:
         # What is noted of commits and what waits for one belong together: nothing is in both.
         with committer.applying:
             stream = committer.streams[self.name]
-            calls = [call for call in committer.in_flight if not call.future.done()]
-            ops = [op for call in calls for op in call.ops if op.stream == self.name]
+            accepted = [table for call in committer.waiting() for table in call.written(self.name)]
             unsealed = list(stream.read_back(TOP)) if stream.kept is None else stream.kept
             upper, snapshot = stream.upper, None
             if upper != at(0):
                 # Not through `snapshot`, which would read the newest state, and wait for the commit that is under way.
                 as_of = stream.newest_sealed()
                 snapshot = Snapshot(sealed, sealed.acquire(as_of), as_of, KeyRange(), None, Spending())
-        accepted = [op.table for op in ops if op.table is not None]
         return Contents(self.schema, upper, snapshot, _table(self.schema, unsealed), _table(self.schema, accepted))
 
     def _as_of(self, upper: Antichain) -> Snapshot | None:

@@ -134,6 +134,76 @@ def test_how_far_a_read_looks_is_its_own_choice(place: Place) -> None:
     assert found("sealed") == (Counter([0]), Counter(), Counter())
 
 
+def test_a_listener_may_look_ahead_to_what_waits_for_its_commit(place: Place) -> None:
+    with place.read.listen(0, ahead="accepted", timeout=LONG_S) as events:
+
+        def given(count: int = 1) -> list[tuple[str, list[int]]]:
+            found = [next(events) for _ in range(count)]
+            return [
+                (type(e).__name__, e.table.column("id").to_pylist())
+                for e in found
+                if not isinstance(e, persist.Progress)
+            ]
+
+        assert given(2) == [("Unsealed", [0])]  # of the fixture, and its progress
+        first = place.outstanding()
+        second = place.write.write([update(2, 1002), update(3, 1003)])
+        assert given(2) == [("Accepted", [1]), ("Accepted", [2, 3])]
+        assert not first.done()
+        place.gate.open.set()
+        second.result()
+        durable: list[int] = []
+        while len(durable) < 3:  # in one commit or in two, they come again; their previews do not
+            for kind, ids in given():
+                assert kind == "Unsealed"
+                durable += ids
+        assert sorted(durable) == [1, 2, 3]
+        place.write.seal(1002).result()
+        place.gate.shut()
+        place.write.write([update(4, 1004)])
+        found: list[tuple[str, list[int]]] = []
+        while not found or found[-1][0] != "Accepted":
+            found += given()
+        assert found == [("Unsealed", [0, 1]), ("Updates", [0, 1]), ("Accepted", [4])]
+        place.gate.open.set()
+
+
+def test_what_was_accepted_comes_once_as_that(place: Place) -> None:
+    with place.read.listen(0, ahead="accepted", timeout=0.05) as events:
+        assert [type(next(events)) for _ in range(2)] == [streams.Unsealed, persist.Progress]
+        place.outstanding()
+        assert isinstance(next(events), streams.Accepted)
+        with pytest.raises(persist.TimedOut):
+            next(events)
+        place.gate.open.set()
+
+
+def test_what_was_accepted_and_failed_does_not_come_again(place: Place) -> None:
+    with place.read.listen(0, ahead="accepted", timeout=LONG_S) as events:
+        assert [type(next(events)) for _ in range(2)] == [streams.Unsealed, persist.Progress]
+        first = place.outstanding()
+        assert isinstance(next(events), streams.Accepted)
+        place.gate.outcome = persist.DiskFull("no")
+        place.gate.open.set()
+        with pytest.raises(persist.DiskFull):
+            first.result()
+        place.gate.outcome = None
+        place.write.write([update(5, 1005)]).result()
+        found = [next(events)]
+        if isinstance(found[0], streams.Accepted):
+            found = [next(events)]
+        assert found[0].table.column("id").to_pylist() == [5]  # type: ignore[union-attr]
+
+
+def test_only_the_process_that_writes_listens_to_what_waits(world: World) -> None:
+    with start(world) as runtime:
+        runtime.create_or_load("s", SCHEMA)
+        with streams.open(world.client(), mode="read") as reading:
+            read = reading.load("s")
+            with pytest.raises(persist.InvalidUsage, match="only to the runtime that writes"):
+                read.listen(0, ahead="accepted")
+
+
 def test_a_default_snapshot_is_definite_and_sealed(place: Place) -> None:
     place.write.write([update(1, 5), update(2, 9)]).result()
     place.write.seal(6).result()
