@@ -47,6 +47,7 @@ class Scene:
         self.future: Future[Any] | None = None
         self.listen: Any = None
         self.reader: Any = None
+        self.writer: Any = None
         self.second: Any = None
         self.heard: list[Any] = []
 

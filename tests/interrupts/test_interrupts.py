@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.interrupts import scenes, ways_in
 from tests.interrupts.points import Interrupter, only_on_cpython_3_11
-from tests.interrupts.scenes import CALLS, Call, Scene, check_closed, check_usable, promptly
+from tests.interrupts.scenes import Call, Scene, check_closed, check_usable, promptly
 
 pytestmark = [
     only_on_cpython_3_11,
@@ -23,6 +24,7 @@ pytestmark = [
         "ignore:Exception ignored in.*ParquetWriter.__del__:pytest.PytestUnraisableExceptionWarning"
     ),
 ]
+CALLS = {**scenes.CALLS, **ways_in.CALLS}
 EVERYWHERE = os.environ.get("PERSIST_INTERRUPTS", "") == "all"
 """Every place, which takes minutes. Otherwise some, always the same."""
 PLACES, SIGNALS = 5, 1
