@@ -63,7 +63,8 @@ def check_world(client: Client, shard: str) -> World:
 def check_swept(client: Client, shard: str) -> World:
     """Do `check_world`, and check that Blob holds only what the newest state refers to."""
     world = check_world(client, shard)
-    _expect(not world.garbage and not world.orphans, f"left in Blob: {sorted(world.garbage | world.orphans)}")
+    _expect(not world.garbage, f"garbage is left in Blob: {sorted(world.garbage)}")
+    _expect(not world.orphans, f"orphans are left in Blob: {sorted(world.orphans)}")
     return world
 
 

@@ -26,6 +26,7 @@ from tests import servers
 from tests.spark.killing import CONFIG, SCHEMA, Driver, fed, kill_one
 from tests.spark.places import Cluster
 from tests.torture.roles import open_ahead
+from tests.unit.maintain.test_maintain import settle
 
 KINDS = ("executor", "python worker", "driver")
 KILLS = int(os.environ.get("PERSIST_CLUSTER_KILLS", len(KINDS)))
@@ -105,8 +106,7 @@ def test_a_stream_on_a_cluster_delivers_each_update_once(cluster: Cluster, tmp_p
         time.sleep(0.1)  # until the master has ended them, they may still write
     with open_ahead(" ".join(urls), rng, 3 * LEASE_S) as later:
         later.roll_up("sink", force=True)  # a rollup of somebody who died before he linked it waits for a newer one
-        for _ in range(3):
-            later.maintain("sink")
+        settle(later, "sink")
         check_swept(later, "sink")
         assert contents(later) == expected
 
