@@ -23,6 +23,9 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:Exception ignored in.*ParquetWriter.__del__:pytest.PytestUnraisableExceptionWarning"
     ),
+    # Between the call and its `with` block nobody has an open file or directory but the collector, which closes it.
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*Scandir:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO.*'rb':pytest.PytestUnraisableExceptionWarning"),
 ]
 CALLS = {**scenes.CALLS, **ways_in.CALLS}
 EVERYWHERE = os.environ.get("PERSIST_INTERRUPTS", "") == "all"
