@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer.main
+from click.testing import CliRunner as ClickRunner
 from typer.testing import CliRunner, Result
 
 import persist_lib as persist
@@ -649,9 +651,16 @@ def _closed_pipe() -> int:
     return writing
 
 
+BUILT = typer.main.get_command(app)  # once: to build it takes longer than to show a help
+
+
+def help_of(*words: str) -> str:
+    return ClickRunner().invoke(BUILT, [*words, "--help"]).stdout  # type: ignore[arg-type]
+
+
 def commands(*words: str) -> list[str]:
     """The commands that a help lists."""
-    text = CliRunner().invoke(app, [*words, "--help"]).stdout
+    text = help_of(*words)
     return [line[1:].split()[0] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
 
 
@@ -676,7 +685,7 @@ def test_every_command_has_help_with_an_example():
     found = every_command()
     assert len(found) == 84 + len(duties.DUTIES)
     for words in found:
-        text = CliRunner().invoke(app, [*words, "--help"]).stdout
+        text = help_of(*words)
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words
 
 
