@@ -30,6 +30,7 @@ from jobs.watch import Tells
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.storage import Controller
 from persist_lib.storage.sources import Progress, Sources
 from persist_lib.storage.sources.loading import LOAD_BYTES, Loads, check_loadable, unloadable
 from persist_lib.storage.sources.opening import open_reader
@@ -41,16 +42,7 @@ ENGINES = ("auto", "local", "spark")
 def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
     parsed, unfinished = _parser().parse_args(argv), unfinished or Unfinished()
-    name = parsed.source
-    try:
-        with program.telling() as tells, program.opened_client(parsed) as client, client.controller() as controller:
-            unfinished.begin([name])
-            _load(client, controller.sources(), parsed, tells)
-            unfinished.done(name)
-    except PersistError as error:
-        print(f"{name}  FAILED: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidUsage) else 1
-    return 0
+    return program.on_one(parsed.source, parsed, unfinished, _load)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,9 +55,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _load(
-    client: Client, sources: Sources, parsed: argparse.Namespace, tells: program.Terminal | program.Pipes
+    client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Terminal | program.Pipes
 ) -> None:  # fmt: skip
-    name, stop = parsed.source, Stop()
+    name, stop, sources = parsed.source, Stop(), controller.sources()
     record = sources.find(name)
     if parsed.dry_run:
         check_loadable(record)

@@ -227,13 +227,13 @@ def opened_client(parsed: argparse.Namespace, lease_ms: int | None = None, *, cr
         yield client
 
 
-def on_collection(
+def on_one(
+    name: str,
     parsed: argparse.Namespace,
     unfinished: Unfinished,
     act: Callable[[Client, Controller, argparse.Namespace, Terminal | Pipes], None],
 ) -> int:
-    """Do something with the collection that was named; returns the exit status of the program."""
-    name = parsed.collection
+    """Do something with the collection or source of this name; returns the exit status of the program."""
     try:
         with telling() as tells, opened_client(parsed) as client, client.controller() as controller:
             unfinished.begin([name])

@@ -70,7 +70,8 @@ def rebuild(
 
 def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
-    return program.on_collection(_parser().parse_args(argv), unfinished or Unfinished(), _run)
+    parsed = _parser().parse_args(argv)
+    return program.on_one(parsed.collection, parsed, unfinished or Unfinished(), _run)
 
 
 def _parser() -> argparse.ArgumentParser:

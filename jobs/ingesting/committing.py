@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from jobs.ingesting.journal import BAD, JOURNAL, Run, Tally, group_row
 from jobs.ingesting.plan import Group
-from jobs.ingesting.work import Done, unpacked
+from jobs.ingesting.work import Done
 from persist_lib.client import Client
 from persist_lib.convert.lines.changes import DELETES, last_of_each_key
 from persist_lib.core.state import Version
@@ -27,6 +27,7 @@ from persist_lib.frontier import at
 from persist_lib.kernel.by_key import replacing
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.packing import unpacked
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.looking import Looking

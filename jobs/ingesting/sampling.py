@@ -16,7 +16,7 @@ from jobs.ingesting.parquet_rows import open_parquet
 from jobs.ingesting.plan import Chunk, Task
 from jobs.ingesting.planning import head
 from jobs.ingesting.settings import Settings, encode_settings
-from jobs.ingesting.work import Counts, Reader, Work, unpacked
+from jobs.ingesting.work import Counts, Reader, Work
 from persist_lib.arguments import did_you_mean
 from persist_lib.config import MIB
 from persist_lib.convert.lines.changes import parse_change
@@ -26,6 +26,7 @@ from persist_lib.convert.lines.json_lines import check_objects
 from persist_lib.convert.lines.sifting import Refused
 from persist_lib.convert.lines.unpacking import DamagedFile
 from persist_lib.errors import InvalidUsage
+from persist_lib.kernel.packing import unpacked
 from persist_lib.schema.schema import DIFF, Schema
 
 SAMPLE_BYTES = 4 * MIB

@@ -25,13 +25,13 @@ from persist_lib.convert.lines.cutting import TEXT_BYTES, Block, Line, cut, cut_
 from persist_lib.convert.lines.json_lines import JsonLines
 from persist_lib.convert.lines.sifting import Refused, Sifted, sift
 from persist_lib.convert.lines.unpacking import DamagedFile
+from persist_lib.kernel.packing import packed
 from persist_lib.schema.schema import Schema
 
 FOUND = pa.schema(
     [("file", pa.int32()), ("line", pa.int64()), ("offset", pa.int64()), ("text", pa.string()), ("reason", pa.string())]
 )
 """Bad lines on their way. `line` counts from 0: in the chunk, or for Parquet in the file."""
-_PACKED = pa.ipc.IpcWriteOptions(compression="zstd")
 Write = Callable[[Iterator[pa.Table]], Any]
 
 
@@ -107,7 +107,7 @@ class Reader:
 
     def bad(self) -> bytes:
         """All bad lines, packed."""
-        return packed(pa.Table.from_batches(self._bad, FOUND))
+        return packed(pa.Table.from_batches(self._bad, FOUND), "zstd")
 
     def _rows(self, chunk: Chunk, counts: Counts) -> Iterator[Sifted]:
         file = self._work.files[chunk.file]
@@ -239,19 +239,6 @@ def shown(text: bytes, encoding: str = "utf-8") -> str:
     return text[:TEXT_BYTES].decode(encoding, errors="backslashreplace")
 
 
-def packed(table: pa.Table) -> bytes:
-    """A table as bytes."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_PACKED) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def unpacked(data: bytes) -> pa.Table:
-    """The table of `packed`."""
-    return pa.ipc.open_stream(data).read_all()
-
-
 def run_task(work: Work, write: Write | None) -> Done:
     """Read, parse and stage. Without `write`, the rows are changes by key, and are answered."""
     reader = Reader(work)
@@ -264,4 +251,4 @@ def run_task(work: Work, write: Write | None) -> Done:
         latest = last_of_each_key(work.schema, both)
     empty = fitting.no_rows(work.schema).append_column(DELETES, pa.array([], pa.bool_()))
     changes = empty if latest is None else latest
-    return Done(None, packed(changes), reader.bad(), reader.counts)
+    return Done(None, packed(changes, "zstd"), reader.bad(), reader.counts)

@@ -18,6 +18,7 @@ from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, SinceViolation
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.merge import merge_runs
+from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.storage.conform import is_additive
 from persist_lib.storage.records import RenditionRecord
@@ -56,7 +57,7 @@ class Keeping:
         """Append all chunks and the mark. A difference is definite: one that is there already is left as it is."""
         if self._is_there:
             return
-        mark = [{**self._pair, "chunk": WHOLE, "rows": _stream(self._schema.contents.empty_table())}]
+        mark = [{**self._pair, "chunk": WHOLE, "rows": packed(self._schema.contents.empty_table())}]
         self._write.append_staged([*staged, self.stage.write(mark)])
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ def chunks(tables: Iterator[pa.Table], new: int, was: int, is_: int, task: int) 
     place = task * PER_TASK
     for table in tables:
         for start in range(0, table.num_rows, CHUNK_ROWS):
-            rows = _stream(table.slice(start, CHUNK_ROWS).drop_columns([TIME]))
+            rows = packed(table.slice(start, CHUNK_ROWS).drop_columns([TIME]))
             yield pa.table(
                 [pa.array([value], kind) for value, kind in
                  ((new, pa.int64()), (was, pa.uint64()), (is_, pa.uint64()), (place, pa.int64()), (rows, pa.binary()))],
@@ -122,7 +123,7 @@ def _table_run(
     rows = _mark(reader.client, old, new, was, is_)
     if rows is None:
         return None
-    tables = (_table(value.as_py()) for table in rows for value in table.column("rows"))
+    tables = (unpacked(value.as_py()) for table in rows for value in table.column("rows"))
     first = next(tables)
     if first.schema != reader.schema.contents:
         return None
@@ -140,14 +141,3 @@ def _mark(client: Client, old: RenditionRecord, new: RenditionRecord, was: int, 
         if first is not None and first.column("chunk")[0].as_py() == WHOLE:
             return chain([first], rows)
     return None
-
-
-def _stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def _table(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(data).read_all()

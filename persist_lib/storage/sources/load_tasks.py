@@ -21,6 +21,7 @@ from persist_lib.client import open as open_client
 from persist_lib.config import Config
 from persist_lib.kernel.fingerprint import hash_rows
 from persist_lib.kernel.order import take
+from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.sources.envelopes import decisive
@@ -157,21 +158,8 @@ def pieces(schema: Schema, rows: pa.Table, buckets: int, place: int) -> Iterator
         share = ordered.slice(start, end - start)
         step = max(1, share.num_rows * PIECE_BYTES // max(PIECE_BYTES, share.nbytes))
         for low in range(0, share.num_rows, step):
-            yield Piece(bucket, place, packed(share.slice(low, step)))
+            yield Piece(bucket, place, packed(share.slice(low, step), "lz4"))
             place += 1
-
-
-def packed(table: pa.Table) -> bytes:
-    """A table as bytes."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def unpacked(data: bytes) -> pa.Table:
-    """The table of `packed`."""
-    return pa.ipc.open_stream(data).read_all()
 
 
 def client_of(work: Work) -> Client:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 
 from persist_lib.errors import Corrupt
 from persist_lib.kernel.columns import integers
+from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.schema.schema import DIFF, Schema
 
 CHUNK_ROWS = 8192
@@ -46,7 +48,7 @@ class Entry:
         """Its rows in the table's columns. Columns that are newer than the row are null in it."""
         if self._rows is None:
             try:
-                self._rows = pa.ipc.open_stream(self.data).read_all()
+                self._rows = unpacked(self.data)
             except pa.ArrowInvalid as error:
                 raise Corrupt(f"a row of the WAL at {self.time} for table {self.table} does not decode") from error
         found = self._rows
@@ -63,13 +65,9 @@ class Entry:
 
 def encoded(rows: pa.Table) -> Iterator[bytes]:
     """The rows of one table in a transaction, as the WAL keeps them: some thousands of rows each."""
-    options = pa.ipc.IpcWriteOptions(compression="zstd" if rows.num_rows > CHUNK_ROWS // 8 else None)
+    compression: Literal["zstd"] | None = "zstd" if rows.num_rows > CHUNK_ROWS // 8 else None
     for start in range(0, rows.num_rows, CHUNK_ROWS):
-        sink = pa.BufferOutputStream()
-        chunk = rows.slice(start, CHUNK_ROWS).combine_chunks()
-        with pa.ipc.new_stream(sink, chunk.schema, options=options) as stream:
-            stream.write_table(chunk)
-        yield bytes(sink.getvalue())
+        yield packed(rows.slice(start, CHUNK_ROWS).combine_chunks(), compression)
 
 
 def entries_of(updates: pa.Table) -> list[Entry]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Gone
+from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.storage.sources.choices import Choices
 from persist_lib.storage.sources.postgres.columns import Column, Header
 from persist_lib.storage.sources.postgres.server import COLUMNS, Table, parse_lsn, slot_of
@@ -45,8 +46,7 @@ class Snapshot(NamedTuple):
     def lines(self) -> Iterator[pa.Array]:
         """The rows as lines of CSV, in arrays of bounded size."""
         for data in self.rest:
-            with pa.ipc.open_stream(data) as stream:
-                yield stream.read_all().column("line").combine_chunks()
+            yield unpacked(data).column("line").combine_chunks()
 
 
 def find(choices: Choices) -> Snapshot | None:
@@ -112,8 +112,4 @@ def _column(row: tuple[bytes | None, ...]) -> Column:
 
 
 def _packed(lines: list[bytes]) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, _SCHEMA, options=options) as stream:
-        stream.write_table(pa.table({"line": pa.array(lines, pa.binary())}))
-    return bytes(sink.getvalue())
+    return packed(pa.table({"line": pa.array(lines, pa.binary())}, schema=_SCHEMA), "zstd")

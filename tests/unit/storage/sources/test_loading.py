@@ -15,6 +15,7 @@ import pytest
 
 from persist_lib.errors import Gone, InvalidUsage, Refused, UpperMismatch
 from persist_lib.frontier import at
+from persist_lib.kernel.packing import unpacked
 from persist_lib.storage import writing
 from persist_lib.storage.sources import (
     Collection,
@@ -26,7 +27,7 @@ from persist_lib.storage.sources import (
     Transactions,
 )
 from persist_lib.storage.sources.files.reader import LineFiles
-from persist_lib.storage.sources.load_tasks import Answer, Piece, Work, begin, settle, unpacked
+from persist_lib.storage.sources.load_tasks import Answer, Piece, Work, begin, settle
 from persist_lib.storage.sources.loading import Loading, Loads, check_loadable
 from persist_lib.storage.sources.reclock import Window
 from persist_lib.storage.sources.records import SourceRecord
