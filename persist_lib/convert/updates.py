@@ -180,7 +180,8 @@ def _from_columns(
         if schema.codec == "json" and field.name in schema.names:
             column = canonical_column(column, field.name, first_row)
         columns.append(column)
-    if pc.any(pc.equal(columns[-1], 0)).as_py():
+    # Not by `pc.equal` with 0, for which Arrow imports pandas: that takes longer than many appends.
+    if pc.all(columns[-1].cast(pa.bool_())).as_py() is False:
         raise _zero(columns[-1], first_row)
     return pa.Table.from_arrays(columns, schema=schema.updates)
 

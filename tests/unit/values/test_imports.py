@@ -52,6 +52,23 @@ with persist.open("memory:") as client:
     assert "pyarrow" in loaded, "so that the test can see what is loaded"
 
 
+def test_an_arrow_table_is_appended_without_pandas() -> None:
+    program = """
+import numpy as np
+import pyarrow as pa
+import persist_lib as persist
+schema = persist.Schema(key={"id": "int64 not null"})
+types = [pa.int64(), pa.uint64(), pa.int64()]
+values = [np.array([1, 2]), np.array([0, 0]), np.array([1, 1])]
+columns = [pa.Array.from_buffers(t, 2, [None, pa.py_buffer(v)]) for t, v in zip(types, values)]
+with persist.open("memory:") as client:
+    write, read = client.open_shard("s", schema)
+    write.compare_and_append(pa.Table.from_arrays(columns, schema=schema.updates), 0, 1)
+    assert read.snapshot(as_of=0).to_arrow().num_rows == 2
+"""
+    assert "pandas" not in loaded_by(program), "Arrow imports it for much that looks harmless, and that takes long"
+
+
 def test_the_help_of_every_command_is_shown_without_arrow_and_without_the_library() -> None:
     loaded = loaded_by(HELP)
     assert loaded & {"pyarrow", "numpy", "apsw", "pandas"} == set()
