@@ -84,13 +84,19 @@ class Prepared(NamedTuple):
         return rows[0].data == self.data
 
     def is_remembered(self) -> bool | None:
-        """Whether the newest state remembers that it was committed; None when it cannot tell."""
+        """Whether the newest state remembers that it was committed; None when it cannot tell.
+
+        SUBTLE: an append that was sent again to another server has the same token in another row, which may be the one
+        that was committed at this seqno. So for a group the tokens can only say that it was not committed.
+        """
         state, row = self.machine.fetch().state, self.row
         known = (*state.outcomes, *(outcome for writer in state.writers.values() for outcome in writer.outcomes))
-        if any((outcome.token, outcome.seqno) == (row.token, row.seqno) for outcome in known):
+        there = {outcome.token for outcome in known if outcome.seqno == row.seqno}
+        if not row.group and row.token in there:
             return True
-        is_kept = row.diff.outcomes is not None and state.outcomes[0].seqno < row.seqno
-        return False if is_kept else None
+        sent = {step.token for step in row.steps if step.diff is not None and step.diff.outcomes is not None}
+        is_kept = bool(sent) and state.outcomes[0].seqno < row.seqno
+        return False if is_kept and sent != there else None
 
 
 Build = Callable[[State, int], c.Command]

@@ -6,14 +6,18 @@ digest, and a rollup names the row that led to it, so a history that was cut, mi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import Rollup, State, Version
-from persist_lib.core.validate import check_change, check_references, check_state
+from persist_lib.core.validate import check_change, check_group, check_references, check_state
 from persist_lib.errors import Corrupt, HistoryRegressed, InvariantViolated, Missing, NotFound
 from persist_lib.format.digest import digest, verify
 from persist_lib.format.log import (
     GENESIS,
+    GROUP,
     LogRow,
+    Step,
     StoredState,
     decode_row,
     decode_state,
@@ -118,9 +122,21 @@ def fetch_at(blob: Blob, consensus: Consensus, shard: ShardId, newest: Version, 
 
 def next_row(version: Version, diff: StateDiff, state: State, token: bytes, command: str, now: int) -> LogRow:
     """The row that takes `version` to `state`."""
+    return LogRow(SeqNo(version.seqno + 1), token, command, now, version.digest, _newest_rollup(state), diff)
+
+
+def next_group(version: Version, steps: Sequence[Step], state: State, now: int) -> LogRow:
+    """The row of several commands that takes `version` to `state`; of one command, that command's own row."""
+    if len(steps) == 1:
+        (step,) = steps
+        return next_row(version, step.diff or StateDiff(), state, step.token, step.command, now)
+    seqno, rollup = SeqNo(version.seqno + 1), _newest_rollup(state)
+    return LogRow(seqno, b"", GROUP, now, version.digest, rollup, StateDiff(), tuple(steps))
+
+
+def _newest_rollup(state: State) -> tuple[SeqNo, Rollup] | None:
     newest = state.newest_rollup
-    rollup = (newest, state.rollups[newest]) if newest else None
-    return LogRow(SeqNo(version.seqno + 1), token, command, now, version.digest, rollup, diff)
+    return (newest, state.rollups[newest]) if newest else None
 
 
 def row_to_follow(version: Version) -> Newest | None:
@@ -183,16 +199,27 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
                 "Nothing was changed; restore one whole copy",
                 key=name, expected=previous, actual=row.previous,
             )  # fmt: skip
-        try:
-            before, state = state, apply_diff(state, row.diff)
-        except InvariantViolated as error:
-            raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
-        # A client that follows the log refuses the same rows as a client that loads it afresh.
-        check_change(before, row.diff, state, seqno_found)
-        diffs.append(row.diff)
+        state = apply_row(state, row, name)
+        diffs += row.diffs
         seqno, previous, rollup, format_ = row.seqno, row_digest(data), row.rollup, row_format(data)
     check_references(state, diffs, seqno)
     return Version(seqno, state, previous, rollup, format_)
+
+
+def apply_row(state: State, row: LogRow, name: str) -> State:
+    """The state after a row: its changes one after another, each of them checked as before it was committed.
+
+    So a client that follows the log refuses the same rows as a client that loads it afresh. Raises Corrupt naming
+    `name` when a change does not apply, and InvariantViolated when it breaks what must hold.
+    """
+    for diff in row.diffs:
+        try:
+            before, state = state, apply_diff(state, diff)
+        except InvariantViolated as error:
+            raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
+        check_change(before, diff, state, row.seqno)
+    check_group(row.diffs, state, row.seqno)
+    return state
 
 
 def _regressed(shard: ShardId, known: Version, found: Row | None) -> HistoryRegressed:
