@@ -251,7 +251,7 @@ class Machine:
 
     def prepare(self, build: Build, token: bytes) -> Prepared | r.Refusal:
         """The transition that `build` makes of the newest version this process knows, or its refusal."""
-        version = self._version if self._version is not None else self._create_or_fetch()
+        version = self._version if self._version is not None else self.ground()
         seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
         command = build(version.state, now)
         diff = change(version.state, seqno, command)
@@ -271,8 +271,9 @@ class Machine:
             self._version = after(prepared.row, prepared.data, prepared.state)
             self.pace.won(prepared.row.seqno, took_s)
 
-    def _create_or_fetch(self) -> Version:
-        return self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
+    def ground(self) -> Version:
+        """The newest version this process knows, fetched when it knows none; v0 where there is no such shard."""
+        return self._version or self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
 
 
 def try_commit_all(wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -> Sequence[Done] | Undone:
