@@ -21,10 +21,11 @@ from persist_lib.core.groups import CHANGES_MOST, Answer
 from persist_lib.core.state import OUTCOMES_KEPT, TOKENS_KEPT, State, Version
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloaded, PersistError, TimedOut
 from persist_lib.ids import SeqNo
+from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.server.queue import Queue
-from persist_lib.server.requests import Answered, Request, dated
+from persist_lib.server.requests import Request
 from persist_lib.server.seen import Seen
 from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.contention import give_way, wait_after_loss

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import msgspec
-
 from persist_lib.core import commands as c
-from persist_lib.core import refusals as r
 from persist_lib.errors import Indeterminate, PersistError
 from persist_lib.ids import SeqNo, ShardId, WriterId
+from persist_lib.location.commands import Answered
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Future
-
-
-class Answered(NamedTuple):
-    """The answer to a command: it was committed as `seqno`, or `refusal` says why not, by the state at `seqno`.
-
-    Neither: the state at `seqno` accepts it, but it was not committed, as a command of another shard that was to be
-    committed together with it was refused.
-    """
-
-    seqno: SeqNo
-    refusal: r.Refusal | None = None
-    is_committed: bool = False
 
 
 class Request:
     """A command of a client for one shard.
 
-    In the command, `lease_until` and `now` are durations from the moment at which the server applies it (see `dated`).
+    In the command, `lease_until` and `now` are durations from the moment at which it is applied (`location.commands`).
     `known` is a version that the client knew when it sent this command for the first time. `is_repeated`: it may have
     been sent before, to this or another server, with the same token and the same value. `answer` is set once: to an
     `Answered`, or to the error of a command that was neither committed nor refused.
@@ -85,10 +69,3 @@ class Request:
 
 APPENDS = (c.CompareAndAppend, c.Append, c.Absorb)
 """The commands that the state itself remembers by their tokens."""
-
-
-def dated(command: c.Command, now: int) -> c.Command:
-    """The command as it is applied at `now`, ms of the store's clock: with durations from then on made moments."""
-    durations = [name for name in ("lease_until", "now") if name in command.__struct_fields__]
-    changes = {name: now + getattr(command, name) for name in durations}
-    return msgspec.structs.replace(command, **changes) if changes else command

@@ -17,9 +17,10 @@ from persist_lib.core.groups import Answer
 from persist_lib.core.state import State, Version
 from persist_lib.errors import Indeterminate, InvariantViolated, PersistError
 from persist_lib.ids import SeqNo
+from persist_lib.location.commands import Answered
 from persist_lib.runtime.threads import Lock, giving_back, taking
 from persist_lib.server.funnel import Funnel
-from persist_lib.server.requests import Answered, Request
+from persist_lib.server.requests import Request
 from persist_lib.server.seen import Found
 from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.contention import wait_after_loss

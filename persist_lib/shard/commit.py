@@ -12,13 +12,12 @@ outcome is the same for all. A change of one shard is the special case of one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from persist_lib.config import Config
-from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import State, Version
@@ -28,29 +27,24 @@ from persist_lib.errors import InvalidUsage, NotFound, PersistError, TimedOut
 from persist_lib.format.log import LogRow, encode_row
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
+from persist_lib.location.wrap.around import takes_commands
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Lock, giving_back, taking
+from persist_lib.shard.answers import Build, Committed, Done, Undone
 from persist_lib.shard.contention import Pace, give_way, wait_after_loss
 from persist_lib.shard.doubt import until_decided
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import named, refused
+from persist_lib.shard.sending import commit_by_commands
 from persist_lib.times import Times
+
+__all__ = ["Build", "Committed", "Done", "Machine", "Prepared", "Undone", "Wanted", "try_commit_all"]
 
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
 """How long to wait for another process to make room in a full state, and the pause between looks."""
-
-
-class Committed(NamedTuple):
-    """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts."""
-
-    seqno: SeqNo
-    token: bytes
-    before: State
-    after: State
-    attempts: int
 
 
 class Prepared(NamedTuple):
@@ -99,25 +93,11 @@ class Prepared(NamedTuple):
         return False if is_kept and sent != there else None
 
 
-Build = Callable[[State, int], c.Command]
-"""Makes a command from the newest state and the store's clock (ms). Called again after every lost race."""
-
-
 class Wanted(NamedTuple):
     """A transition of one shard."""
 
     machine: Machine
     build: Build
-
-
-Done = Committed | r.AlreadyDone
-"""A success: a transition, or nothing to change."""
-
-
-class Undone(NamedTuple):
-    """Nothing was changed. Maps the place of each refused transition to its refusal. Never empty."""
-
-    refusals: dict[int, r.Refusal]
 
 
 class Machine:
@@ -139,6 +119,7 @@ class Machine:
         self.blob = blob
         self.reads = reads or blob
         self.consensus = consensus
+        self.taker = takes_commands(consensus)
         self.config = config
         self.runtime = runtime
         self.turn = threading.RLock()
@@ -208,6 +189,11 @@ class Machine:
                 if self._version.seqno > known.seqno:
                     self.pace.overtaken()
             return self._version
+
+    def take_over(self, version: Version) -> None:
+        """Know a version that was just read from the log, unless a newer one is known. Call it with the turn taken."""
+        if self._version is None or self._version.seqno < version.seqno:
+            self._version = version
 
     def forget(self) -> None:
         """Forget the known version, as it has been taken back."""
@@ -303,6 +289,9 @@ def _commit(
     wanted: Sequence[Wanted], machines: Sequence[Machine], deadline: Deadline, token: bytes
 ) -> Sequence[Done] | Undone:
     """The loop itself, with the turns of all machines taken."""
+    if machines[0].taker is not None:
+        made_room = partial(_others_made_room, machines, deadline=deadline)
+        return commit_by_commands(wanted, machines[0].taker, deadline, token, made_room)
     is_fresh, attempts = give_way(machines, deadline), 0
     while True:
         started = deadline.runtime.monotonic()

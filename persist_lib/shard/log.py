@@ -7,6 +7,7 @@ digest, and a rollup names the row that led to it, so a history that was cut, mi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import Rollup, State, Version
@@ -89,11 +90,38 @@ def fetch_newer(blob: Blob, consensus: Consensus, shard: ShardId, known: Version
         if row_digest(rows[0].data) != known.digest:
             raise _regressed(shard, known, rows[0])
         if len(rows) < SCAN_ROWS:
-            return _apply_rows(shard, known, rows[1:])
+            return apply_rows(shard, known, rows[1:])
     newest = fetch_newest(blob, consensus, shard)
     if newest is None or newest.seqno < known.seqno:
         raise _regressed(shard, known, None)
     return newest
+
+
+class Followed(NamedTuple):
+    """A row of the log, the versions before and after it, and the newest one that was read with it."""
+
+    before: Version
+    row: LogRow
+    after: Version
+    newest: Version
+
+
+def follow_to(consensus: Consensus, shard: ShardId, known: Version, seqno: SeqNo) -> Followed | None:
+    """The row `seqno`, which comes after `known`; None if the rows in between are truncated or too many. One scan."""
+    rows = consensus.scan(shard, max(known.seqno, SeqNo(1)), SCAN_ROWS)
+    if known.seqno:
+        if not rows or rows[0].seqno != known.seqno:
+            return None
+        if row_digest(rows[0].data) != known.digest:
+            raise _regressed(shard, known, rows[0])
+        rows = rows[1:]
+    place = seqno - known.seqno - 1
+    if not place < len(rows) < SCAN_ROWS - 1:
+        return None
+    before = apply_rows(shard, known, rows[:place])
+    after_ = apply_rows(shard, before, rows[place : place + 1])
+    row = decode_row(rows[place].data, row_name(shard, seqno))
+    return Followed(before, row, after_, apply_rows(shard, after_, rows[place + 1 :]))
 
 
 def fetch_at(blob: Blob, consensus: Consensus, shard: ShardId, newest: Version, seqno: SeqNo) -> Version:
@@ -116,7 +144,7 @@ def fetch_at(blob: Blob, consensus: Consensus, shard: ShardId, newest: Version, 
                 f"truncated. The versions from v{oldest} to v{newest.seqno} are there",
                 shard=shard, seqno=seqno, oldest=oldest,
             )  # fmt: skip
-        version = _apply_rows(shard, version, rows)
+        version = apply_rows(shard, version, rows)
     return version
 
 
@@ -181,12 +209,13 @@ def _replay(consensus: Consensus, shard: ShardId, start: Version) -> Version | N
         rows = consensus.scan(shard, SeqNo(version.seqno + 1), SCAN_ROWS)
         if rows and rows[0].seqno != version.seqno + 1:
             return None
-        version = _apply_rows(shard, version, rows)
+        version = apply_rows(shard, version, rows)
         if len(rows) < SCAN_ROWS:
             return version if version.seqno > 0 else None
 
 
-def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
+def apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
+    """The version that these rows, which must follow `version`, lead to. Each is checked as before it was committed."""
     state = version.state
     diffs: list[StateDiff] = []
     seqno, previous, rollup, format_ = version.seqno, version.digest, version.rollup, version.row_format
