@@ -7,6 +7,7 @@ thousands can wait. When a client goes, its commands are dropped unless they wer
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -41,6 +42,20 @@ OPTIONS = [
 Call = Callable[[Any], Any]
 
 
+def _check_loopback(listen: str) -> None:
+    host, _, port = listen.rpartition(":")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not (is_loopback and port.isdecimal()):
+        raise InvalidUsage(
+            f"a shard server listens on the loopback interface only, as in 127.0.0.1:7600, as it has neither TLS nor "
+            f"tokens: got {listen!r}",
+            listen=listen,
+        )
+
+
 class ShardServer:
     """Serves the shards of a location to clients that name it as `consensus="persist://host:port"`.
 
@@ -51,13 +66,17 @@ class ShardServer:
         self._client, self._listen = client, listen
         self._funnels = Funnels(client.blob, client.consensus, client.config, client.runtime, client.reads)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
     def start(self) -> int:
-        """Begin to serve, and return the port. Raises InvalidUsage if the address cannot be listened on."""
+        """Begin to serve, and return the port. Raises InvalidUsage if the address cannot be listened on.
+
+        Whoever reaches the port may change every shard. So only addresses of the loopback interface are taken.
+        """
+        _check_loopback(self._listen)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
         self._funnels.start()
         self._thread.start()
         self.port = self._run(self._start())
