@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -96,7 +96,7 @@ class Site:
                     except UpperMismatch:
                         at, token = write.upper.time or 0, None
                     except Indeterminate as error:
-                        token = error.fields.get("token") or token
+                        token = cast("bytes | None", error.fields.get("token")) or token
                         if token is None:
                             self.doubted.append(id_)
                             break
