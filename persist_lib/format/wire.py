@@ -59,11 +59,12 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What came of a command: where it was committed, or the name and fields of its refusal."""
+    """What came of a command: where it was committed, or the name and fields of its refusal; and rows of the log."""
 
     seqno: SeqNo
     is_committed: bool
     refusal: tuple[str, msgspec.Raw] | None = None
+    rows: tuple[tuple[SeqNo, bytes], ...] = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -14,6 +14,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.ids import SeqNo
+from persist_lib.location.api import Row
 
 
 class Proposed(NamedTuple):
@@ -31,12 +32,14 @@ class Answered(NamedTuple):
     """The answer to a command: it was committed as `seqno`, or `refusal` says why not, by the state at `seqno`.
 
     Neither: the state at `seqno` accepts it, but it was not committed, as a command of another shard that was to be
-    committed together with it was refused.
+    committed together with it was refused. `rows` are those of the log from the version that was known to this one, if
+    they were at hand.
     """
 
     seqno: SeqNo
     refusal: r.Refusal | None = None
     is_committed: bool = False
+    rows: tuple[Row, ...] = ()
 
 
 @runtime_checkable

@@ -59,16 +59,21 @@ class Funnel:
 
     def put(self, request: Request) -> None:
         """Let a request wait for its turn. It fails with Overloaded when there are too many, or the server stops."""
-        known = self.machine.known
-        if known is not None and not request.is_repeated:
-            # It was sent for the first time, so nobody can have committed it up to now.
-            request.known = max(request.known, known.seqno)
+        known = self.receive(request)
         try:
             if self._is_stopping:
                 raise self._stopped()
             self.queue.put(request, of_a_writer(None if known is None else known.state))
         except Overloaded as error:
             request.fail(error)
+
+    def receive(self, request: Request) -> Version | None:
+        """Note from where on a request has to be looked for in the log. Returns the newest version that is known."""
+        known = self.machine.known
+        if known is not None and not request.is_repeated:
+            # It was sent for the first time, so nobody can have committed it up to now.
+            request.since = max(request.known, known.seqno)
+        return known
 
     def stop(self) -> None:
         """Take no more requests; those that wait are served."""
@@ -122,7 +127,7 @@ class Funnel:
         self.seen.follow(version.seqno)
         left = []
         for request in lot:
-            found = self.seen.find(request, request.known)
+            found = self.seen.find(request, request.since)
             if found == "unknown":
                 request.fail(self.forgotten(request))
             elif found != "not there":
@@ -142,7 +147,8 @@ class Funnel:
         """Answer the first requests by `version`, which is committed and holds them. Returns the others."""
         for request, answer in zip(lot, answers, strict=False):
             if isinstance(answer, StateDiff):
-                request.settle(Answered(version.seqno, is_committed=True))
+                rows = self.seen.rows(request.known, version.seqno)
+                request.settle(Answered(version.seqno, is_committed=True, rows=rows))
             elif isinstance(answer, PersistError):
                 request.fail(answer)
             elif request.is_repeated and not _is_certain(answer, version.state, request):
@@ -203,7 +209,7 @@ class Funnel:
             won = self._send(prepared, lot[: len(answers)])
             if won:
                 machine.adopt(prepared, machine.runtime.monotonic() - started)
-                self.seen.add(prepared.row)
+                self.seen.committed(prepared.row, prepared.data)
                 committed = Version(prepared.row.seqno, prepared.state, b"")
                 self.queue.put_back(self.tell(lot, answers, committed))
                 return
@@ -246,7 +252,7 @@ class Funnel:
         """The error for a command whose first sending is too long ago for the log to tell what became of it."""
         return Indeterminate(
             f"shard {request.shard}: whether the {type(request.command).__name__} with token {request.token.hex()} was "
-            f"committed is not known any more: it was first sent at v{request.known}, and the rows since then are "
+            f"committed is not known any more: it was first sent after v{request.since}, and the rows since then are "
             "truncated. This call changed nothing. Read the shard to see what is there",
             shard=request.shard, token=request.token,
         )  # fmt: skip

@@ -14,12 +14,15 @@ class Request:
     """A command of a client for one shard.
 
     In the command, `lease_until` and `now` are durations from the moment at which it is applied (`location.commands`).
-    `known` is a version that the client knew when it sent this command for the first time. `is_repeated`: it may have
-    been sent before, to this or another server, with the same token and the same value. `answer` is set once: to an
-    `Answered`, or to the error of a command that was neither committed nor refused.
+    `known` is a version that the client knew when it sent this command for the first time. `since` is one, at or after
+    `known`, that certainly does not have it. `is_repeated`: it may have been sent before, to this or another server,
+    with the same token and the same value. `answer` is set once: to an `Answered`, or to the error of a command that
+    was neither committed nor refused.
     """
 
-    __slots__ = ("answer", "client", "command", "deadline", "is_dropped", "is_repeated", "known", "shard", "token")
+    __slots__ = (
+        "answer", "client", "command", "deadline", "is_dropped", "is_repeated", "known", "shard", "since", "token",
+    )  # fmt: skip
 
     def __init__(
         self, shard: ShardId, command: c.Command, token: bytes, client: str, deadline: Deadline,
@@ -27,6 +30,7 @@ class Request:
     ) -> None:  # fmt: skip
         self.shard, self.command, self.token, self.client, self.deadline = shard, command, token, client, deadline
         self.known, self.is_repeated = known, is_repeated
+        self.since = known
         self.is_dropped = False
         self.answer: Future[Answered] = Future()
 

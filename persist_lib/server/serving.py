@@ -159,8 +159,8 @@ class ShardServer:
             for request in requests:
                 request.is_dropped = True
         return [
-            wire.Answer(one.seqno, one.is_committed, None if one.refusal is None else wire.encode_refusal(one.refusal))
-            for one in answers
+            wire.Answer(seqno, is_committed, None if refusal is None else wire.encode_refusal(refusal), rows)
+            for seqno, refusal, is_committed, rows in answers
         ]
 
     def _scan(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[Row], bool]:

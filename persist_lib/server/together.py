@@ -40,7 +40,7 @@ class Share:
         """Look for the command in the log, and apply it to the newest known version if it is not there."""
         self.version = self.funnel.machine.ground()
         self.funnel.seen.follow(self.version.seqno)
-        self.found = self.funnel.seen.find(self.request, self.request.known)
+        self.found = self.funnel.seen.find(self.request, self.request.since)
         if self.found == "not there":
             self.prepared, (self.answer,) = self.funnel.prepared(self.version, [self.request])
 
@@ -96,8 +96,9 @@ def _commit(shares: Sequence[Share]) -> None:
         if won:
             for share, one in zip(shares, prepared, strict=True):
                 share.funnel.machine.adopt(one, took_s)
-                share.funnel.seen.add(one.row)
-                share.request.settle(Answered(one.row.seqno, is_committed=True))
+                share.funnel.seen.committed(one.row, one.data)
+                rows = share.funnel.seen.rows(share.request.known, one.row.seqno)
+                share.request.settle(Answered(one.row.seqno, is_committed=True, rows=rows))
         if won or won is None:
             return
         first.ask(partial(wait_after_loss, machines, requests[0].deadline, took_s))

@@ -124,6 +124,17 @@ def follow_to(consensus: Consensus, shard: ShardId, known: Version, seqno: SeqNo
     return Followed(before, row, after_, apply_rows(shard, after_, rows[place + 1 :]))
 
 
+def followed(shard: ShardId, known: Version, rows: Sequence[Row]) -> Followed | None:
+    """The last of these rows, if they are those that come after `known`."""
+    if not rows or rows[0].seqno != known.seqno + 1:
+        return None
+    if decode_row(rows[0].data, row_name(shard, rows[0].seqno)).previous != known.digest:
+        return None
+    before = apply_rows(shard, known, list(rows[:-1]))
+    last = apply_rows(shard, before, list(rows[-1:]))
+    return Followed(before, decode_row(rows[-1].data, row_name(shard, last.seqno)), last, last)
+
+
 def fetch_at(blob: Blob, consensus: Consensus, shard: ShardId, newest: Version, seqno: SeqNo) -> Version:
     """An older version, from the newest rollup before it and the rows after that; v0 is the empty state.
 

@@ -18,7 +18,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, Proposed, TakesCommands, undated
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.answers import Committed, Done, Undone
-from persist_lib.shard.log import fetch_at, follow_to
+from persist_lib.shard.log import fetch_at, follow_to, followed
 
 if TYPE_CHECKING:
     from persist_lib.shard.commit import Machine, Wanted
@@ -110,19 +110,21 @@ def _plain(commands: Sequence[c.Command]) -> list[c.Command]:
 def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, attempts: int) -> Done | None:
     """The success that an answer tells, if it does."""
     if answer.is_committed:
-        return committed_at(machine, answer.seqno, token, type(command).__name__, attempts)
+        return committed_at(machine, answer, token, type(command).__name__, attempts)
     return answer.refusal if isinstance(answer.refusal, r.AlreadyDone) else None
 
 
-def committed_at(machine: Machine, seqno: SeqNo, token: bytes, command: str, attempts: int) -> Committed:
-    """The transition with this token and command in the row `seqno`, from the log.
+def committed_at(machine: Machine, answer: Answered, token: bytes, command: str, attempts: int) -> Committed:
+    """The transition with this token and command in the row that an answer names, from the log.
 
     The machine knows that version or a newer one then. Where the log does not go back so far any more, the states are
     those of the newest version.
     """
     with machine.turn:
-        known = machine.ground()
-        found = follow_to(machine.consensus, machine.shard, known, seqno) if known.seqno < seqno else None
+        known, seqno = machine.ground(), answer.seqno
+        found = followed(machine.shard, known, answer.rows)
+        if found is None and known.seqno < seqno:
+            found = follow_to(machine.consensus, machine.shard, known, seqno)
         if found is not None:
             machine.take_over(found.newest)
         else:

@@ -80,8 +80,12 @@ class RpcConsensus:
         route = min(one.shard for one in proposed)
         found = self._call("commit", asked, list[wire.Answer], route=route, reads=False, seconds=timeout_s)
         return [
-            Answered(one.seqno, one.refusal and wire.decode_refusal(*one.refusal), one.is_committed) for one in found
-        ]
+            Answered(
+                one.seqno, one.refusal and wire.decode_refusal(*one.refusal), one.is_committed,
+                tuple(Row(*row) for row in one.rows),
+            )
+            for one in found
+        ]  # fmt: skip
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         return self._call("truncate", (key, seqno), int, route=key, reads=False)

@@ -122,8 +122,8 @@ def hold(name: str, opaque: Any, expected: bytes | None = None) -> c.SetHold:
 
 
 def answer(request: Request) -> Any:
-    """The answer, an `Answered`, which is there."""
-    return request.answer.result(0)
+    """The answer, an `Answered`, which is there; without the rows that go along."""
+    return request.answer.result(0)._replace(rows=())
 
 
 def error(request: Request) -> Any:

@@ -16,6 +16,7 @@ from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, format_writer_id
 from persist_lib.server.funnel import OF_A_WRITER_MOST
 from persist_lib.server.queue import OF_A_CLIENT_MOST, WAITING_MOST
+from persist_lib.server.seen import RECENT_BYTES, RECENT_ROWS
 from persist_lib.server.together import commit_together
 from persist_lib.testing import check_world
 from tests.unit.server.serving import LEASE_MS, SHARD, W1, W2, Lost, Served, answer, append, error, hold
@@ -41,7 +42,7 @@ def test_what_waits_becomes_one_row_in_which_each_has_its_answer(served):
     again = served.put(append(0, 10, token=b"a"), b"a", client="loader")
     served.funnel.turn()
     seqno = answer(first).seqno
-    assert answer(first) == answer(second) == (seqno, None, True)
+    assert answer(first) == answer(second) == (seqno, None, True, ())
     assert answer(refused).refusal == r.WrongOpaque("h", b"y", None)
     assert isinstance(answer(again).refusal, r.AlreadyDone)
     assert answer(again).refusal.outcome.seqno == seqno
@@ -92,7 +93,7 @@ def test_after_a_lost_race_all_of_the_group_is_computed_again(served):
     served.consensus.before = rival
     served.funnel.turn()
     assert answer(first).refusal == r.NotLive((W1,))
-    assert answer(second) == (SeqNo(5), None, True)
+    assert answer(second) == (SeqNo(5), None, True, ())
     assert served.rows()[-1].steps[1].token == b"b"
     check_world(served.client, SHARD)
 
@@ -104,7 +105,7 @@ def test_where_only_refusals_remain_a_linearizable_read_comes_first(served):
     known = served.funnel.machine.version
     made = served.put(hold("h", b"y"))
     served.funnel.turn()
-    assert answer(made) == (known.seqno + 2, None, True)
+    assert answer(made) == (known.seqno + 2, None, True, ())
     refused = served.put(hold("h", b"z"))
     served.consensus.asked.clear()
     served.funnel.turn()
@@ -465,7 +466,7 @@ def test_several_shards_are_committed_together_or_not_at_all(served):
     served.direct_commit(c.ReleaseHold("h", b"x"), "t")
     refused = joint(served, "t", SHARD, token=b"k")
     commit_together(refused)
-    assert answer(refused[0][1]) == (SeqNo(5), None, False), "it would apply, and was not committed"
+    assert answer(refused[0][1]) == (SeqNo(5), None, False, ()), "it would apply, and was not committed"
     assert answer(refused[1][1]).refusal == r.WrongOpaque("h", None, b"x")
     assert not served.client.machine("t").fetch().state.holds
     again = joint(served, "t", SHARD, is_repeated=True)
@@ -516,3 +517,44 @@ def test_the_turn_of_a_shard_is_taken_while_several_are_committed(served):
     served.consensus.many = look
     commit_together(parts)
     assert taken == [False, False]
+
+
+def test_the_rows_that_a_client_does_not_know_go_along_with_its_answer(served):
+    known = served.funnel.machine.fetch().seqno
+    made = [served.put(hold(str(n), b"x"), known=known) for n in range(3)]
+    old = served.put(hold("old", b"x"), known=SeqNo(1))
+    served.funnel.turn()
+    later = served.put(hold("later", b"x"), known=known)
+    served.funnel.turn()
+    rows = served.world.inner.consensus.scan(SHARD, SeqNo(known + 1), 10)
+    assert [list(one.answer.result(0).rows) for one in made] == [rows[:1]] * 3
+    assert list(later.answer.result(0).rows) == rows
+    assert old.answer.result(0).rows == (), "it knows less than what is in memory"
+
+
+def test_what_is_in_memory_of_a_long_log_is_bounded(served):
+    for n in range(300):
+        served.put(hold(f"{n}", b"x" * 2000), client=str(n))
+        served.funnel.turn()
+    seen = served.funnel.seen
+    assert sum(len(row.data) for row in seen._recent) <= RECENT_BYTES
+    assert len(seen._recent) <= RECENT_ROWS
+    assert seen.rows(SeqNo(seen.ends - 1), seen.ends)[0].seqno == seen.ends
+    assert seen.rows(SeqNo(3), seen.ends) == ()
+
+
+def test_a_commit_of_several_shards_by_a_client_that_was_away_for_long_is_made(served):
+    """The rows since what it knew are truncated; but it is sent for the first time, to a server that knows the shard."""
+    served.create("t")
+    known = served.direct.fetch().seqno
+    served.funnel.machine.fetch()
+    for upper in range(1, 300):
+        served.direct_commit(append(upper - 1, upper, token=b"x"))
+    served.client.roll_up(SHARD, force=True)
+    served.client.collect(SHARD)
+    parts = [(served.funnel, served.request(hold("h", b"x"), b"j", known=known)), *joint(served, "t", known=SeqNo(3))]
+    served.funnel.machine.fetch()
+    for funnel, request in parts:
+        funnel.receive(request)
+    commit_together(parts)
+    assert [answer(request).is_committed for _, request in parts] == [True, True]
