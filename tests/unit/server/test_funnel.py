@@ -544,7 +544,7 @@ def test_what_is_in_memory_of_a_long_log_is_bounded(served):
 
 
 def test_a_commit_of_several_shards_by_a_client_that_was_away_for_long_is_made(served):
-    """The rows since what it knew are truncated; but it is sent for the first time, to a server that knows the shard."""
+    """The rows since what it knew are truncated; but nobody can have sent it before, as the server knows."""
     served.create("t")
     known = served.direct.fetch().seqno
     served.funnel.machine.fetch()
