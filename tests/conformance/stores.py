@@ -133,7 +133,8 @@ CONSENSUSES = {
     "s3, pages of three": ConsensusKind(
         _s3_cas_url, _paged_s3_consensus, is_shared=False, has_transactions=False, more_than_a_page=10
     ),
-    "shard servers": ConsensusKind(_served_url, rows_to_race_for=40, more_than_a_page=100),
+    # Processes race through servers in tests/faults/test_shard_servers.py.
+    "shard servers": ConsensusKind(_served_url, is_shared=False, rows_to_race_for=40, more_than_a_page=100),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
 }
 

@@ -28,7 +28,7 @@ from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA
 
 SHARD = "s"
-KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "4"))
+KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "3"))
 WRITERS = 6
 CONFIG = persist.Config(format=4, timeout_s=30)
 

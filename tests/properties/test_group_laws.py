@@ -51,7 +51,7 @@ def without_seqnos(value: object) -> object:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_a_group_comes_to_the_same_as_one_row_for_each_command(seed):
     """But for seqnos: where each command has a row of its own, they are higher."""
     shard, commands = grown(seed, steps=15)
@@ -68,7 +68,7 @@ def test_a_group_comes_to_the_same_as_one_row_for_each_command(seed):
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_in_older_formats_each_row_has_one_change(seed):
     shard, commands = Shard(), Commands(Random(seed), 0.9)
     shard.run(CREATED)
@@ -94,7 +94,7 @@ def test_random_groups_have_many_changes_and_refusals_in_one_row():
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_every_token_of_a_group_is_found_in_the_state_after_it(seed):
     shard, commands = grown(seed, steps=10)
     seqno = shard.next_seqno
@@ -187,7 +187,7 @@ def test_several_outcomes_at_one_seqno_break_an_invariant_in_older_formats(shard
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_what_is_out_for_ever_changes_no_later_state(seed):
     """Many commands are kept while a shard goes on, as a paused server keeps them, and tried at each later state."""
     shard, commands = Shard(), Commands(Random(seed), 0.9)
