@@ -33,6 +33,9 @@ class Request:
         self.since = known
         self.is_dropped = False
         self.answer: Future[Answered] = Future()
+        # SUBTLE: so that nobody can cancel it. Whoever waits for it and goes would otherwise break the turn in which it
+        # is answered, and with it the answers of all others.
+        self.answer.set_running_or_notify_cancel()
 
     @property
     def writer(self) -> WriterId | None:

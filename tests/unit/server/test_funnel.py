@@ -558,3 +558,12 @@ def test_a_commit_of_several_shards_by_a_client_that_was_away_for_long_is_made(s
         funnel.receive(request)
     commit_together(parts)
     assert [answer(request).is_committed for _, request in parts] == [True, True]
+
+
+def test_who_cancels_its_wait_breaks_no_turn(served):
+    """As the event loop does, when a client goes while its row is on its way."""
+    goes, stays = served.put(append(0, 10), b"a"), served.put(hold("h", b"x"))
+    served.consensus.before = goes.answer.cancel
+    served.funnel.turn()
+    assert answer(stays).is_committed
+    assert not goes.answer.cancelled()
