@@ -146,15 +146,15 @@ class Funnel:
     def tell(self, lot: Sequence[Request], answers: Sequence[Answer], version: Version) -> list[Request]:
         """Answer the first requests by `version`, which is committed and holds them. Returns the others."""
         for request, answer in zip(lot, answers, strict=False):
+            rows = self.seen.rows(request.known, version.seqno)
             if isinstance(answer, StateDiff):
-                rows = self.seen.rows(request.known, version.seqno)
                 request.settle(Answered(version.seqno, is_committed=True, rows=rows))
             elif isinstance(answer, PersistError):
                 request.fail(answer)
             elif request.is_repeated and not _is_certain(answer, version.state, request):
                 request.fail(self.still_open(request, answer))
             else:
-                request.settle(Answered(version.seqno, answer))
+                request.settle(Answered(version.seqno, answer, rows=rows))
         return list(lot[len(answers) :])
 
     def settle(self, sent: Sequence[Prepared], send: Callable[[], bool], lot: Sequence[Request]) -> bool | None:

@@ -55,8 +55,8 @@ def commit_by_commands(
         if all(one is not None for one in done):
             return [one for one in done if one is not None]
         refusals = {at: answer.refusal for at, answer in enumerate(answers) if answer.refusal is not None}
-        for machine in machines:
-            machine.try_fetch()
+        for machine, answer in zip(machines, answers, strict=True):
+            _catch_up(machine, answer)
         commands, former = _make(wanted), commands
         if _plain(commands) == _plain(former) and not made_room(refusals):
             return Undone(refusals)
@@ -112,6 +112,22 @@ def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, 
     if answer.is_committed:
         return committed_at(machine, answer, token, type(command).__name__, attempts)
     return answer.refusal if isinstance(answer.refusal, r.AlreadyDone) else None
+
+
+def _catch_up(machine: Machine, answer: Answered) -> None:
+    """Know the version by which a command was answered, or a newer one. It was the newest when the command came.
+
+    Without a request, where the rows up to it came along: who is refused then knows as much, and as soon, as whoever
+    was not, and does not lose the next race for that.
+    """
+    with machine.turn:
+        if (known := machine.ground()).seqno >= answer.seqno:
+            return
+        found = followed(machine.shard, known, answer.rows)
+        if found is not None and found.newest.seqno >= answer.seqno:
+            machine.take_over(found.newest)
+        else:
+            machine.try_fetch()
 
 
 def committed_at(machine: Machine, answer: Answered, token: bytes, command: str, attempts: int) -> Committed:

@@ -104,6 +104,18 @@ def test_a_command_that_is_refused_by_a_newer_state_is_made_anew(place: Place) -
     assert write.append_now([row(1)]).upper.time == 6
 
 
+def test_a_refusal_costs_no_read_where_the_rows_come_along(place: Place) -> None:
+    write = place.client.open_writer(SHARD, SCHEMA)
+    assert write.id
+    place.served.put(append(0, 5, W2), b"b")
+    place.served.funnel.turn()
+    place.taking.asked.clear()
+    with pytest.raises(UpperMismatch):
+        write.compare_and_append([row(1)], 0, 1)
+    assert write.upper.time == 5
+    assert place.taking.asked.count("scan") <= 1, "that of the handle, which looks for its token"
+
+
 @pytest.mark.parametrize("lost", [1, 3])
 def test_an_answer_that_was_lost_is_asked_for_with_the_same_command(place: Place, lost: int) -> None:
     write = place.client.open_writer(SHARD, SCHEMA)
