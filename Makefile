@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # each other, so two files of them run side by side.
 HEAVY := spark or dagster or torture
 
-.PHONY: help setup lint check format test torture transfers handovers takeovers kafka pending powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers takeovers servers serve kafka pending powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ handovers: $(PROJECT) ## hand a collection over under load while its processes a
 
 takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 times; their history is linearizable
 	PERSIST_STREAM_TAKEOVERS=$(or $(N),20) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_streams.py
+
+servers: $(PROJECT) ## shard servers killed and paused under load, KILLS=100 times, on SQLite and PostgreSQL
+	PERSIST_SERVER_KILLS=$(or $(KILLS),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/faults/test_shard_servers.py
+
+serve: $(PROJECT) ## a shard server of LOCATION=file:./data (and CONSENSUS=…) on LISTEN=127.0.0.1:7600
+	.venv/bin/persist --location $(or $(LOCATION),file:./data) $(if $(CONSENSUS),--consensus $(CONSENSUS)) serve --listen $(or $(LISTEN),127.0.0.1:7600)
 
 kafka: $(PROJECT) ## two instances of a source of topics paused and killed at random moments, N=100 times
 	PERSIST_KAFKA_KILLS=$(or $(N),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_kafka_instances.py

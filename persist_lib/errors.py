@@ -29,7 +29,8 @@
     ├── Determinate                the world failed, and the call did certainly not happen
     │   ├── TimedOut               the caller's timeout ran out
     │   ├── DiskFull               the disk or quota is full; waiting does not help (path, free)
-    │   └── BufferFull             no room for one more append, and the caller does not want to wait
+    │   ├── BufferFull             no room for one more append, and the caller does not want to wait
+    │   └── Overloaded             a shard server has no room for one more request, or stops
     ├── Indeterminate              the world failed, and the call may have happened
     └── Damage                     stop: stored data is not what was written
         ├── Corrupt                bytes differ from their digest, or do not decode (key)
@@ -232,6 +233,13 @@ class DiskFull(Determinate):
 
 class BufferFull(Determinate):
     """A writer has accepted as much as it may before it is written. Fields: size, waiting, most (bytes)."""
+
+
+class Overloaded(Determinate):
+    """A shard server has as much work waiting as it takes, or is stopping. It did nothing.
+
+    Another server, or the store itself, may serve the call, and this one after a while. Fields: shard, waiting, most.
+    """
 
 
 class Indeterminate(PersistError):

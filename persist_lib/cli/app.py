@@ -25,6 +25,7 @@ from persist_lib.cli import (
     recovery,
     renditions,
     schemas,
+    serving,
     settings,
     show,
     sources,
@@ -123,6 +124,7 @@ for duty in DUTIES:
     if duty.is_upkeep:
         command(app, duty.name, duties.command_of(duty), UPKEEP)
 command(app, "upgrade", duties.upgrade, UPKEEP)
+command(app, "serve", serving.serve, UPKEEP)
 
 command(app, "restore", changing.restore, RECOVERY)
 command(app, "outcome", recovery.outcome, RECOVERY)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.core.diff import StateDiff, TraceEdit
     from persist_lib.core.state import Batch
-    from persist_lib.format.log import LogRow
+    from persist_lib.format.log import LogRow, Step
     from persist_lib.location.api import Row
 
 KEYS_NAMED = 3
@@ -38,7 +38,8 @@ def log(
     """Show what happened to a shard: version, when, which command, and what it changed.
 
     Times are those of the store's clock. It reads only the log, one row a transition, so it also works for a shard
-    that cannot be loaded. Rows that no reader needs any more are truncated by [bold]persist garbage[/].
+    that cannot be loaded. Rows that no reader needs any more are truncated by [bold]persist garbage[/]. A row that a
+    shard server committed for several clients shows each of their commands, who sent it, and what it got.
 
     \b
     persist log orders
@@ -81,11 +82,28 @@ def _times(client: Client, shard: str) -> Unit | None:
 
 def row_value(row: LogRow, stored: Row, times: Unit | None = None) -> dict[str, Any]:
     """One transition, for people and machines. `times` is the clock of the shard."""
+    steps = [step_value(step, times) for step in row.steps]
+    told = [line for step in steps for line in step["changes"]] if not row.group else list(map(_line, steps))
     return {
         "seqno": row.seqno, "version": f"v{row.seqno}", "now": row.now, "when": units.moment(row.now),
         "command": row.command, "token": row.token.hex(), "bytes": len(stored.data),
-        "rollup": row.rollup[0] if row.rollup else None, "changes": list(changes(row.diff, times)),
+        "rollup": row.rollup[0] if row.rollup else None, "changes": told, "commands": steps,
     }  # fmt: skip
+
+
+def step_value(step: Step, times: Unit | None = None) -> dict[str, Any]:
+    """One command of a transition: who sent it, and what it changed or, if it was refused, why."""
+    return {
+        "command": step.command, "token": step.token.hex(), "sender": step.sender, "refusal": step.refusal,
+        "changes": [] if step.diff is None else list(changes(step.diff, times)),
+    }  # fmt: skip
+
+
+def _line(step: dict[str, Any]) -> str:
+    """A command of a group, on one line."""
+    sender = f" by {step['sender']}" if step["sender"] else ""
+    got = f"refused: {step['refusal']}" if step["refusal"] else "; ".join(step["changes"]) or "nothing new"
+    return f"{step['command']}{sender}: {got}"
 
 
 def changes(diff: StateDiff, times: Unit | None = None) -> Iterator[str]:

@@ -118,7 +118,8 @@ def appended(client: Client, shard: str, before: Version, after: Version) -> int
     rows = client.consensus.scan(shard, SeqNo(before.seqno + 1), min(number, LOG_ROWS))
     if len(rows) < number or rows[0].seqno != before.seqno + 1:
         return None
-    edits = [decode_row(row.data, row_name(parse_shard_id(shard), row.seqno)).diff.trace for row in rows]
+    found = [decode_row(row.data, row_name(parse_shard_id(shard), row.seqno)) for row in rows]
+    edits = [diff.trace for row in found for diff in row.diffs]
     return sum(batch.count for edit in edits if edit and not edit.removed for batch in edit.added)
 
 

@@ -10,9 +10,11 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
         by what they say). A schema may say that its times are a clock, and may have constraints; a part may count at
         a time of its own; a state may remember producers; a writer may have an owner. Only then are those fields there.
         A shard may have a pending area: `Absorb`, `DiscardPending`, `CloneReader`, and keys of adopted batches
+    4   a row may hold several commands (`core.groups`). A seqno is then the state after all of them, and several
+        outcomes may have the same seqno. States have the same fields as before
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
-new programs create during the upgrade must be readable for its old ones. Before the first release both are the same.
+new programs create during the upgrade must be readable for its old ones.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from persist_lib.ids import is_pending
 from persist_lib.schema.schema import Schema
 
 FIRST = 1
-NEWEST = 3
+NEWEST = 4
 CREATED = 3
 """The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
-wrote a format older than 3."""
+wrote a format older than 3. Format 4 is only for shards that a server serves, and comes by `Upgrade`."""
 
 REMEMBERS_OUTCOMES = 2
 SCHEMAS_SAY_MORE = 3
@@ -45,10 +47,13 @@ OWNERS = 3
 PENDING_AREA = 3
 """The format from which on a shard may have a pending area, and a trace may refer to what was put there."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18}
+GROUPS = 4
+"""The format from which on a row may hold several commands."""
+
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
-"""The same of a state of format 3 that remembers producers."""
+"""The same of a state of format 3 or newer that remembers producers."""
 PART_FIELDS = 11
 """How many fields a stored part has, unless it counts at a time of its own."""
 WRITER_FIELDS = 3

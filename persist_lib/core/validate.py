@@ -8,12 +8,13 @@ follows a log written by others calls `check_references` as well, and then refus
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import (
     FIRST,
+    GROUPS,
     NEWEST,
     PRODUCERS,
     REMEMBERS_OUTCOMES,
@@ -78,6 +79,20 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
     found += _producers(new, [(name, after) for name, _, after in diff.producers if after is not None], seqno)
     found += [f"{key} became garbage twice" for key, was, _ in diff.garbage if was is None and key in old.garbage]
     _refuse(found + _later(diff, new, seqno), seqno)
+
+
+def check_group(diffs: Sequence[StateDiff], new: State, seqno: SeqNo) -> None:
+    """Raise InvariantViolated unless `diffs`, each of which was checked by itself, may be one row that led to `new`.
+
+    A state remembers each append of the row that led to it. Otherwise nobody could tell what became of some of them.
+    """
+    if len(diffs) == 1:
+        return
+    added = [outcome for diff in diffs if diff.outcomes is not None for outcome in diff.outcomes.added]
+    found = [f"a group of {len(diffs)} changes in format {new.format}"] if new.format < GROUPS else []
+    if added and new.outcomes[-len(added) :] != tuple(added):
+        found.append(f"only {len(new.outcomes)} of the {len(added)} appends of one row are remembered")
+    _refuse(found, seqno)
 
 
 def check_references(state: State, diffs: Iterable[StateDiff], seqno: SeqNo) -> None:
@@ -204,7 +219,8 @@ def _outcomes(state: State, some: tuple[Outcome, ...], seqno: SeqNo) -> list[str
     if len(state.outcomes) > OUTCOMES_KEPT:
         found.append(f"{len(state.outcomes)} outcomes are remembered, more than {OUTCOMES_KEPT}")
     for before, after in pairwise(some):
-        if not (before.seqno < after.seqno and before.upper < after.upper):
+        same_row = before.seqno == after.seqno and state.format >= GROUPS
+        if not ((before.seqno < after.seqno or same_row) and before.upper < after.upper):
             found.append(f"the outcome at v{after.seqno} does not come after that at v{before.seqno}")
     if some and (some[-1].seqno > seqno or (some[-1].upper != state.upper and not state.is_finished())):
         found.append(f"the last outcome is {some[-1].upper} at v{some[-1].seqno}, and upper is {state.upper}")

@@ -15,7 +15,16 @@ import msgspec
 
 from persist_lib.core.commands import Command
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST, NEWEST, PART_FIELDS, WRITER_FIELDS, least_for_state, needed, stored_fields
+from persist_lib.core.formats import (
+    FIRST,
+    GROUPS,
+    NEWEST,
+    PART_FIELDS,
+    WRITER_FIELDS,
+    least_for_state,
+    needed,
+    stored_fields,
+)
 from persist_lib.core.state import Batch, Part, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
 from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
@@ -25,14 +34,38 @@ from persist_lib.schema.schema import stored_form
 
 ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
+GROUP = "Group"
+"""The command of a row that holds several. It is not among `COMMANDS`."""
+ALONE = frozenset({"Create", "Upgrade"})
+"""Commands that are never in a group, as they decide in which format the row is written."""
+SINGLE_FIELDS = 7
+"""How many fields a stored row has, unless it is a group."""
 GENESIS = bytes(16)
 """What the first row names as the row before it."""
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One command of a row: its token, who sent it, and what it changed or, with None, why it was refused.
+
+    `sender` and `refusal` are for people to read.
+    """
+
+    token: bytes
+    command: str
+    sender: str
+    diff: StateDiff | None
+    refusal: str = ""
 
 
 class LogRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One transition: which, by whom it can be recognised, what it changed, and what it follows.
 
-    `now` is the store's clock when it was built, for people to read. `rollup` is the newest one linked by then.
+    `now` is the store's clock when it was built, for people to read. `rollup` is the newest one linked by then. A row
+    of several commands has them in `group`, in the order in which they were applied; its own command is then `GROUP`,
+    and its own token and diff are empty.
+
+    SUBTLE: read `steps` or `diffs`, which every row has, and never `diff` alone: a group's would say that nothing
+    changed.
     """
 
     seqno: SeqNo
@@ -42,6 +75,17 @@ class LogRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     previous: bytes
     rollup: tuple[SeqNo, Rollup] | None
     diff: StateDiff
+    group: tuple[Step, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Its commands, in the order in which they were applied. At least one."""
+        return self.group or (Step(self.token, self.command, "", self.diff),)
+
+    @property
+    def diffs(self) -> tuple[StateDiff, ...]:
+        """What its commands changed, to be applied one after another. At least one."""
+        return tuple([step.diff for step in self.group if step.diff is not None]) if self.group else (self.diff,)
 
 
 class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -66,29 +110,41 @@ def encode_row(row: LogRow, format_: int | None = None) -> bytes:
     Raises InvariantViolated unless the decoder that readers use makes the same row of them: no value that came in
     somewhere, of a wrong type say, ever becomes a row that others cannot read.
     """
-    oldest = needed(row.command, row.diff)
-    diff = row.diff
-    if diff.schemas:
-        diff = msgspec.structs.replace(diff, schemas=tuple(map(stored_form, diff.schemas)))
-    if diff.trace is not None:
-        trace = msgspec.structs.replace(diff.trace, added=_stored_batches(diff.trace.added))
-        diff = msgspec.structs.replace(diff, trace=trace)
-    if diff.writers:
-        written = tuple((id_, *map(_stored_writer, both)) for id_, *both in diff.writers)
-        diff = msgspec.structs.replace(diff, writers=written)
-    stored = row if diff is row.diff else msgspec.structs.replace(row, diff=diff)
-    data = framed(ROW_MAGIC, oldest if format_ is None else format_, _encoded(stored))
+    group = tuple([msgspec.structs.replace(step, diff=_stored_diff(step.diff)) for step in row.group])
+    fields = (*msgspec.structs.astuple(row)[: SINGLE_FIELDS - 1], _stored_diff(row.diff), *((group,) if group else ()))
+    data = framed(ROW_MAGIC, _needed(row) if format_ is None else format_, _encoded(fields))
     return _proven(data, decode_row, row)
 
 
 def decode_row(data: bytes, key: str) -> LogRow:
     """The row that `data` holds; Corrupt or NewerFormat naming `key` otherwise."""
     row: LogRow = _decode(data, key, ROW_MAGIC, _rows)
-    if row.command not in COMMANDS:
-        raise _newer(data, key, f"holds the command {row.command!r}, which this release does not know")
-    if (least := needed(row.command, row.diff)) > row_format(data):
+    if (unknown := next((step.command for step in row.steps if step.command not in COMMANDS), None)) is not None:
+        raise _newer(data, key, f"holds the command {unknown!r}, which this release does not know")
+    if (least := _needed(row)) > row_format(data):
         raise Corrupt(f"{key} says what only format {least} can, in format {row_format(data)}", key=key)
+    if row.group and (problem := _group_problem(row)) is not None:
+        raise Corrupt(f"{key} is a group of commands that no release writes: {problem}", key=key)
     return row
+
+
+def _needed(row: LogRow) -> int:
+    """The oldest format that can store this row."""
+    least = max([needed(step.command, step.diff or StateDiff()) for step in row.steps])
+    return max(least, GROUPS) if row.group else least
+
+
+def _group_problem(row: LogRow) -> str | None:
+    """Why a row with a group of commands means nothing; None if it is sound."""
+    if (row.command, row.token, row.diff) != (GROUP, b"", StateDiff()):
+        return f"it is a {row.command}, with a token or a change of its own"
+    if len(row.group) == 1 or not row.diffs:
+        return f"it has {len(row.group)} commands, of which {len(row.diffs)} changed something"
+    if any((step.diff is None) is not bool(step.refusal) for step in row.group):
+        return "a command both changed something and was refused, or neither"
+    if alone := ALONE.intersection(step.command for step in row.group):
+        return f"{min(alone)} is never one of several"
+    return "a change of the format is never one of several" if any(diff.format for diff in row.diffs) else None
 
 
 def encode_state(stored: StoredState) -> bytes:
@@ -131,6 +187,21 @@ def row_digest(data: bytes) -> bytes:
 def row_start(digest: bytes, format_: int) -> bytes:
     """What a row with this digest and format starts with."""
     return ROW_MAGIC + bytes((format_,)) + digest
+
+
+def _stored_diff(diff: StateDiff | None) -> StateDiff | None:
+    """A diff as it is stored: its values without the fields that they do not need."""
+    if diff is None:
+        return diff
+    if diff.schemas:
+        diff = msgspec.structs.replace(diff, schemas=tuple(map(stored_form, diff.schemas)))
+    if diff.trace is not None:
+        trace = msgspec.structs.replace(diff.trace, added=_stored_batches(diff.trace.added))
+        diff = msgspec.structs.replace(diff, trace=trace)
+    if diff.writers:
+        written = tuple((id_, *map(_stored_writer, both)) for id_, *both in diff.writers)
+        diff = msgspec.structs.replace(diff, writers=written)
+    return diff
 
 
 def _stored_batches(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:

@@ -8,6 +8,7 @@
     postgresql://user@host/db?persist_notify=1               the same, and waiting readers are woken
     s3://bucket/prefix?endpoint=http://host:9000             blobs only; see `s3.client` for the options
     s3+cas://bucket/prefix                                   blobs and consensus, without a database
+    persist://host:7600,host:7601                            consensus only, by way of shard servers
 
 Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
 `Scheme`.
@@ -47,6 +48,7 @@ _S3_ALONE = lazy_scheme(
     "persist_lib.location.s3.consensus", "s3",
     has_blob=True, has_consensus=True, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
 )  # fmt: skip
+_RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", has_blob=False, has_consensus=True)
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": embedded.SCHEME,
@@ -54,6 +56,7 @@ BUILT_IN: Mapping[str, Scheme] = {
     "postgres": _POSTGRES,
     "s3": _S3,
     "s3+cas": _S3_ALONE,
+    "persist": _RPC,
 }
 
 

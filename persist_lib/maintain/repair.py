@@ -13,9 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
-from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import State, Version
-from persist_lib.core.validate import check_change, check_state
+from persist_lib.core.validate import check_state
 from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
 from persist_lib.format.frame import body_of
 from persist_lib.format.log import GENESIS, decode_row, decode_state, row_digest, row_format
@@ -24,7 +23,7 @@ from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
 from persist_lib.location.api import Blob, Consensus, Row
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.log import SCAN_ROWS, after, fetch_newest, row_name
+from persist_lib.shard.log import SCAN_ROWS, after, apply_row, fetch_newest, row_name
 
 T = TypeVar("T")
 
@@ -110,8 +109,7 @@ def _next(shard: ShardId, version: Version, stored: Row) -> Version:
     row = decode_row(stored.data, name)
     if stored.seqno != version.seqno + 1 or row.seqno != stored.seqno or row.previous != version.digest:
         raise Missing(f"{name} does not follow v{version.seqno}", key=name)
-    state = apply_diff(version.state, row.diff)
-    check_change(version.state, row.diff, state, row.seqno)
+    state = apply_row(version.state, row, name)
     check_state(state, row.seqno)
     return after(row, stored.data, state)
 

@@ -12,13 +12,12 @@ outcome is the same for all. A change of one shard is the special case of one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from persist_lib.config import Config
-from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import State, Version
@@ -28,29 +27,24 @@ from persist_lib.errors import InvalidUsage, NotFound, PersistError, TimedOut
 from persist_lib.format.log import LogRow, encode_row
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
+from persist_lib.location.wrap.around import takes_commands
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Lock, giving_back, taking
+from persist_lib.shard.answers import Build, Committed, Done, Undone
 from persist_lib.shard.contention import Pace, give_way, wait_after_loss
 from persist_lib.shard.doubt import until_decided
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import named, refused
+from persist_lib.shard.sending import commit_by_commands
 from persist_lib.times import Times
+
+__all__ = ["Build", "Committed", "Done", "Machine", "Prepared", "Undone", "Wanted", "try_commit_all"]
 
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
 """How long to wait for another process to make room in a full state, and the pause between looks."""
-
-
-class Committed(NamedTuple):
-    """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts."""
-
-    seqno: SeqNo
-    token: bytes
-    before: State
-    after: State
-    attempts: int
 
 
 class Prepared(NamedTuple):
@@ -84,17 +78,19 @@ class Prepared(NamedTuple):
         return rows[0].data == self.data
 
     def is_remembered(self) -> bool | None:
-        """Whether the newest state remembers that it was committed; None when it cannot tell."""
+        """Whether the newest state remembers that it was committed; None when it cannot tell.
+
+        SUBTLE: an append that was sent again to another server has the same token in another row, which may be the one
+        that was committed at this seqno. So for a group the tokens can only say that it was not committed.
+        """
         state, row = self.machine.fetch().state, self.row
         known = (*state.outcomes, *(outcome for writer in state.writers.values() for outcome in writer.outcomes))
-        if any((outcome.token, outcome.seqno) == (row.token, row.seqno) for outcome in known):
+        there = {outcome.token for outcome in known if outcome.seqno == row.seqno}
+        if not row.group and row.token in there:
             return True
-        is_kept = row.diff.outcomes is not None and state.outcomes[0].seqno < row.seqno
-        return False if is_kept else None
-
-
-Build = Callable[[State, int], c.Command]
-"""Makes a command from the newest state and the store's clock (ms). Called again after every lost race."""
+        sent = {step.token for step in row.steps if step.diff is not None and step.diff.outcomes is not None}
+        is_kept = bool(sent) and state.outcomes[0].seqno < row.seqno
+        return False if is_kept and sent != there else None
 
 
 class Wanted(NamedTuple):
@@ -102,16 +98,6 @@ class Wanted(NamedTuple):
 
     machine: Machine
     build: Build
-
-
-Done = Committed | r.AlreadyDone
-"""A success: a transition, or nothing to change."""
-
-
-class Undone(NamedTuple):
-    """Nothing was changed. Maps the place of each refused transition to its refusal. Never empty."""
-
-    refusals: dict[int, r.Refusal]
 
 
 class Machine:
@@ -133,6 +119,7 @@ class Machine:
         self.blob = blob
         self.reads = reads or blob
         self.consensus = consensus
+        self.taker = takes_commands(consensus)
         self.config = config
         self.runtime = runtime
         self.turn = threading.RLock()
@@ -203,6 +190,11 @@ class Machine:
                     self.pace.overtaken()
             return self._version
 
+    def take_over(self, version: Version) -> None:
+        """Know a version that was just read from the log, unless a newer one is known. Call it with the turn taken."""
+        if self._version is None or self._version.seqno < version.seqno:
+            self._version = version
+
     def forget(self) -> None:
         """Forget the known version, as it has been taken back."""
         with self.turn:
@@ -245,7 +237,7 @@ class Machine:
 
     def prepare(self, build: Build, token: bytes) -> Prepared | r.Refusal:
         """The transition that `build` makes of the newest version this process knows, or its refusal."""
-        version = self._version if self._version is not None else self._create_or_fetch()
+        version = self._version if self._version is not None else self.ground()
         seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
         command = build(version.state, now)
         diff = change(version.state, seqno, command)
@@ -265,8 +257,9 @@ class Machine:
             self._version = after(prepared.row, prepared.data, prepared.state)
             self.pace.won(prepared.row.seqno, took_s)
 
-    def _create_or_fetch(self) -> Version:
-        return self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
+    def ground(self) -> Version:
+        """The newest version this process knows, fetched when it knows none; v0 where there is no such shard."""
+        return self._version or self.try_fetch() or Version(SeqNo(0), State(), bytes(16))
 
 
 def try_commit_all(wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -> Sequence[Done] | Undone:
@@ -296,6 +289,9 @@ def _commit(
     wanted: Sequence[Wanted], machines: Sequence[Machine], deadline: Deadline, token: bytes
 ) -> Sequence[Done] | Undone:
     """The loop itself, with the turns of all machines taken."""
+    if machines[0].taker is not None:
+        made_room = partial(_others_made_room, machines, deadline=deadline)
+        return commit_by_commands(wanted, machines[0].taker, deadline, token, made_room)
     is_fresh, attempts = give_way(machines, deadline), 0
     while True:
         started = deadline.runtime.monotonic()

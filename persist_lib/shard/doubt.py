@@ -39,36 +39,50 @@ class Sent(Protocol):
         """Whether the newest state remembers that the row was committed; None when it cannot tell."""
 
 
+Waiting = Callable[[Indeterminate, PersistError], None]
+"""Called between two attempts, with the first unknown outcome and the last error. Raises to give up."""
+
+
 def until_decided(send: Callable[[], bool], sent: Sequence[Sent], deadline: Deadline) -> bool:
     """Whether the rows that `send` appends together, by one compare-and-set, are in their logs now.
 
-    Resolves an indeterminate answer, or raises Indeterminate. SUBTLE: after an indeterminate answer the rows may still
-    arrive later, so "not there" decides nothing. The same bytes are sent again until some row is there: ours, or that
-    of another process, which keeps ours out for ever.
+    Resolves an indeterminate answer until `deadline`, or raises Indeterminate.
     """
-    doubt: PersistError | None = None
+    doubts: list[PersistError] = []
+
+    def wait(doubt: Indeterminate, last: PersistError) -> None:
+        doubts.append(doubt)
+        if isinstance(last, InvalidUsage):  # for example, the password was changed: no further attempt helps
+            raise in_doubt(sent, last) from last
+        if deadline.has_passed():
+            raise in_doubt(sent, doubt) from doubt
+        deadline.pause(DOUBT_PAUSE_S)
+
+    if (won := settle(send, sent, wait)) is None:
+        raise in_doubt(sent, doubts[0]) from doubts[0]
+    return won
+
+
+def settle(send: Callable[[], bool], sent: Sequence[Sent], wait: Waiting) -> bool | None:
+    """Whether the rows that `send` appends together are in their logs now; None when nobody can know any more.
+
+    SUBTLE: after an indeterminate answer the rows may still arrive later, so "not there" decides nothing. The same
+    bytes are sent again until some row is there: ours, or that of another process, which keeps ours out for ever.
+    Raises Determinate or InvalidUsage only if the first attempt did, and then nothing was done.
+    """
+    doubt: Indeterminate | None = None
     while True:
         try:
             won = send()
-            if won or doubt is None:
-                return won
-            is_done = _is_done(sent)
+            return won if won or doubt is None else _is_done(sent)
         except Indeterminate as error:
             doubt = doubt or error
-        except Determinate:
+            last: PersistError = error
+        except (Determinate, InvalidUsage) as error:
             if doubt is None:
                 raise
-        except InvalidUsage as error:  # for example, the password was changed: no further attempt helps
-            if doubt is None:
-                raise
-            raise _in_doubt(sent, error) from error
-        else:
-            if is_done is None:
-                raise _in_doubt(sent, doubt) from doubt
-            return is_done
-        if deadline.has_passed():
-            raise _in_doubt(sent, doubt) from doubt
-        deadline.pause(DOUBT_PAUSE_S)
+            last = error
+        wait(doubt, last)
 
 
 def _is_done(sent: Sequence[Sent]) -> bool | None:
@@ -89,9 +103,11 @@ def _is_done(sent: Sequence[Sent]) -> bool | None:
     return None
 
 
-def _in_doubt(sent: Sequence[Sent], cause: PersistError) -> Indeterminate:
-    row = sent[0].row
-    appended = row.diff.trace.added[-1] if row.diff.trace and row.command == "CompareAndAppend" else None
+def in_doubt(sent: Sequence[Sent], cause: PersistError) -> Indeterminate:
+    """The error for rows of which it is not known whether they were committed."""
+    row = sent[0].row.steps[0]
+    trace = row.diff.trace if row.diff is not None and row.command == "CompareAndAppend" else None
+    appended = trace.added[-1] if trace is not None else None
     show = partial(show_frontier, unit=sent[0].state.times)
     what = f"append of [{show(appended.lower)}, {show(appended.upper)})" if appended else f"change ({row.command})"
     return Indeterminate(

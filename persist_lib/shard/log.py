@@ -6,14 +6,19 @@ digest, and a rollup names the row that led to it, so a history that was cut, mi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.state import Rollup, State, Version
-from persist_lib.core.validate import check_change, check_references, check_state
+from persist_lib.core.validate import check_change, check_group, check_references, check_state
 from persist_lib.errors import Corrupt, HistoryRegressed, InvariantViolated, Missing, NotFound
 from persist_lib.format.digest import digest, verify
 from persist_lib.format.log import (
     GENESIS,
+    GROUP,
     LogRow,
+    Step,
     StoredState,
     decode_row,
     decode_state,
@@ -85,11 +90,49 @@ def fetch_newer(blob: Blob, consensus: Consensus, shard: ShardId, known: Version
         if row_digest(rows[0].data) != known.digest:
             raise _regressed(shard, known, rows[0])
         if len(rows) < SCAN_ROWS:
-            return _apply_rows(shard, known, rows[1:])
+            return apply_rows(shard, known, rows[1:])
     newest = fetch_newest(blob, consensus, shard)
     if newest is None or newest.seqno < known.seqno:
         raise _regressed(shard, known, None)
     return newest
+
+
+class Followed(NamedTuple):
+    """A row of the log, the versions before and after it, and the newest one that was read with it."""
+
+    before: Version
+    row: LogRow
+    after: Version
+    newest: Version
+
+
+def follow_to(consensus: Consensus, shard: ShardId, known: Version, seqno: SeqNo) -> Followed | None:
+    """The row `seqno`, which comes after `known`; None if the rows in between are truncated or too many. One scan."""
+    rows = consensus.scan(shard, max(known.seqno, SeqNo(1)), SCAN_ROWS)
+    if known.seqno:
+        if not rows or rows[0].seqno != known.seqno:
+            return None
+        if row_digest(rows[0].data) != known.digest:
+            raise _regressed(shard, known, rows[0])
+        rows = rows[1:]
+    place = seqno - known.seqno - 1
+    if not place < len(rows) < SCAN_ROWS - 1:
+        return None
+    before = apply_rows(shard, known, rows[:place])
+    after_ = apply_rows(shard, before, rows[place : place + 1])
+    row = decode_row(rows[place].data, row_name(shard, seqno))
+    return Followed(before, row, after_, apply_rows(shard, after_, rows[place + 1 :]))
+
+
+def followed(shard: ShardId, known: Version, rows: Sequence[Row]) -> Followed | None:
+    """The last of these rows, if they are those that come after `known`."""
+    if not rows or rows[0].seqno != known.seqno + 1:
+        return None
+    if decode_row(rows[0].data, row_name(shard, rows[0].seqno)).previous != known.digest:
+        return None
+    before = apply_rows(shard, known, list(rows[:-1]))
+    last = apply_rows(shard, before, list(rows[-1:]))
+    return Followed(before, decode_row(rows[-1].data, row_name(shard, last.seqno)), last, last)
 
 
 def fetch_at(blob: Blob, consensus: Consensus, shard: ShardId, newest: Version, seqno: SeqNo) -> Version:
@@ -112,15 +155,27 @@ def fetch_at(blob: Blob, consensus: Consensus, shard: ShardId, newest: Version, 
                 f"truncated. The versions from v{oldest} to v{newest.seqno} are there",
                 shard=shard, seqno=seqno, oldest=oldest,
             )  # fmt: skip
-        version = _apply_rows(shard, version, rows)
+        version = apply_rows(shard, version, rows)
     return version
 
 
 def next_row(version: Version, diff: StateDiff, state: State, token: bytes, command: str, now: int) -> LogRow:
     """The row that takes `version` to `state`."""
+    return LogRow(SeqNo(version.seqno + 1), token, command, now, version.digest, _newest_rollup(state), diff)
+
+
+def next_group(version: Version, steps: Sequence[Step], state: State, now: int) -> LogRow:
+    """The row of several commands that takes `version` to `state`; of one command, that command's own row."""
+    if len(steps) == 1:
+        (step,) = steps
+        return next_row(version, step.diff or StateDiff(), state, step.token, step.command, now)
+    seqno, rollup = SeqNo(version.seqno + 1), _newest_rollup(state)
+    return LogRow(seqno, b"", GROUP, now, version.digest, rollup, StateDiff(), tuple(steps))
+
+
+def _newest_rollup(state: State) -> tuple[SeqNo, Rollup] | None:
     newest = state.newest_rollup
-    rollup = (newest, state.rollups[newest]) if newest else None
-    return LogRow(SeqNo(version.seqno + 1), token, command, now, version.digest, rollup, diff)
+    return (newest, state.rollups[newest]) if newest else None
 
 
 def row_to_follow(version: Version) -> Newest | None:
@@ -165,12 +220,13 @@ def _replay(consensus: Consensus, shard: ShardId, start: Version) -> Version | N
         rows = consensus.scan(shard, SeqNo(version.seqno + 1), SCAN_ROWS)
         if rows and rows[0].seqno != version.seqno + 1:
             return None
-        version = _apply_rows(shard, version, rows)
+        version = apply_rows(shard, version, rows)
         if len(rows) < SCAN_ROWS:
             return version if version.seqno > 0 else None
 
 
-def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
+def apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
+    """The version that these rows, which must follow `version`, lead to. Each is checked as before it was committed."""
     state = version.state
     diffs: list[StateDiff] = []
     seqno, previous, rollup, format_ = version.seqno, version.digest, version.rollup, version.row_format
@@ -183,16 +239,27 @@ def _apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:
                 "Nothing was changed; restore one whole copy",
                 key=name, expected=previous, actual=row.previous,
             )  # fmt: skip
-        try:
-            before, state = state, apply_diff(state, row.diff)
-        except InvariantViolated as error:
-            raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
-        # A client that follows the log refuses the same rows as a client that loads it afresh.
-        check_change(before, row.diff, state, seqno_found)
-        diffs.append(row.diff)
+        state = apply_row(state, row, name)
+        diffs += row.diffs
         seqno, previous, rollup, format_ = row.seqno, row_digest(data), row.rollup, row_format(data)
     check_references(state, diffs, seqno)
     return Version(seqno, state, previous, rollup, format_)
+
+
+def apply_row(state: State, row: LogRow, name: str) -> State:
+    """The state after a row: its changes one after another, each of them checked as before it was committed.
+
+    So a client that follows the log refuses the same rows as a client that loads it afresh. Raises Corrupt naming
+    `name` when a change does not apply, and InvariantViolated when it breaks what must hold.
+    """
+    for diff in row.diffs:
+        try:
+            before, state = state, apply_diff(state, diff)
+        except InvariantViolated as error:
+            raise Corrupt(f"{name} does not apply: {error.message}", key=name) from error
+        check_change(before, diff, state, row.seqno)
+    check_group(row.diffs, state, row.seqno)
+    return state
 
 
 def _regressed(shard: ShardId, known: Version, found: Row | None) -> HistoryRegressed:

@@ -11,8 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from persist_lib.core.diff import TraceEdit
 from persist_lib.core.outcomes import find_outcome, is_excluded
-from persist_lib.core.state import Batch, State
+from persist_lib.core.state import State
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, ShardFinished, UpperMismatch
 from persist_lib.format.log import LogRow, decode_row
 from persist_lib.frontier import Antichain
@@ -36,6 +37,9 @@ class Verdict(msgspec.Struct, frozen=True):
     seqno: SeqNo | None
     why: str
 
+
+APPENDS = frozenset({"CompareAndAppend", "Append", "Absorb"})
+"""The commands whose tokens are remembered."""
 
 REFUSED = (UpperMismatch, LeaseExpired, ShardFinished)
 """The refusals that a repeated append may get although it was committed before."""
@@ -75,13 +79,15 @@ def judge(machine: Machine, token: bytes, lower: Antichain, upper: Antichain) ->
     first: LogRow | None = None
     for row in _rows(machine):
         first = first or row
-        if (added := _added(row, token)) is None or not upper <= added.upper:
-            continue
-        # SUBTLE: an empty batch is fused with empty ones before it, and then begins earlier than the append did.
-        if upper != added.upper and row.diff.trace is not None and row.diff.trace.removed:
-            return _unknown(version.state, lower, upper)
-        if upper == added.upper or added.lower <= lower:
-            return Verdict("committed", row.seqno, f"it was committed as v{row.seqno}")
+        for edit in _appends(row, token):
+            added = edit.added[-1]
+            if not upper <= added.upper:
+                continue
+            # SUBTLE: an empty batch is fused with empty ones before it, and then begins earlier than the append did.
+            if upper != added.upper and edit.removed:
+                return _unknown(version.state, lower, upper)
+            if upper == added.upper or added.lower <= lower:
+                return Verdict("committed", row.seqno, f"it was committed as v{row.seqno}")
     if first is None or first.seqno > version.seqno:
         return _unknown(version.state, lower, upper)
     if first.seqno == 1:
@@ -126,10 +132,11 @@ def _show(state: State, frontier: Antichain) -> str:
     return show_frontier(frontier, state.times)
 
 
-def _added(row: LogRow, token: bytes) -> Batch | None:
-    """The batch that an append with this token added; None for any other row."""
-    is_append = row.token == token and row.command in {"CompareAndAppend", "Append", "Absorb"}
-    return row.diff.trace.added[-1] if is_append and row.diff.trace is not None else None
+def _appends(row: LogRow, token: bytes) -> Iterator[TraceEdit]:
+    """What the appends with this token that a row holds did to the trace."""
+    for step in row.steps:
+        if step.token == token and step.command in APPENDS and step.diff is not None and step.diff.trace is not None:
+            yield step.diff.trace
 
 
 def _rows(machine: Machine) -> Iterator[LogRow]:

@@ -14,10 +14,9 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.core.sums import MODULUS
-from persist_lib.core.validate import check_change, check_state
+from persist_lib.core.validate import check_state
 from persist_lib.format.digest import verify
 from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_state, row_digest
 from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
@@ -28,6 +27,7 @@ from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.kernel.keys import lower_bound, upper_bound
 from persist_lib.location.api import Row
 from persist_lib.schema.schema import TIME
+from persist_lib.shard.log import apply_row
 
 APPENDS = frozenset({"CompareAndAppend", "Append", "Absorb"})
 ROWS = 10_000
@@ -89,8 +89,7 @@ def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple
         previous = row_digest(found.data)
         if version is not None:
             _expect(row.previous == version.digest, f"v{row.seqno} does not follow v{version.seqno}")
-            state = apply_diff(version.state, row.diff)
-            check_change(version.state, row.diff, state, row.seqno)
+            state = apply_row(version.state, row, f"{shard} v{row.seqno}")
             version = Version(row.seqno, state, row_digest(found.data), row.rollup)
             if row.seqno in rollups:
                 same = _canonical(version) == _canonical(rollups[row.seqno])
@@ -129,16 +128,17 @@ def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> N
             _expect(was.since <= is_.since and was.seqno <= is_.seqno, f"{name}: {id_} holds what it had given up")
         came_back = new.retired.keys() & (new.writers.keys() | new.readers.keys())
         _expect(not came_back, f"{name}: {came_back} came back")
-        if row is None or row.command not in APPENDS:
+        done = {step.command for step in row.steps if step.diff is not None} if row is not None else set()
+        if row is None or not done & APPENDS:
             _expect(old.upper == new.upper or new.is_finished(), f"{name}: upper moved without an append")
             _expect(old.fingerprint == new.fingerprint or new.is_finished(), f"{name}: the contents changed unasked")
         written = old.appended_bytes <= new.appended_bytes and old.maintained_bytes <= new.maintained_bytes
         _expect(written, f"{name}: the bytes ever written went back")
-        if row is not None and row.command not in APPENDS:
+        if row is not None and not done & APPENDS:
             _expect(old.appended_bytes == new.appended_bytes, f"{name}: {row.command} counts as an append")
-        if row is not None and row.command != "ApplyCompaction":
+        if row is not None and "ApplyCompaction" not in done:
             _expect(old.maintained_bytes == new.maintained_bytes, f"{name}: {row.command} counts as a compaction")
-        if row is not None and row.command in {"Expire", "Retire", "Heartbeat", "ApplyCompaction"}:
+        if row is not None and done <= {"Expire", "Retire", "Heartbeat", "ApplyCompaction"}:
             _expect(old.since == new.since, f"{name}: since jumped from {old.since} to {new.since} in {row.command}")
 
 

@@ -107,7 +107,8 @@ class Share:
     def appended(self, done: Done, cost: Cost) -> Appended:
         """The acknowledgement of what was committed, now or by an earlier call with the same token."""
         if isinstance(done, Committed):
-            return Appended(done.seqno, done.after.upper, self._placed.count, self._token, done.attempts, cost)
+            # SUBTLE: not `done.after.upper`: others of the same row may have gone on from there.
+            return Appended(done.seqno, self._placed.upper, self._placed.count, self._token, done.attempts, cost)
         if done.outcome is not None:
             return Appended(done.outcome.seqno, done.outcome.upper, self._placed.count, self._token, 0, cost)
         version = self.machine.version

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import persist_lib as persist
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.open import open_location
 from persist_lib.location.scheme import Opening
@@ -29,7 +30,7 @@ def _blob(url: str, read_only: bool = False) -> Blob:
 
 
 def _consensus(url: str, read_only: bool = False) -> Consensus:
-    blobs = "memory:" if url.startswith("postgres") else url
+    blobs = "memory:" if url.startswith(("postgres", "persist:")) else url
     return open_location(blobs, url, create=not read_only, read_only=read_only).consensus
 
 
@@ -74,6 +75,14 @@ def _postgres_url(_: Path) -> str:
 
 def _pooled_url(_: Path) -> str:
     return servers.postgres_at(servers.pooler().port, persist_schema=f"t{os.urandom(8).hex()}")
+
+
+def _served_url(path: Path) -> str:
+    """Two shard servers of one fresh place, in this process; other processes reach them by the same URL."""
+    from persist_lib.server.serving import ShardServer  # noqa: PLC0415 - not in every process that races
+
+    started = [ShardServer(persist.open(f"file:{path}/served"), "127.0.0.1:0") for _ in range(2)]
+    return "persist://" + ",".join(f"127.0.0.1:{server.start()}" for server in started)
 
 
 def _s3_cas_url(path: Path) -> str:
@@ -124,6 +133,8 @@ CONSENSUSES = {
     "s3, pages of three": ConsensusKind(
         _s3_cas_url, _paged_s3_consensus, is_shared=False, has_transactions=False, more_than_a_page=10
     ),
+    # Processes race through servers in tests/faults/test_shard_servers.py.
+    "shard servers": ConsensusKind(_served_url, is_shared=False, rows_to_race_for=40, more_than_a_page=100),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
 }
 

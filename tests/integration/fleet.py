@@ -26,10 +26,10 @@ NEXT: dict[str, list[Edit]] = {
         ("persist-lib[spark]==0.1.0", "persist-lib[spark]==0.2.0"),
     ],
     "persist_lib/core/formats.py": [
-        ("NEWEST = 3\n", "NEWEST = 4\n"),
-        ("STATE_FIELDS = {1: 14, 2: 16, 3: 18}", "STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 20}"),
-        ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 4, "format": 2,'),
-        ('    "Upgrade": 2,', '    "SetLabel": 4, "Upgrade": 2,'),
+        ("NEWEST = 4\n", "NEWEST = 5\n"),
+        ("STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18}", "STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20}"),
+        ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 5, "format": 2,'),
+        ('    "Upgrade": 2,', '    "SetLabel": 5, "Upgrade": 2,'),
     ],
     "persist_lib/core/state.py": [
         before("\n    @property\n    def upper(", "    label: str | None = None"),
@@ -49,8 +49,8 @@ NEXT: dict[str, list[Edit]] = {
     "persist_lib/core/transitions.py": [
         before(
             "        case c.Finish():\n",
-            "        case c.SetLabel() if state.format < 4:",
-            "            return r.Malformed('a label, before format 4')",
+            "        case c.SetLabel() if state.format < 5:",
+            "            return r.Malformed('a label, before format 5')",
             "        case c.SetLabel(label):",
             "            return StateDiff(label=(state.label, label))",
         ),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.formats import NEWEST
+from persist_lib.core.formats import CREATED, NEWEST
 from persist_lib.testing import contents_of
 from tests import built
 from tests.conformance.stores import CONSENSUSES
@@ -127,13 +127,13 @@ def test_a_live_fleet_moves_to_the_next_format_machine_by_machine(place: Place, 
         machines[-1].gets_on()
     assert place.persist(old, "show", SHARD)["code"] == 0, "what new programs write, old ones still read"
     (dry,) = place.persist(new, "upgrade", "--all", "--dry-run")["shards"]
-    assert (dry["before"], dry["after"]) == (NEWEST, NEWEST + 1)
+    assert (dry["before"], dry["after"]) == (CREATED, NEWEST + 1)
     # One machine was forgotten, and appends with the old release.
     forgotten = place.start(old, "e")
     forgotten.gets_on()
     # 2. All machines know the next format: the shards are told to move up, while everybody goes on.
     (done,) = place.persist(new, "upgrade", SHARD)["shards"]
-    assert (done["before"], done["after"]) == (NEWEST, NEWEST + 1)
+    assert (done["before"], done["after"]) == (CREATED, NEWEST + 1)
     assert place.persist(new, "upgrade", SHARD)["shards"][0]["before"] == NEWEST + 1, "twice is no error"
     told = forgotten.until("newer")[1]
     assert "upgrade persist_lib on this machine" in told

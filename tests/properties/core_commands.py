@@ -189,7 +189,7 @@ class Commands:
             c.ForgetGarbage(tuple(self.random.choices(garbage, k=self.random.randrange(3)))),
             c.ForgetRetired(tuple(self.random.choices(retired, k=self.random.randrange(3)))),
             c.Expire(self.random.randrange(800)),
-            c.Upgrade(self.random.choice([1, 2, 2, 2, 3])),
+            c.Upgrade(self.random.choice([1, 2, 2, 2, 3, 4])),
             c.EvolveSchema(self.random.randrange(3), self.schema(len(state.schemas) if self.is_sane() else 2)),
         ]  # fmt: skip
         return self.random.choice(choices)
@@ -226,5 +226,5 @@ class Commands:
             lambda: self.holders(state, seqno),
         ]  # fmt: skip
         if self.random.random() < 0.01:
-            return c.Finish() if self.random.random() < 0.5 else c.Create(self.schema(0), self.random.randrange(4))
+            return c.Finish() if self.random.random() < 0.5 else c.Create(self.schema(0), self.random.randrange(5))
         return self.random.choice(makers)()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import FIRST
+from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.formats import FIRST, GROUPS
+from persist_lib.core.groups import Applied, apply_together
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.transitions import apply, change
-from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_state, encode_row, encode_state
+from persist_lib.format.log import GENESIS, LogRow, Step, StoredState, decode_state, encode_row, encode_state
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, is_pending, uploader_of
+from persist_lib.shard.log import next_group
 from tests.properties.core_commands import Commands
-from tests.scripts.language import commit_and_check, rollup_bytes
+from tests.scripts.language import commit_and_check, commit_group_and_check, rollup_bytes
 
 CREATED = c.Create(Commands(Random(0)).schema(0))
+
+CREATED_4 = c.Create(Commands(Random(0)).schema(0), GROUPS)
 
 CREATED_1 = c.Create(Commands(Random(0)).schema(0), FIRST)
 
@@ -60,25 +65,60 @@ class Shard:
         self.commit(command, answer)
         return answer
 
+    def run_together(self, commands: Sequence[c.Command]) -> Applied:
+        """Several commands as one row: as many of the first as may be, each of them checked and accounted for."""
+        before = rollup_bytes(self.version)
+        applied = apply_together(self.state, self.next_seqno, commands)
+        assert rollup_bytes(self.version) == before, "apply_together() altered its argument"
+        assert not commands or applied.answers
+        if not applied.diffs:
+            assert applied.state == self.state
+            return applied
+        old, state = self.version, self.state
+        self.version = commit_group_and_check(old, commands, applied)
+        steps = [
+            Step(b"t", type(command).__name__, "", answer)
+            for command, answer in zip(commands, applied.answers, strict=False)
+            if isinstance(answer, StateDiff)
+        ]  # fmt: skip
+        self.keep(next_group(old, steps, self.state, 0))
+        for command, answer in zip(commands, applied.answers, strict=False):
+            if not isinstance(answer, StateDiff):
+                self.refused.add(type(answer).__name__)
+                assert apply(state, self.version.seqno, command) == answer
+                continue
+            self.accepted.add(type(command).__name__)
+            before_it, state = state, apply_diff(state, answer)
+            self.account(before_it, state, command, answer)
+        assert state == self.state
+        return applied
+
     def commit(self, command: c.Command, diff: StateDiff) -> None:
         old = self.version
         row = LogRow(self.next_seqno, b"t", type(command).__name__, 0, old.digest, None, diff)
         self.version = commit_and_check(old, diff, command)
+        self.keep(row)
+        self.account(old.state, self.state, command, diff)
+
+    def keep(self, row: LogRow) -> None:
         self.rows.append(encode_row(row, self.version.state.format))
         self.states.append(self.state)
         self.copies.append(encode_state(StoredState(self.version.seqno, GENESIS, self.state)))
+
+    def account(self, old: State, new: State, command: c.Command, diff: StateDiff) -> None:
+        """Note what a command did, and check that step by itself."""
         if isinstance(command, (c.CompareAndAppend, c.Append, c.Absorb)):
             self.appended.append(command.batch)
-            self.committed[command.token, old.state.upper, command.batch.upper] = self.version.seqno
+            self.committed[command.token, old.upper, command.batch.upper] = self.version.seqno
         if isinstance(command, c.CompareAndAppend) and command.producer is not None:
             name, sequence = command.producer
             assert sequence > self.produced.get(name, (-1,))[0], "no number is committed twice, nor a lower one"
             self.produced[name] = (sequence, self.version.seqno, command.batch.upper)
         if isinstance(command, c.ForgetProducer):
             del self.produced[command.name]
-        found = {name: (last.sequence, last.seqno, last.upper) for name, last in self.state.producers.items()}
+        found = {name: (last.sequence, last.seqno, last.upper) for name, last in new.producers.items()}
         assert found == self.produced
-        self.check_step(old.state, self.state, diff, command)
+        self.check_step(old, new, diff, command)
 
     def check_step(self, old: State, new: State, diff: StateDiff, command: c.Command) -> None:
         assert old.since <= new.since
@@ -124,6 +164,21 @@ class Shard:
         fresh = sum(part.size for part in added if part.inline is not None or part.key not in {p.key for p in before})
         grown = (is_[0] - was[0], is_[1] - was[1])
         assert grown == ((fresh, 0) if new.upper != old.upper and not new.is_finished() else (0, fresh))
+
+
+def together(shard: Shard, commands: Commands) -> Sequence[c.Command]:
+    """Several commands, most of which fit the state that those before them would leave; now and then one comes twice.
+
+    Now and then some are for another state, as those of clients that know an old one are.
+    """
+    state, found = shard.state, list[c.Command]()
+    for _ in range(commands.random.randrange(1, 9)):
+        found.append(commands.any(state, shard.next_seqno))
+        if commands.random.random() < 0.1:
+            found.append(commands.random.choice(found))
+        answer = apply(state, shard.next_seqno, found[-1])
+        state = answer if isinstance(answer, State) and commands.random.random() < 0.9 else state
+    return found
 
 
 def history(seed: int, steps: int, sane: float = 0.85) -> Shard:

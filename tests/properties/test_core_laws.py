@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
@@ -23,8 +23,9 @@ from persist_lib.core.validate import check_state
 from persist_lib.format.log import GENESIS, StoredState, decode_row, decode_state, encode_state
 from persist_lib.frontier import TOP
 from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key, uploader_of
+from persist_lib.shard.log import apply_row
 from tests.properties.core_commands import Commands
-from tests.properties.histories import CREATED, CREATED_1, Shard, history
+from tests.properties.histories import CREATED, CREATED_1, CREATED_4, Shard, history, together
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -34,7 +35,7 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.shard = Shard()
 
-    @initialize(created=st.sampled_from([CREATED, CREATED_1]))
+    @initialize(created=st.sampled_from([CREATED, CREATED_1, CREATED_4]))
     def create(self, created):
         self.shard.run(created)
 
@@ -42,6 +43,10 @@ class CoreMachine(RuleBasedStateMachine):
     def something(self, random, steps):
         for _ in range(steps):
             self.shard.run(Commands(random).any(self.shard.state, self.shard.next_seqno))
+
+    @rule(random=st.randoms(use_true_random=False))
+    def several_at_once(self, random):
+        self.shard.run_together(together(self.shard, Commands(random)))
 
     @rule(random=st.randoms(use_true_random=False))
     def an_append_that_fits(self, random):
@@ -103,7 +108,7 @@ class CoreMachine(RuleBasedStateMachine):
         for start in {0, len(self.shard.rows) // 2, max(0, len(self.shard.rows) - 1)}:
             state = decode_state(self.shard.copies[start], "copy").state
             for row in self.shard.rows[start:]:
-                state = apply_diff(state, decode_row(row, "row").diff)
+                state = apply_row(state, decode_row(row, "row"), "row")
             check_state(state, self.shard.version.seqno)
             assert encode_state(StoredState(self.shard.version.seqno, GENESIS, state)) == self.shard.copies[-1]
 

@@ -17,11 +17,13 @@ and that the row of the log decodes to itself and leads any other process to the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.formats import GROUPS
+from persist_lib.core.groups import Applied, apply_together
 from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.pending import PendingName
 from persist_lib.core.plan.compaction import plan_compaction
@@ -30,13 +32,14 @@ from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
 from persist_lib.core.state import Batch, Outcome, Part, Produced, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import change
-from persist_lib.core.validate import check_change, check_state
-from persist_lib.format.log import GENESIS, StoredState, decode_row, decode_state, encode_row, encode_state
+from persist_lib.core.validate import check_change, check_group, check_state
+from persist_lib.errors import InvariantViolated
+from persist_lib.format.log import GENESIS, Step, StoredState, decode_row, decode_state, encode_row, encode_state
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.log import after, next_row
+from persist_lib.shard.log import after, apply_row, next_group, next_row
 
 BYTES_EACH = 100
 """Size of an update in a script's parts."""
@@ -59,6 +62,8 @@ class Script:
             return shorten(_outcome(self.version.state, Words(words)))
         if name == "produce-many":
             return shorten(self._produce_many(Words(words)))
+        if name == "together":
+            return shorten(self.commit_together(line.removeprefix("together ").split(" ; ")))
         if name == "plan":
             return shorten(_planned(self.version, words))
         return shorten(self.commit(COMMANDS[name](Words(words))))
@@ -84,6 +89,46 @@ class Script:
             return _refused(answer)
         self.version = commit_and_check(self.version, answer, command)
         return f"v{seqno}: " + "\n    ".join(_changes(answer) or ["nothing changed"])
+
+    def commit_together(self, lines: list[str]) -> str:
+        """`together set-hold h … ; append …`: apply commands as one row, and tell what each of them got."""
+        parsed = [line.split() for line in lines]
+        commands = [COMMANDS[name](Words(words)) for name, *words in parsed]
+        applied = apply_together(self.version.state, SeqNo(self.version.seqno + 1), commands)
+        told = [f"v{self.version.seqno + 1}:" if applied.diffs else "nothing is committed:"]
+        for answer in applied.answers:
+            assert not isinstance(answer, InvariantViolated), answer
+            changes = _changes(answer) or ["nothing changed"] if isinstance(answer, StateDiff) else [_refused(answer)]
+            told.append("- " + "\n      ".join(changes))
+        if left := len(commands) - len(applied.answers):
+            told.append(f"{left} left for the next row")
+        if applied.diffs:
+            self.version = commit_group_and_check(self.version, commands, applied)
+        return "\n    ".join(told)
+
+
+def commit_group_and_check(version: Version, commands: Sequence[c.Command], applied: Applied) -> Version:
+    """The version after several commands, having checked all that must hold of it."""
+    seqno, state = SeqNo(version.seqno + 1), applied.state
+    check_group(applied.diffs, state, seqno)
+    check_state(state, seqno)
+    steps = [
+        Step(getattr(command, "token", b"token"), type(command).__name__, "somebody",
+             answer if isinstance(answer, StateDiff) else None, "" if isinstance(answer, StateDiff) else repr(answer))
+        for command, answer in zip(commands, applied.answers, strict=False)
+    ]  # fmt: skip
+    if len(applied.diffs) == 1 and state.format < GROUPS:  # what was refused beside it is not in the row
+        steps = [step for step in steps if step.diff is not None]
+    row = next_group(version, steps, state, 1)
+    data = encode_row(row, state.format)
+    decoded = decode_row(data, "row")
+    assert decoded == row
+    assert encode_row(decoded, state.format) == data
+    newer = after(row, data, state)
+    elsewhere = apply_row(reloaded(version), decoded, "row")
+    assert elsewhere == state
+    assert rollup_bytes(newer) == encode_state(StoredState(newer.seqno, newer.digest, elsewhere))
+    return newer
 
 
 def commit_and_check(version: Version, diff: StateDiff, command: c.Command) -> Version:

@@ -35,6 +35,8 @@ ROLES = {"writer": 2, "twin": 2, "maintainer": 2, "reader": 1}
 class Story:
     """One simulation with the actors of a busy shard, and what each was told."""
 
+    steps = STEPS
+
     def __init__(self, seed: int, chaos: Chaos = Chaos()) -> None:  # noqa: B008 - a tuple
         self.simulation = Simulation(seed, chaos)
         self.random = self.simulation.random
@@ -53,7 +55,7 @@ class Story:
         for role, count in ROLES.items():
             for _ in range(count):
                 self.spawn(role)
-        self.simulation.run(STEPS, lambda actor: self.spawn(actor.name.partition(" ")[0]))
+        self.simulation.run(self.steps, lambda actor: self.spawn(actor.name.partition(" ")[0]))
         self.judge()
         return self.simulation.history.hexdigest()
 
@@ -62,7 +64,7 @@ class Story:
         self.simulation.spawn(f"{role} {self.born[role]}", getattr(self, role))
 
     def is_over(self) -> bool:
-        return self.simulation.steps > STEPS
+        return self.simulation.steps > self.steps
 
     def writer(self, actor: Actor) -> None:
         """Append data of its own, and remember what it was told."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
+from persist_lib.core.groups import size_of
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
     Blob,
@@ -21,6 +22,7 @@ from persist_lib.location.api import (
     Upload,
     WakesWaiters,
 )
+from persist_lib.location.commands import Answered, Proposed, TakesCommands
 
 T = TypeVar("T")
 
@@ -113,6 +115,14 @@ def sends_in_pieces(blob: Blob) -> SendsInPieces | None:
     return blob if isinstance(inside, SendsInPieces) and isinstance(blob, SendsInPieces) else None
 
 
+def takes_commands(consensus: Consensus) -> TakesCommands | None:
+    """Return `consensus` if the innermost store applies commands itself, else None."""
+    inside, passes_on = consensus, AroundConsensus.commit_commands
+    while isinstance(inside, AroundConsensus) and type(inside).commit_commands is passes_on:
+        inside = inside.inner
+    return consensus if isinstance(inside, TakesCommands) and isinstance(consensus, TakesCommands) else None
+
+
 class AroundConsensus(Around):
     """A Consensus whose operations all go through `around`, except `now`, which is no request."""
 
@@ -135,6 +145,16 @@ class AroundConsensus(Around):
         size = sum(len(data) for _, data in changes.values())
         operation = Operation("compare_and_set_many", next(iter(changes), ""), size)
         return self.around(operation, lambda: self.inner.compare_and_set_many(changes))
+
+    def commit_commands(
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+    ) -> list[Answered]:
+        """Commit commands as `TakesCommands.commit_commands` does. Only where `takes_commands` says so."""
+        inner = cast("TakesCommands", self.inner)
+        return self.around(
+            Operation("commit_commands", proposed[0].shard, sum(size_of(one.command) for one in proposed)),
+            lambda: inner.commit_commands(proposed, token, timeout_s, is_repeated=is_repeated),
+        )
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         return self.around(Operation("truncate", key), lambda: self.inner.truncate(key, seqno))

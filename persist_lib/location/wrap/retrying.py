@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 1.0
 TIMEOUT_S = 60.0
 """How long to retry a call that has no deadline."""
 
-ONCE = frozenset({"compare_and_set", "compare_and_set_many", "rewind"})
+ONCE = frozenset({"compare_and_set", "compare_and_set_many", "commit_commands", "rewind"})
 """Operations that have another effect when done twice."""
 
 READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys", "heads"})

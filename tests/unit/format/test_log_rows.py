@@ -24,9 +24,11 @@ from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import (
     GENESIS,
+    GROUP,
     ROLLUP_MAGIC,
     ROW_MAGIC,
     LogRow,
+    Step,
     StoredState,
     decode_row,
     decode_state,
@@ -88,8 +90,8 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2}
-"""Rows of format 3 say no more than those of format 2."""
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2}
+"""These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
 STORED_CLOCK = msgspec.structs.replace(STORED_3, state=msgspec.structs.replace(STORED_3.state, schemas=(CLOCK,)))
@@ -133,7 +135,19 @@ STORED_PENDING = msgspec.structs.replace(
     ),
 )  # fmt: skip
 """A shard with a pending area: it refers to a batch that it adopted, and has garbage there."""
-ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3}, {1: STORED, 2: STORED_2, 3: STORED_3}
+ROW_4 = msgspec.structs.replace(ROW_3, diff=msgspec.structs.replace(ROW_3.diff, format=(3, 4)))
+TOGETHER = (Outcome(b"", SeqNo(2), at(3)), Outcome(b"one", SeqNo(9), at(4)), Outcome(b"two", SeqNo(9), TOP))
+STORED_4 = msgspec.structs.replace(
+    STORED_3, state=msgspec.structs.replace(STORED_3.state, format=4, outcomes=TOGETHER)
+)  # fmt: skip
+STEPS = (
+    Step(b"\x00one", "CompareAndAppend", "the loader ☃", ROW_PRODUCERS.diff),
+    Step(b"two", "SetHold", "", None, "the hold has another fencing value"),
+    Step(b"", "RegisterWriter", "b", StateDiff(writers=((W1, None, OWNED),))),
+)
+ROW_GROUP = msgspec.structs.replace(ROW, token=b"", command=GROUP, diff=StateDiff(), group=STEPS)
+"""A row of several commands: one that changed much, one that was refused, and another one."""
+ROWS, STATES = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4}, {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
 
@@ -142,9 +156,10 @@ def golden(name: str, format_: int) -> bytes:
 
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
-    stored = (ROW_2, STORED_PRODUCERS, STORED_PRODUCERS.state, BATCH, AT, OWNED, READER, ROLLUP, OUTCOME, PRODUCED)
+    group = (ROW_GROUP, STEPS[1])
+    stored = (STORED_PRODUCERS, STORED_PRODUCERS.state, BATCH, AT, OWNED, READER, ROLLUP, OUTCOME, PRODUCED)
     diff = msgspec.structs.replace(ROW_2.diff, producers=ROW_PRODUCERS.diff.producers)
-    for value in (*stored, diff):
+    for value in (*group, *stored, diff):
         plain = type(value)
         for name, default in zip(plain.__struct_fields__[::-1], plain.__struct_defaults__[::-1], strict=False):
             unset = default.factory() if hasattr(default, "factory") else default
@@ -329,6 +344,69 @@ def test_what_each_format_brought_is_declared():
     assert set(StateDiff.__struct_fields__) == first | DIFF_FIELDS.keys()
 
 
+def with_steps(*steps):
+    return msgspec.structs.replace(ROW_GROUP, group=steps)
+
+
+@pytest.fixture(scope="module")
+def group() -> bytes:
+    return golden("row_group", 4)
+
+
+def test_a_group_still_decodes_to_what_was_written(group):
+    assert decode_row(group, "golden") == ROW_GROUP
+    assert encode_row(ROW_GROUP) == group, "in format 4, by itself"
+    assert ROW_GROUP.steps == STEPS
+    assert ROW_GROUP.diffs == (STEPS[0].diff, STEPS[2].diff)
+    assert ROW.diffs == (ROW.diff,)
+    assert ROW.steps == (Step(ROW.token, ROW.command, "", ROW.diff),)
+
+
+@pytest.mark.parametrize("format_", [1, 2, 3])
+def test_a_group_is_never_in_a_format_that_older_programs_read(format_, group):
+    with pytest.raises(InvariantViolated, match="format 4"):
+        encode_row(ROW_GROUP, format_)
+    with pytest.raises(Corrupt, match="format 4"):
+        decode_row(framed(ROW_MAGIC, format_, group[HEADER_BYTES:]), "key")
+
+
+@pytest.mark.parametrize("format_", [3, 4])
+def test_a_row_of_one_command_has_its_old_form_in_every_format(format_):
+    assert len(msgspec.msgpack.decode(encode_row(ROW_PRODUCERS, format_)[HEADER_BYTES:])) == 7
+    assert encode_row(ROW_PRODUCERS, format_)[HEADER_BYTES:] == golden("row_producers", 3)[HEADER_BYTES:]
+
+
+NO_GROUPS = {
+    "a token of its own": msgspec.structs.replace(ROW_GROUP, token=b"x"),
+    "a change of its own": msgspec.structs.replace(ROW_GROUP, diff=StateDiff(retention=(None, 5))),
+    "a command of its own": msgspec.structs.replace(ROW_GROUP, command="SetHold"),
+    "one command": with_steps(STEPS[0]),
+    "only refusals": with_steps(STEPS[1], STEPS[1]),
+    "a refusal that changes something": with_steps(STEPS[0], msgspec.structs.replace(STEPS[2], refusal="no")),
+    "neither": with_steps(STEPS[0], msgspec.structs.replace(STEPS[1], refusal="")),
+    "the creation": with_steps(STEPS[0], msgspec.structs.replace(STEPS[2], command="Create")),
+    "an upgrade": with_steps(STEPS[0], msgspec.structs.replace(STEPS[2], command="Upgrade")),
+    "a format": with_steps(STEPS[0], msgspec.structs.replace(STEPS[2], diff=StateDiff(format=(3, 4)))),
+    "a group": with_steps(STEPS[0], msgspec.structs.replace(STEPS[2], command=GROUP)),
+    "a token that is a text": with_steps(STEPS[0], msgspec.structs.replace(STEPS[2], token="x")),
+    "a sender that is none": with_steps(STEPS[0], msgspec.structs.replace(STEPS[2], sender=None)),
+}
+
+
+@pytest.mark.parametrize("row", NO_GROUPS.values(), ids=NO_GROUPS.keys())
+def test_a_group_that_means_nothing_is_never_written_and_refused_when_read(row):
+    with pytest.raises(InvariantViolated, match="Nothing was written"):
+        encode_row(row, 4)
+    fields = msgspec.msgpack.decode(golden("row_group", 4)[HEADER_BYTES:])
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.structs.astuple(row)))
+    fields[1], fields[2], fields[7] = told[1], told[2], told[7]
+    fields[6] = {} if row.diff == StateDiff() else {"retention": [None, 5]}
+    for step, meant in zip(fields[7], row.group, strict=True):
+        step[3] = msgspec.to_builtins(meant.diff) if meant.diff in (None, StateDiff(format=(3, 4))) else {}
+    with pytest.raises((Corrupt, NewerFormat)):
+        decode_row(framed(ROW_MAGIC, 4, msgspec.msgpack.encode(fields)), "key")
+
+
 WRONG = {
     "a token that is a text": msgspec.structs.replace(ROW, token="batch-1"),
     "a token that is a number": msgspec.structs.replace(ROW, token=5),
@@ -381,7 +459,6 @@ def with_more(value: object, path: list[int | str]) -> object:
 @pytest.mark.parametrize(
     ("path", "named"),
     [
-        ([], "LogRow with 8 fields"),
         ([6], "StateDiff with the field 'levitation'"),
         ([6, "trace"], "TraceEdit with 3 fields"),
         ([6, "trace", 1, 0], "Batch with 13 fields"),
@@ -407,6 +484,28 @@ def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_not
     stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
     with pytest.raises(NewerFormat, match=named):
         decode_row(framed(ROW_MAGIC, 3, msgspec.msgpack.encode(with_more(stored, path))), "key")
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ([], "LogRow with 9 fields"),
+        ([7, 0], "Step with 6 fields"),
+        ([7, 2, 3], "StateDiff with the field 'levitation'"),
+        ([7, 0, 3, "producers", 0, 2], "Produced with 5 fields"),
+    ],
+    ids=str,
+)
+def test_a_field_of_a_group_that_this_release_does_not_know_is_a_newer_format(path, named, group):
+    stored = msgspec.msgpack.decode(group[HEADER_BYTES:])
+    with pytest.raises(NewerFormat, match=named):
+        decode_row(framed(ROW_MAGIC, 4, msgspec.msgpack.encode(with_more(stored, path))), "key")
+
+
+def test_a_command_of_a_group_that_this_release_does_not_know_is_a_newer_format(group):
+    body = group[HEADER_BYTES:].replace(b"RegisterWriter", b"RegisterWraith")
+    with pytest.raises(NewerFormat, match="RegisterWraith"):
+        decode_row(framed(ROW_MAGIC, 4, body), "key")
 
 
 def test_a_command_that_this_release_does_not_know_is_a_newer_format():
@@ -462,8 +561,12 @@ def decodes(decode, data):
 
 DAMAGED = pytest.mark.parametrize(
     ("data", "decode"),
-    [(encode_row(ROW_PRODUCERS), decode_row), (encode_state(STORED_PRODUCERS), decode_state)],
-    ids=["row", "rollup"],
+    [
+        (encode_row(ROW_PRODUCERS), decode_row),
+        (encode_row(ROW_GROUP), decode_row),
+        (encode_state(STORED_PRODUCERS), decode_state),
+    ],
+    ids=["row", "group", "rollup"],
 )
 
 
@@ -536,6 +639,7 @@ if __name__ == "__main__":
     files["rollup_producers_v3.bin"] = encode_state(STORED_PRODUCERS)
     files |= {"row_clock_v3.bin": encode_row(ROW_CLOCK), "rollup_clock_v3.bin": encode_state(STORED_CLOCK)}
     files |= {"row_pending_v3.bin": encode_row(ROW_PENDING), "rollup_pending_v3.bin": encode_state(STORED_PENDING)}
+    files["row_group_v4.bin"] = encode_row(ROW_GROUP)
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever
             (GOLDEN / name).write_bytes(data)

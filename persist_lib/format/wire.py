@@ -1,0 +1,178 @@
+"""What goes between a shard server and its clients: msgpack of typed values, in an envelope with a version.
+
+The calls are those of a Consensus, and `commit`, which takes commands instead of rows. The values are the very ones
+that the log stores, so that a row, a batch or a schema has one encoding. A field, a command or a version that the other
+side does not know is refused before anything is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from persist_lib import errors
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, NewerFormat, PersistError
+from persist_lib.ids import SeqNo
+
+VERSION = 1
+SERVICE = "persist.v1.Shards"
+"""The name of the service. It changes only where an older client could not even be told that it is too old."""
+CALLS = (
+    "now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys", "heads",
+    "commit",
+)  # fmt: skip
+MOST_BYTES = 64 << 20
+"""The largest message. A row has about `core.groups.BYTES_MOST` at most, and pages of rows are far smaller."""
+PAGE_BYTES = 4 << 20
+"""About how many bytes of rows a server sends at once."""
+COMMANDS = {kind.__name__: kind for kind in get_args(c.Command)}
+REFUSALS = {kind.__name__: kind for kind in get_args(r.Refusal)}
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A call: the version of its sender, its arguments, and for how long (ms) the caller waits."""
+
+    version: int
+    arguments: msgspec.Raw
+    timeout_ms: int
+
+
+class Replied(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The answer to a call: the version of its sender, the store's clock (ms), and the value or the error."""
+
+    version: int
+    now: int
+    value: msgspec.Raw
+    error: tuple[str, str, dict[str, msgspec.Raw]] | None = None
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Commands that are to be committed together: for each its shard, a version that was known, name and fields."""
+
+    token: bytes
+    is_repeated: bool
+    commands: tuple[tuple[str, SeqNo, str, msgspec.Raw], ...]
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What came of a command: where it was committed, or the name and fields of its refusal; and rows of the log."""
+
+    seqno: SeqNo
+    is_committed: bool
+    refusal: tuple[str, msgspec.Raw] | None = None
+    rows: tuple[tuple[SeqNo, bytes], ...] = ()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_call(arguments: object, timeout_s: float) -> bytes:
+    """The bytes of a call."""
+    return _encode(Asked(VERSION, msgspec.Raw(_encode(arguments)), max(1, int(timeout_s * 1000))))
+
+
+def decode_call(data: bytes, kind: Any) -> tuple[Any, float]:
+    """The arguments of a call, of type `kind`, and its timeout in seconds. Raises InvalidUsage or NewerFormat."""
+    asked: Asked = _decoded(data, Asked, "call")
+    if asked.version > VERSION:
+        raise _newer("client", asked.version)
+    return _decoded(asked.arguments, kind, "call"), asked.timeout_ms / 1000
+
+
+def encode_reply(value: object, now: int) -> bytes:
+    """The bytes of an answer."""
+    return _encode(Replied(VERSION, now, msgspec.Raw(_encode(value))))
+
+
+def encode_error(error: PersistError, now: int) -> bytes:
+    """The bytes of an error. Of its fields, those that have a stored form go along."""
+    fields = {name: msgspec.Raw(_encode(value)) for name, value in error.fields.items() if _is_plain(value)}
+    return _encode(Replied(VERSION, now, msgspec.Raw(_encode(None)), (type(error).__name__, error.message, fields)))
+
+
+def decode_reply(data: bytes, kind: Any) -> tuple[Any, int]:
+    """The value of an answer, of type `kind`, and the store's clock. Raises the error that it tells."""
+    replied: Replied = _decoded(data, Replied, "answer")
+    if replied.version > VERSION:
+        raise _newer("server", replied.version)
+    if replied.error is not None:
+        name, message, fields = replied.error
+        raise _error(name)(message, **{field: msgspec.msgpack.decode(value) for field, value in fields.items()})
+    return _decoded(replied.value, kind, "answer"), replied.now
+
+
+def encode_command(command: c.Command) -> tuple[str, msgspec.Raw]:
+    """A command as its name and its fields. Raises InvalidUsage for one with values that could never be stored."""
+    try:
+        return type(command).__name__, msgspec.Raw(_encode(command))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        name = type(command).__name__
+        raise InvalidUsage(f"this {name} cannot be sent: {error}. Nothing was done; pass other values") from error
+
+
+def decode_command(name: str, fields: msgspec.Raw) -> c.Command:
+    """The command of that name. Raises NewerFormat for one that is not known, InvalidUsage for other fields."""
+    if name not in COMMANDS:
+        raise NewerFormat(f"the command {name!r} is not known here: upgrade this server", key=name, found=name)
+    found: c.Command = _strict(fields, COMMANDS[name])
+    return found
+
+
+def encode_refusal(refusal: r.Refusal) -> tuple[str, msgspec.Raw]:
+    """A refusal as its name and its fields."""
+    return type(refusal).__name__, msgspec.Raw(_encode(refusal))
+
+
+def decode_refusal(name: str, fields: msgspec.Raw) -> r.Refusal:
+    """The refusal of that name. Raises NewerFormat for one that is not known."""
+    if name not in REFUSALS:
+        raise NewerFormat(f"the server's refusal {name!r} is not known here: upgrade persist_lib", key=name, found=name)
+    found: r.Refusal = _strict(fields, REFUSALS[name])
+    return found
+
+
+def rows_that_fit(rows: Sequence[Any], size: Callable[[Any], int]) -> int:
+    """How many of the first rows are about a page; at least one, if there is one."""
+    total = 0
+    for number, row in enumerate(rows):
+        total += size(row)
+        if number and total > PAGE_BYTES:
+            return number
+    return len(rows)
+
+
+def _strict(data: msgspec.Raw, kind: type) -> Any:
+    """A value whose fields are all known, although its type, which is never stored, does not refuse others."""
+    found = _decoded(data, kind, "message")
+    if unknown := msgspec.msgpack.decode(data).keys() - set(kind.__struct_fields__):  # type: ignore[attr-defined]
+        raise NewerFormat(f"{kind.__name__} has the field {min(unknown)!r} here, which is not known", key=min(unknown))
+    return found
+
+
+def _decoded(data: bytes | msgspec.Raw, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidUsage(f"the {what} of the other side cannot be read: {error}. Nothing was done") from error
+
+
+def _newer(who: str, version: int) -> NewerFormat:
+    return NewerFormat(
+        f"the {who} speaks version {version}, and this side versions up to {VERSION}: upgrade it. Nothing was done",
+        key=SERVICE, found=version, known=VERSION,
+    )  # fmt: skip
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (str, bytes, int, float, bool))
+
+
+def _error(name: str) -> type[PersistError]:
+    """The class of an error; of one that is not known here, the one that promises nothing."""
+    found = getattr(errors, name, Indeterminate)
+    is_known = isinstance(found, type) and issubclass(found, PersistError)
+    return Indeterminate if not is_known else Corrupt if found is PersistError else found

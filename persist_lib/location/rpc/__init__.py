@@ -1,0 +1,1 @@
+"""Consensus by way of shard servers."""

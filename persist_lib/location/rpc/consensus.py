@@ -1,0 +1,112 @@
+"""A Consensus whose operations a shard server carries out, and which takes commands instead of rows.
+
+    persist://host:7600                     one server
+    persist://host:7600,other:7600          several: whichever is there
+
+It needs no credentials of the store. Blobs are read and written without the server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from persist_lib.arguments import shown
+from persist_lib.errors import InvalidUsage
+from persist_lib.format import wire
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Change, Newest, Row
+from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.rpc.servers import Servers
+from persist_lib.location.scheme import Opening
+
+ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+def canonical(url: str) -> str:
+    """The URL, which means the same in any process. Raises InvalidUsage for addresses that are none."""
+    _addresses(url)
+    return url
+
+
+def open_consensus(url: str, opening: Opening) -> RpcConsensus:
+    """Open the Consensus of the servers at `url`. Raises Determinate if none of them answers."""
+    return RpcConsensus(Servers(_addresses(url), opening.runtime))
+
+
+def _addresses(url: str) -> list[str]:
+    found = url.partition("://")[2].split(",")
+    if not all(match and int(match[2]) < 65536 for match in map(ADDRESS.fullmatch, found)):
+        raise InvalidUsage(
+            f"shard servers are named by host and port, as in 'persist://localhost:7600,other:7600': got {shown(url)}",
+            url=url,
+        )
+    return found
+
+
+class RpcConsensus:
+    """Consensus by way of shard servers. A read is linearizable where that of any Consensus is: they scan the store."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._call("now", None, type(None))
+
+    def head(self, key: str) -> Row | None:
+        return self._call("head", key, Row | None, route=key)
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        rows: list[Row] = []
+        while True:
+            asked = (key, SeqNo(rows[-1].seqno + 1) if rows else from_seqno, limit - len(rows))
+            page, is_last = self._call("scan", asked, tuple[list[Row], bool], route=key)
+            rows += page
+            if is_last or len(rows) >= limit:
+                return rows
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        return self._call("compare_and_set", (key, expected, data), bool, route=key, reads=False)
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        return self._call(
+            "compare_and_set_many", dict(changes), bool, route=min(changes, default=""), reads=not changes
+        )
+
+    def commit_commands(
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+    ) -> list[Answered]:
+        commands = tuple((one.shard, one.known, *wire.encode_command(one.command)) for one in proposed)
+        asked = wire.Commit(token, is_repeated, commands)
+        route = min(one.shard for one in proposed)
+        found = self._call("commit", asked, list[wire.Answer], route=route, reads=False, seconds=timeout_s)
+        return [
+            Answered(
+                one.seqno, one.refusal and wire.decode_refusal(*one.refusal), one.is_committed,
+                tuple(Row(*row) for row in one.rows),
+            )
+            for one in found
+        ]  # fmt: skip
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        return self._call("truncate", (key, seqno), int, route=key, reads=False)
+
+    def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
+        return self._call("rewind", (key, seqno, newest), int, route=key, reads=False)
+
+    def list_keys(self) -> Iterator[str]:
+        return iter(self._call("list_keys", None, list[str]))
+
+    def heads(self) -> dict[str, SeqNo]:
+        return self._call("heads", None, dict[str, SeqNo])
+
+    def now(self) -> int:
+        return self._servers.now()
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _call(
+        self, name: str, arguments: object, kind: object, *, route: str = "", reads: bool = True,
+        seconds: float | None = None,
+    ) -> Any:  # fmt: skip
+        return self._servers.call(name, arguments, kind, route=route, seconds=seconds, reads=reads)

@@ -1,0 +1,267 @@
+"""One shard as a server commits it: what waits is applied to the newest state and committed as one row.
+
+Nothing is answered before the row that it rests on is committed: neither success, nor a refusal, nor that it was done
+before. A refusal may be due to a command of the same row, and after a lost race all of the row is computed anew. Where
+nothing changes there is no row, and a linearizable read comes first. While the outcome of a row is unknown, its bytes
+are sent again until its place is taken, and nothing else of that shard is committed or answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TypeVar
+
+from persist_lib.core import refusals as r
+from persist_lib.core.deciding import is_out_for_ever
+from persist_lib.core.diff import StateDiff
+from persist_lib.core.formats import REMEMBERS_OUTCOMES
+from persist_lib.core.groups import CHANGES_MOST, Answer
+from persist_lib.core.state import OUTCOMES_KEPT, TOKENS_KEPT, State, Version
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloaded, PersistError, TimedOut
+from persist_lib.ids import SeqNo
+from persist_lib.location.commands import Answered, dated
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.server.queue import Queue
+from persist_lib.server.requests import Request
+from persist_lib.server.seen import Seen
+from persist_lib.shard.commit import Machine, Prepared
+from persist_lib.shard.contention import give_way, wait_after_loss
+from persist_lib.shard.doubt import DOUBT_PAUSE_S, in_doubt, settle
+from persist_lib.shard.grouping import Asked, prepare_group
+
+T = TypeVar("T")
+OF_A_WRITER_MOST = OUTCOMES_KEPT // 16
+"""The most unanswered appends of one writer, where the shard remembers `OUTCOMES_KEPT` of all its writers."""
+LONGEST_PAUSE_S = 1.0
+"""The longest pause between two attempts to find out what became of a row."""
+
+
+def of_a_writer(state: State | None) -> int:
+    """The most unanswered appends of one writer: no more than its tokens that are certainly remembered."""
+    return OF_A_WRITER_MOST if state is not None and state.format >= REMEMBERS_OUTCOMES else TOKENS_KEPT
+
+
+class Funnel:
+    """The commands of one shard on their way into its log. `put` may be called from any thread, `turn` from one.
+
+    `machine.turn` is held whenever the shard is changed, so that commits of several shards at once fit in.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.queue = Queue(machine.shard)
+        self.seen = Seen(machine.shard, machine.consensus)
+        self._gives_up = False
+        self._is_stopping = False
+
+    def put(self, request: Request) -> None:
+        """Let a request wait for its turn. It fails with Overloaded when there are too many, or the server stops."""
+        known = self.receive(request)
+        try:
+            if self._is_stopping:
+                raise self._stopped()
+            self.queue.put(request, of_a_writer(None if known is None else known.state))
+        except Overloaded as error:
+            request.fail(error)
+
+    def receive(self, request: Request) -> Version | None:
+        """Note from where on a request has to be looked for in the log. Returns the newest version that is known."""
+        known = self.machine.known
+        if known is not None and not request.is_repeated:
+            # It was sent for the first time, so nobody can have committed it up to now.
+            request.since = max(request.known, known.seqno)
+        return known
+
+    def stop(self) -> None:
+        """Take no more requests; those that wait are served."""
+        self._is_stopping = True
+
+    def give_up(self) -> None:
+        """Serve no more requests either, and find out no more what became of a row whose outcome is unknown."""
+        self._is_stopping = self._gives_up = True
+
+    def turn(self) -> None:
+        """Commit what waits, as one row. Requests that did not fit wait for the next turn."""
+        with self.machine.turn:
+            self.let_go(self.queue.remove(attrgetter("is_over")))
+            if self._gives_up:
+                for request in self.queue.remove(lambda _: True):
+                    request.fail(self._stopped())
+            lot = self.queue.take(2 * CHANGES_MOST)
+            try:
+                self._commit(lot)
+            except PersistError as error:  # the store cannot be read or reached: nothing of what is left was sent
+                for request in lot:
+                    request.fail(error)
+            except Exception as error:  # a bug: it says nothing about what was done
+                for request in lot:
+                    request.fail(Indeterminate(f"shard {self.machine.shard}: the server failed: {error!r}"))
+                raise
+
+    def let_go(self, requests: Sequence[Request]) -> None:
+        """Answer requests that waited too long, or that nobody waits for any more. Nothing of them was ever sent."""
+        for request in requests:
+            if request.is_dropped:
+                request.fail(Determinate(f"shard {request.shard}: the client was gone; nothing was done"))
+            else:
+                request.fail(self._timed_out(request))
+
+    def still_open(self, request: Request, answer: Answer | None) -> Indeterminate:
+        """The error for a repeated command that is not committed, but may still be.
+
+        SUBTLE: another server, which was only paused, may hold the command, and apply it to a later state. So a refusal
+        may only be told when no later state accepts it: its writer is retired, or what it needs has passed.
+        """
+        return Indeterminate(
+            f"shard {request.shard}: the {type(request.command).__name__} with token {request.token.hex()} is not "
+            f"committed, and it does not apply now ({answer!s:.200}). But it was sent before, and a server that is "
+            "paused may still commit it later. Repeat it with the same token, or retire its writer",
+            shard=request.shard, token=request.token,
+        )  # fmt: skip
+
+    def look_for(self, lot: Sequence[Request], version: Version) -> list[Request]:
+        """Answer those requests that rows up to `version` hold, or may hold. Returns the others."""
+        self.seen.follow(version.seqno)
+        left = []
+        for request in lot:
+            found = self.seen.find(request, request.since)
+            if found == "unknown":
+                request.fail(self.forgotten(request))
+            elif found != "not there":
+                request.settle(Answered(SeqNo(found), is_committed=True))
+            else:
+                left.append(request)
+        return left
+
+    def prepared(self, version: Version, lot: Sequence[Request]) -> tuple[Prepared | None, tuple[Answer, ...]]:
+        """The row of the first requests of a lot, and their answers."""
+        now = self.machine.consensus.now()
+        asked = [Asked(dated(one.command, now), one.token, one.client) for one in lot]
+        group = prepare_group(self.machine, version, asked, now)
+        return group.prepared, group.answers
+
+    def tell(self, lot: Sequence[Request], answers: Sequence[Answer], version: Version) -> list[Request]:
+        """Answer the first requests by `version`, which is committed and holds them. Returns the others."""
+        for request, answer in zip(lot, answers, strict=False):
+            rows = self.seen.rows(request.known, version.seqno)
+            if isinstance(answer, StateDiff):
+                request.settle(Answered(version.seqno, is_committed=True, rows=rows))
+            elif isinstance(answer, PersistError):
+                request.fail(answer)
+            elif request.is_repeated and not _is_certain(answer, version.state, request):
+                request.fail(self.still_open(request, answer))
+            else:
+                request.settle(Answered(version.seqno, answer, rows=rows))
+        return list(lot[len(answers) :])
+
+    def settle(self, sent: Sequence[Prepared], send: Callable[[], bool], lot: Sequence[Request]) -> bool | None:
+        """Whether rows that `send` appends are in their logs now; None when nobody can know any more.
+
+        As `doubt.settle`, and for as long as it takes. Meanwhile requests of the lot that nobody waits for any longer
+        fail as unknown. When nobody can know, all of the lot have.
+        """
+        pause_s = DOUBT_PAUSE_S
+
+        def wait(doubt: Indeterminate, _last: PersistError) -> None:
+            nonlocal pause_s
+            if self._gives_up:
+                raise in_doubt(sent, doubt) from doubt
+            for request in lot:
+                if request.is_over:
+                    request.fail(in_doubt(sent, doubt))
+            self.let_go(self.queue.remove(attrgetter("is_over")))
+            self._patience().pause(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+        try:
+            won = settle(partial(self.ask, send), sent, wait)
+        except (Determinate, InvalidUsage):  # nothing was done
+            raise
+        except PersistError as error:  # the server gives up, or the log is damaged: nobody knows
+            for request in lot:
+                request.fail(in_doubt(sent, error))
+            raise self._stopped() from error
+        if won is None:
+            for request in lot:
+                request.fail(in_doubt(sent, Indeterminate("the rows that would tell are truncated")))
+        return won
+
+    def _commit(self, lot: list[Request]) -> None:
+        machine, is_fresh = self.machine, False
+        if lot:
+            is_fresh = give_way((machine,), _latest(lot))
+        while lot:
+            version = self.ask(machine.ground)
+            if not (lot := self.look_for(self._wanted(lot), version)):
+                return
+            started = machine.runtime.monotonic()
+            prepared, answers = self.prepared(version, lot)
+            if prepared is None:
+                if is_fresh:
+                    self.queue.put_back(self.tell(lot, answers, version))
+                    return
+                self.ask(machine.try_fetch)
+                is_fresh = True
+                continue
+            won = self._send(prepared, lot[: len(answers)])
+            if won:
+                machine.adopt(prepared, machine.runtime.monotonic() - started)
+                self.seen.committed(prepared.row, prepared.data)
+                committed = Version(prepared.row.seqno, prepared.state, b"")
+                self.queue.put_back(self.tell(lot, answers, committed))
+                return
+            if won is None:
+                self.queue.put_back(lot[len(answers) :])
+                return
+            self.ask(partial(wait_after_loss, (machine,), _latest(lot), machine.runtime.monotonic() - started))
+            is_fresh = True
+
+    def _send(self, prepared: Prepared, lot: Sequence[Request]) -> bool | None:
+        shard, consensus = self.machine.shard, self.machine.consensus
+        return self.settle((prepared,), lambda: consensus.compare_and_set(shard, *prepared.change), lot)
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """Run operations on the location, each for no longer than a call of a client may take."""
+        return within(self._patience(), call)
+
+    def _patience(self) -> Deadline:
+        return self.machine.runtime.deadline(self.machine.config.timeout_s)
+
+    def _wanted(self, lot: Sequence[Request]) -> list[Request]:
+        self.let_go([request for request in lot if request.is_over])
+        return [request for request in lot if not request.answer.done()]
+
+    def _timed_out(self, request: Request) -> TimedOut:
+        timeout_s = request.deadline.timeout_s
+        return TimedOut(
+            f"shard {request.shard}: the {type(request.command).__name__} was not committed within {timeout_s:g} s, "
+            "and will not be; this call changed nothing. Try again, or with a longer timeout",
+            shard=request.shard, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def _stopped(self) -> Overloaded:
+        return Overloaded(
+            f"shard {self.machine.shard}: this server is stopping. It did nothing; ask another one",
+            shard=self.machine.shard, waiting=0, most=0,
+        )  # fmt: skip
+
+    def forgotten(self, request: Request) -> Indeterminate:
+        """The error for a command whose first sending is too long ago for the log to tell what became of it."""
+        return Indeterminate(
+            f"shard {request.shard}: whether the {type(request.command).__name__} with token {request.token.hex()} was "
+            f"committed is not known any more: it was first sent after v{request.since}, and the rows since then are "
+            "truncated. This call changed nothing. Read the shard to see what is there",
+            shard=request.shard, token=request.token,
+        )  # fmt: skip
+
+
+def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:
+    """Whether a refusal holds for ever."""
+    return isinstance(refusal, r.AlreadyDone) or is_out_for_ever(state, request.command)
+
+
+def _latest(lot: Sequence[Request]) -> Deadline:
+    return max([request.deadline for request in lot], key=lambda deadline: deadline.ends)

@@ -1,0 +1,175 @@
+"""All shards of a location as a server commits them: a funnel for each, and threads that take their turns.
+
+A funnel with something to do is in the line once, also while a thread takes its turn, so that a shard never keeps more
+than one thread. Commits of several shards, which wait for each other's turns, have threads of their own. Without
+threads, as in a simulation, `work` takes the next turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from persist_lib.config import Config
+from persist_lib.errors import Overloaded
+from persist_lib.ids import ShardId
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.server.funnel import Funnel
+from persist_lib.server.requests import Request
+from persist_lib.server.together import commit_together
+from persist_lib.shard.commit import Machine
+
+log = logging.getLogger("persist.server")
+SHARDS_MOST = 10_000
+"""The most shards whose states are in memory. The one that was asked for longest ago is forgotten."""
+THREADS = 16
+"""How many shards are committed at the same time."""
+JOINT_THREADS = 4
+"""How many commits of several shards are under way at the same time, or wait for turns."""
+JOINT_MOST = 256
+"""The most commits of several shards that wait."""
+Line = SimpleQueue[Callable[[], None] | None]
+
+
+class Funnels:
+    """What a server serves. `submit` and `submit_together` may be called from any thread; each request is answered."""
+
+    def __init__(
+        self, blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None = None
+    ) -> None:
+        self._make = partial(_funnel, blob, consensus, config, runtime, reads)
+        self._funnels: dict[ShardId, Funnel] = {}
+        self._lock = threading.Lock()
+        self._in_line: set[ShardId] = set()
+        self._in_use: Counter[ShardId] = Counter()
+        self._turns: Line = SimpleQueue()
+        self._joint: Line = SimpleQueue()
+        self._threads: list[tuple[threading.Thread, Line]] = []
+        self._is_stopping = False
+
+    def start(self, threads: int = THREADS, joint: int = JOINT_THREADS) -> None:
+        """Start the threads that take the turns."""
+        for line in [self._turns] * threads + [self._joint] * joint:
+            thread = threading.Thread(target=_serve, args=(line,), name="persist-funnel", daemon=True)
+            self._threads.append((thread, line))
+            thread.start()
+
+    def funnel(self, shard: ShardId) -> Funnel:
+        """The funnel of a shard."""
+        with self._lock:
+            return self._funnel(shard)
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for its shard's turn."""
+        with self._lock:
+            funnel = self._funnel(request.shard)
+            funnel.put(request)
+            if not request.answer.done() and request.shard not in self._in_line:
+                self._in_line.add(request.shard)
+                self._turns.put(partial(self._turn, funnel))
+
+    def submit_together(self, requests: Sequence[Request]) -> None:
+        """Let requests wait that are to be committed together: all or none. Each shard once; all with one token."""
+        with self._lock:
+            waiting = self._joint.qsize()
+            if not self._is_stopping and waiting < JOINT_MOST:
+                self._in_use.update(request.shard for request in requests)
+                parts = [(self._funnel(request.shard), request) for request in requests]
+                for funnel, request in parts:
+                    funnel.receive(request)
+                self._joint.put(partial(self._commit_together, parts))
+                return
+        for request in requests:
+            error = Overloaded(
+                f"shard {request.shard}: this server is stopping, or {waiting} commits of several shards wait. It did "
+                "nothing; try again, or ask another one",
+                shard=request.shard, waiting=waiting, most=JOINT_MOST,
+            )  # fmt: skip
+            request.fail(error)
+
+    def work(self) -> bool:
+        """Take the next turn, if one is due. Returns whether one was."""
+        for line in (self._joint, self._turns):
+            with suppress(Empty):
+                if (task := line.get_nowait()) is not None:
+                    task()
+                    return True
+        return False
+
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no turn is under way."""
+        with self._lock:
+            return not (self._in_line or self._in_use)
+
+    def stop(self) -> None:
+        """Take no more requests; those that wait are served."""
+        self._each(Funnel.stop)
+
+    def give_up(self) -> None:
+        """Serve no more requests either. Each is answered soon: if its row was sent without an answer, as unknown."""
+        self._each(Funnel.give_up)
+
+    def close(self) -> None:
+        """End the threads, after the turns that are under way. Call `stop` or `give_up` before."""
+        for _, line in self._threads:
+            line.put(None)
+        for thread, _ in self._threads:
+            thread.join()
+
+    def _funnel(self, shard: ShardId) -> Funnel:
+        found = self._funnels.pop(shard, None) or self._make(shard)
+        self._funnels[shard] = found  # at the end: asked for last
+        if self._is_stopping:
+            found.stop()
+        if len(self._funnels) > SHARDS_MOST:
+            idle = (
+                name for name in self._funnels if not (name in self._in_line or self._in_use[name] or name == shard)
+            )
+            if (oldest := next(idle, None)) is not None:
+                del self._funnels[oldest]
+        return found
+
+    def _each(self, call: Callable[[Funnel], None]) -> None:
+        with self._lock:
+            self._is_stopping = True
+            for funnel in self._funnels.values():
+                call(funnel)
+
+    def _turn(self, funnel: Funnel) -> None:
+        try:
+            funnel.turn()
+        finally:
+            with self._lock:
+                if len(funnel.queue):
+                    self._turns.put(partial(self._turn, funnel))
+                else:
+                    self._in_line.discard(funnel.machine.shard)
+
+    def _commit_together(self, parts: Sequence[tuple[Funnel, Request]]) -> None:
+        try:
+            commit_together(parts)
+        finally:
+            with self._lock:
+                self._in_use.subtract(request.shard for _, request in parts)
+                self._in_use += Counter()  # without zeros
+
+
+def _serve(line: Line) -> None:
+    """Take turns until the line ends."""
+    while (task := line.get()) is not None:
+        try:
+            task()
+        except Exception:
+            log.exception("a turn failed; its requests are answered, and the others are served on")
+
+
+def _funnel(
+    blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None, shard: ShardId
+) -> Funnel:
+    return Funnel(Machine(shard, blob, consensus, config, runtime, reads))

@@ -1,0 +1,37 @@
+"""What came of a transition of one shard or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.state import State
+from persist_lib.ids import SeqNo
+
+
+class Committed(NamedTuple):
+    """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts.
+
+    In a row of several commands, `before` is the state that the ones before it left, and `after` that of the whole row.
+    """
+
+    seqno: SeqNo
+    token: bytes
+    before: State
+    after: State
+    attempts: int
+
+
+Build = Callable[[State, int], c.Command]
+"""Makes a command from the newest state and the store's clock (ms). Called again after every lost race."""
+
+Done = Committed | r.AlreadyDone
+"""A success: a transition, or nothing to change."""
+
+
+class Undone(NamedTuple):
+    """Nothing was changed. Maps the place of each refused transition to its refusal. Never empty."""
+
+    refusals: dict[int, r.Refusal]

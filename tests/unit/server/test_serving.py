@@ -1,0 +1,183 @@
+"""A server over its network: the library through it, and what reaches it that is no call."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import persist_lib as persist
+from persist_lib.errors import Determinate, InvalidUsage, NewerFormat, UpperMismatch
+from persist_lib.format import wire
+from persist_lib.format.log import GROUP, decode_row
+from persist_lib.ids import SeqNo
+from persist_lib.location.rpc.servers import Servers
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.server.serving import ShardServer
+from persist_lib.testing import check_swept, check_world, contents_of
+from tests.worlds import SCHEMA, row
+
+CONFIG = persist.Config(format=4, timeout_s=20)
+
+
+class Site:
+    """A location on files, servers for it, and clients that use them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"file:{folder}/location"
+        self.store = persist.open(self.url, config=CONFIG)
+        self.servers: list[ShardServer] = []
+        self.clients: list[persist.Client] = []
+
+    def serve(self) -> ShardServer:
+        server = ShardServer(self.store, "127.0.0.1:0")
+        server.start()
+        self.servers.append(server)
+        return server
+
+    def client(self, *servers: ShardServer, **options: Any) -> persist.Client:
+        urls = ",".join(f"127.0.0.1:{server.port}" for server in servers or self.servers)
+        made = persist.open(self.url, consensus=f"persist://{urls}", config=options.pop("config", CONFIG), **options)
+        self.clients.append(made)
+        return made
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for server in self.servers:
+            server.stop(0.1)
+        self.store.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    made.serve()
+    yield made
+    made.close()
+
+
+def test_the_library_works_through_a_server(site: Site) -> None:
+    client = site.client()
+    write, read = client.open_shard("s", SCHEMA)
+    for n in range(40):
+        write.compare_and_append([row(n, time=n)], n, n + 1)
+    with pytest.raises(UpperMismatch):
+        write.compare_and_append([row(0)], 0, 1)
+    write.upsert([{"id": 5, "word": "other"}])
+    client.set_hold("s", "h", since=3, opaque=b"x", expected=None)
+    client.set_retention("s", 10)
+    client.maintain("s")
+    upper = write.fetch_upper().time or 0
+    assert sum(contents_of(read.snapshot(upper - 1).to_arrow()).values()) == 40
+    with site.client() as other:
+        other.open_writer("t", SCHEMA).append_now([row(1)])
+    one, two = client.open_writer("t", SCHEMA), client.open_writer("u", SCHEMA)
+    at = one.fetch_upper().time or 0
+    client.compare_and_append_many(
+        [persist.Append(one, [row(2, time=at)], at, at + 1), persist.Append(two, [row(2)], 0, 1)]
+    )
+    for shard in "stu":
+        check_world(site.store, shard)
+    write.close()
+    read.close()
+    client.release_hold("s", "h")
+    for _ in range(4):
+        client.maintain("s")
+    check_swept(site.store, "s")
+
+
+def test_clients_of_one_shard_share_rows_and_lose_nothing(site: Site) -> None:
+    site.store.open_writer("s", SCHEMA).close()
+
+    def run(number: int) -> int:
+        client = site.client()
+        write = client.open_writer("s", SCHEMA)
+        for n in range(10):
+            write.append_now([{"id": number * 100 + n, "word": "x"}])
+        return 10
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(run, range(8))) == 80
+    found = [decode_row(one.data, "row") for one in site.store.consensus.scan("s", SeqNo(0), 10_000)]
+    assert GROUP in {one.command for one in found}
+    with site.store.open_reader("s") as read:
+        told = contents_of(read.snapshot((read.fetch_upper().time or 0) - 1).to_arrow())
+    assert sorted(int(data[0]) for data in told) == sorted(n * 100 + k for n in range(8) for k in range(10))
+    check_world(site.store, "s")
+
+
+def test_a_server_that_stops_is_left_for_the_next_one(site: Site) -> None:
+    first, second = site.servers[0], site.serve()
+    client = site.client(first, second)
+    write = client.open_writer("s", SCHEMA)
+    for n in range(30):
+        if n == 10:
+            first.stop(0.5)
+            site.servers.remove(first)
+        write.compare_and_append([row(n, time=n)], n, n + 1)
+    check_world(site.store, "s")
+
+
+def test_without_any_server_a_call_says_that_nothing_was_sent(site: Site, tmp_path: Path) -> None:
+    client = site.client(config=persist.Config(format=4, timeout_s=1))
+    write = client.open_writer("s", SCHEMA)
+    site.servers.pop().stop(0)
+    with pytest.raises((Determinate, persist.Indeterminate)):
+        write.compare_and_append([row(1)], 0, 1)
+    started = time.monotonic()
+    with pytest.raises(Determinate, match="cannot be reached"):
+        Servers(["127.0.0.1:1"], Runtime()).call("now", None, type(None), route="", seconds=1, reads=False)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("addresses", ["", "host", "h:99999", "a:1,,b:2", "a b:1", "a:1/path"])
+def test_addresses_that_are_none_are_refused(addresses: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsage):
+        persist.open(f"file:{tmp_path}/x", consensus=f"persist://{addresses}")
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:0", "[::]:0", "example.org:7600", "7600", "127.0.0.1:", "10.0.0.1:7600", ""]
+)
+def test_a_server_listens_to_this_machine_only(site: Site, listen: str) -> None:
+    with pytest.raises(InvalidUsage, match="loopback"):
+        ShardServer(site.store, listen).start()
+
+
+MALFORMED = [b"", b"\xff" * 100, b"\x93\x01\xa1x\xa1y", b"\x93\x01\x92\x00\x00\x05", bytes(1_000_000)]
+
+
+@pytest.mark.parametrize("name", wire.CALLS)
+def test_what_is_no_call_is_refused_and_the_others_are_served_on(site: Site, name: str) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{site.servers[0].port}") as channel:
+        for data in MALFORMED:
+            reply = channel.unary_unary(f"/{wire.SERVICE}/{name}")(data, timeout=5)
+            with pytest.raises((InvalidUsage, NewerFormat)):
+                wire.decode_reply(reply, object)
+        with pytest.raises(grpc.RpcError) as told:
+            channel.unary_unary(f"/{wire.SERVICE}/levitate")(b"", timeout=5)
+    assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    site.client().open_writer("s", SCHEMA).append_now([row(1)])
+
+
+def test_a_message_that_is_too_large_is_refused(site: Site) -> None:
+    address = f"127.0.0.1:{site.servers[0].port}"
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as told:
+        channel.unary_unary(f"/{wire.SERVICE}/now")(bytes(wire.MOST_BYTES + 1), timeout=20)
+    assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    site.client().open_writer("s", SCHEMA).append_now([row(1)])
+
+
+def test_silent_connections_hold_up_nobody(site: Site) -> None:
+    silent = [socket.create_connection(("127.0.0.1", site.servers[0].port)) for _ in range(300)]
+    client = site.client()
+    client.open_writer("s", SCHEMA).append_now([row(1)])
+    for one in silent:
+        one.close()
