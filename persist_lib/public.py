@@ -10,6 +10,7 @@ from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.look import Look
 from persist_lib.errors import (
     AlreadyProduced,
+    AlreadyWritten,
     BufferFull,
     Busy,
     CompactionRefused,
@@ -65,6 +66,7 @@ from persist_lib.write.restore import Restored
 __all__ = [
     "TOP",
     "AlreadyProduced",
+    "AlreadyWritten",
     "Antichain",
     "Append",
     "Appended",
