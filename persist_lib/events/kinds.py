@@ -25,6 +25,10 @@ class _BuiltIn(NamedTuple):
 
 BUILT_IN: Mapping[str, _BuiltIn] = {
     "disk": _BuiltIn("disk", None, "a directory (./events)"),
+    "sqlt": _BuiltIn("sqlt", None, "a file (./events.sqlite)"),
+    "lmdb": _BuiltIn("lmdb", "lmdb", "a directory (./events.lmdb), map=BYTES of address space"),
+    "rock": _BuiltIn("rock", "rocksdb", "a directory (./events.rock)"),
+    "pg": _BuiltIn("pg", "postgres", r"a URL of PostgreSQL with \: for each colon, and a name (events)"),
 }
 
 

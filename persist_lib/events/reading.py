@@ -137,6 +137,7 @@ class _Ahead:
     def first_of(self, id_: int) -> Held | None:
         """Fragment 0 of an event, behind what is left of those before it."""
         while (held := self._peek()) is not None and held.key.id < id_:
+            held.release()
             self._take()
         return self._take() if held is not None and held.key == (EVENTS, id_, 0) else None
 

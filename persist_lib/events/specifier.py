@@ -28,7 +28,9 @@ class Specifier(NamedTuple):
         return ":".join([self.kind, *map(_escaped, self.options)])
 
     def __str__(self) -> str:
-        return ":".join([self.kind, *(_escaped(redacted(option)) for option in self.options)])
+        # SUBTLE: together, as colons that were not escaped have cut a URL into several options.
+        plain = ":".join([self.kind, *self.options])
+        return self.text() if redacted(plain) == plain else redacted(plain)
 
     def __repr__(self) -> str:
         return f"Specifier({str(self)!r})"
