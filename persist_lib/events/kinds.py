@@ -29,6 +29,7 @@ BUILT_IN: Mapping[str, _BuiltIn] = {
     "lmdb": _BuiltIn("lmdb", "lmdb", "a directory (./events.lmdb), map=BYTES of address space"),
     "rock": _BuiltIn("rock", "rocksdb", "a directory (./events.rock)"),
     "pg": _BuiltIn("pg", "postgres", r"a URL of PostgreSQL with \: for each colon, and a name (events)"),
+    "s3": _BuiltIn("s3", "s3", r"a URL of S3 with \: for each colon"),
 }
 
 

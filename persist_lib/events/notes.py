@@ -39,11 +39,12 @@ def next_id(records: RecordStore, known: dict[str, int], space: str) -> int:
     return known[space]
 
 
-def forget_old(records: RecordStore, epoch: int, known: Mapping[str, int], written: Mapping[str, int]) -> None:
-    """Remove what newer snapshots and versions have replaced. It is done again after the next ones if it fails."""
-    for space in written:
-        if space != SNAPSHOTS and known[space] % FORGET_EVERY:
+def forget_old(records: RecordStore, epoch: int, forgotten: dict[str, int], written: Mapping[str, int]) -> None:
+    """Remove what newer snapshots and versions have replaced. `written`: the newest id of each space written to."""
+    for space, newest in written.items():
+        if space != SNAPSHOTS and newest - forgotten.get(space, 0) < FORGET_EVERY:
             continue
+        forgotten[space] = newest
         there = records.ids(space)
         if len(there) > KEPT:
             records.remove(epoch, space, there[-KEPT])

@@ -59,6 +59,7 @@ class LogWriter:
         self._last = self._accepted = tail.last
         self._digests: OrderedDict[int, bytes] = OrderedDict({tail.last: tail.digest})
         self._note_ids: dict[str, int] = {}
+        self._forgotten: dict[str, int] = {}
         self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._bell = Bell(self._lock)
@@ -191,7 +192,7 @@ class LogWriter:
                     self._add(batch, entry)
                 if batch.puts or batch.notes:
                     self._records.put(self.epoch, [*batch.puts, *batch.notes])
-                notes.forget_old(self._records, self.epoch, self._note_ids, batch.spaces)
+                notes.forget_old(self._records, self.epoch, self._forgotten, batch.spaces)
                 self._last = batch.last
             except PersistError as error:
                 self._fail(entries, error)

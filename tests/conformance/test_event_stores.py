@@ -36,14 +36,16 @@ def of_size(size: int) -> bytes:
 
 
 def test_what_was_written_is_read_and_replayed_byte_for_byte(store: LogStore) -> None:
-    sizes = [0, 1, 26, 27, 28, 100, 127, 128, 3400, 3500, 65536 - 80, 65536, 65537, 200_000]
+    sizes = [0, 1, 26, 27, 28, 100, 3500]  # 3500 bytes are more than 127 records of 100 bytes
+    if not store.specifier.text().endswith("limit=100"):
+        sizes += [65536 - 80, 65536, 65537, 200_000]
     payloads = [of_size(size) for size in sizes]
     write(store, payloads)
     assert contents(store) == payloads
     assert contents(store, from_id=5) == payloads[4:]
     with store.reader() as reader:
         assert reader.last == len(payloads)
-        for id_ in (1, 14, 7, 2):
+        for id_ in (1, 7, 6, 2):
             with reader.read(id_) as view:
                 assert view == payloads[id_ - 1]
         assert [event.id for event in reader.replay(3, 6)] == [3, 4, 5, 6]
@@ -63,14 +65,14 @@ def test_a_log_goes_on_where_it_ended(store: LogStore) -> None:
 def test_epochs_rise_and_ids_are_acknowledged_in_order(any_kind: LogStore) -> None:
     order: list[int] = []
     with any_kind.writer() as first:
-        futures = [first.write(id_, of_size(id_)) for id_ in range(1, 201)]
+        futures = [first.write(id_, of_size(id_)) for id_ in range(1, 101)]
         for id_, future in enumerate(futures, 1):
             future.add_done_callback(lambda _, id_=id_: order.append(id_))  # type: ignore[misc]
         first.flush(60)
-        assert first.last == 200
+        assert first.last == 100
     with any_kind.writer() as second:
         assert second.epoch > first.epoch
-    assert order == [*range(1, 201)]
+    assert order == [*range(1, 101)]
 
 
 def test_an_id_that_is_there_is_accepted_with_the_same_bytes_only(store: LogStore) -> None:
@@ -195,40 +197,40 @@ def test_snapshots_follow_their_event_and_the_newest_two_are_kept(store: LogStor
         for id_ in range(1, 13):
             writer.write(id_, b"%d" % id_)
             if id_ % 3 == 0:
-                writer.write_snapshot(id_, b"state %d " % id_ * 30)
+                writer.write_snapshot(id_, b"state %d " % id_ * 9)
         writer.flush(60)
     with store.reader() as reader:
-        assert reader.newest_snapshot() == (12, b"state 12 " * 30)
-        assert reader.newest_snapshot(at_most=11) == (9, b"state 9 " * 30)
+        assert reader.newest_snapshot() == (12, b"state 12 " * 9)
+        assert reader.newest_snapshot(at_most=11) == (9, b"state 9 " * 9)
         assert reader.newest_snapshot(at_most=8) is None
     with store.writer() as writer:
         writer.write_snapshot(12, b"again").result(60)
         writer.write(13, b"13")
-        writer.write_snapshot(13, b"x" * 100_000).result(60)
+        writer.write_snapshot(13, b"x" * 400).result(60)
     with store.reader() as reader:
         assert reader.newest_snapshot(12) == (12, b"again")
-        assert reader.newest_snapshot() == (13, b"x" * 100_000)
+        assert reader.newest_snapshot() == (13, b"x" * 400)
 
 
 def test_marks_are_replaced_whole(store: LogStore) -> None:
     for round_ in range(2):
         with store.writer() as writer:
-            for number in range(40):
+            for number in range(20):
                 writer.write_mark("released", b"%d %d" % (round_, number) * 20)
             writer.write_mark("other-mark_2", b"").result(60)
             writer.flush(60)
         with store.reader() as reader:
-            assert reader.read_mark("released") == b"%d 39" % round_ * 20
+            assert reader.read_mark("released") == b"%d 19" % round_ * 20
             assert reader.read_mark("other-mark_2") == b""
     assert len(store.records.ids("mark-released")) <= 18
     store.close()
 
 
 def test_records_have_the_header_that_is_written_down(store: LogStore) -> None:
-    write(store, [b"", of_size(5000)])
+    write(store, [b"", of_size(1000)])
     records = store.records
     limit = records.limit or 1 << 40
-    for id_, size in ((1, 0), (2, 5000)):
+    for id_, size in ((1, 0), (2, 1000)):
         found, fragment = 0, 0
         while (held := records.get(Key("events", id_, fragment))) is not None:
             record = bytes(held.record) + (b"" if held.body is None else bytes(held.body))
@@ -259,7 +261,7 @@ def test_a_scan_gives_records_in_order_in_bounded_pages(any_kind: LogStore) -> N
 
 
 def test_several_threads_and_processes_may_read(any_kind: LogStore) -> None:
-    payloads = [of_size(size) for size in range(300)]
+    payloads = [of_size(size) for size in range(40)]
     write(any_kind, payloads)
     failures: list[BaseException] = []
 
