@@ -10,7 +10,7 @@ from persist_lib.events import open_store
 from persist_lib.events.store import LogStore
 from tests import servers
 
-KINDS = ("disk", "sqlt", "lmdb", "rock", "pg", "s3")
+KINDS = ("disk", "sqlt", "lmdb", "rock", "pg", "s3", "persist")
 _numbers = itertools.count()
 
 

@@ -30,6 +30,7 @@ BUILT_IN: Mapping[str, _BuiltIn] = {
     "rock": _BuiltIn("rock", "rocksdb", "a directory (./events.rock)"),
     "pg": _BuiltIn("pg", "postgres", r"a URL of PostgreSQL with \: for each colon, and a name (events)"),
     "s3": _BuiltIn("s3", "s3", r"a URL of S3 with \: for each colon"),
+    "persist": _BuiltIn("persist", None, r"a location's URL with \: for each colon, a shard (events), consensus=URL"),
 }
 
 
