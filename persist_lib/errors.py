@@ -27,6 +27,7 @@
     ├── NotFound                   no such location or shard
     ├── DiffOverflow               an exact sum of diffs does not fit in 64 bits
     ├── NotSent                    an append that was accepted earlier failed, so this one was not written (earlier)
+    ├── NotReleased                an event is in the log, and its effects are not all released (event_id)
     ├── Determinate                the world failed, and the call did certainly not happen
     │   ├── TimedOut               the caller's timeout ran out
     │   ├── DiskFull               the disk or quota is full; waiting does not help (path, free)
@@ -221,6 +222,14 @@ class DiffOverflow(PersistError):
 
 class NotSent(PersistError):
     """An append that this handle accepted earlier failed. Nothing of this one was written. Field: earlier (why)."""
+
+
+class NotReleased(PersistError):
+    """The event is in the log, and the loop stopped before all its effects were released. The next start releases them.
+
+    Do not submit the event again. Fields: event_id, and number if it is known which effect could not be released. The
+    cause is what `step` or `release` raised, if it was this event.
+    """
 
 
 class Determinate(PersistError):
