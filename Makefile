@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # each other, so two files of them run side by side.
 HEAVY := spark or dagster or torture
 
-.PHONY: help setup lint check format test torture transfers handovers takeovers kafka pending powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills kafka pending powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ handovers: $(PROJECT) ## hand a collection over under load while its processes a
 
 takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 times; their history is linearizable
 	PERSIST_STREAM_TAKEOVERS=$(or $(N),20) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_streams.py
+
+event-kills: $(PROJECT) ## a payments ledger killed KILLS=200 times at random and at each step, on every kind of store, and while its log moves
+	PERSIST_EVENT_KILLS=$(or $(KILLS),200) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_event_kills.py
 
 kafka: $(PROJECT) ## two instances of a source of topics paused and killed at random moments, N=100 times
 	PERSIST_KAFKA_KILLS=$(or $(N),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_kafka_instances.py
