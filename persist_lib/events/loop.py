@@ -32,7 +32,7 @@ from persist_lib.events.store import open_store
 from persist_lib.events.submitted import Done, EventFuture, Submitted
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
-from persist_lib.runtime.threads import Bell, Flag
+from persist_lib.runtime.threads import Bell, Flag, aside
 
 log = logging.getLogger("persist.events")
 MOST_EVENTS = 1_024
@@ -100,6 +100,13 @@ class Loop(Generic[State]):
         self._ending = Bell(self._end_lock)
         enrol(self, Stage.HANDLES)
         self._pool = self._runtime.pool(3, "persist-loop")
+        try:
+            aside(self._start)
+        except BaseException:
+            self._flight.refuse()  # an interrupt: the threads start nevertheless, find this, and let go of the store
+            raise
+
+    def _start(self) -> None:
         for work in (self._push, self._compute, self._release):
             self._pool.submit(work)
 

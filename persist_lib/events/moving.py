@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from persist_lib.errors import Diverged, NotFound
+from persist_lib.errors import Diverged, InvalidUsage, NotFound
 from persist_lib.events.api import Reader, Store, Writer
 from persist_lib.events.marks import check_here, read_elsewhere, read_released, write_elsewhere, write_released
 from persist_lib.events.naming import name_of
@@ -68,6 +68,7 @@ def copy(source: Store, target: Store, *, dry_run: bool = False, progress: Progr
     names = name_of(source), name_of(target)
     with ExitStack() as held:
         read = held.enter_context(source.reader())
+        _check_two(source, target, names)
         check_here(read, names[0])
         there = _checked(read, target, names, progress)
         if there > read.last:
@@ -107,6 +108,7 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
     """
     names = name_of(source), name_of(target)
     with source.reader() as read:
+        _check_two(source, target, names)
         _check_third(read, target, names[0])
         _checked(read, target, names, progress)
     with ExitStack() as held:
@@ -160,6 +162,16 @@ def keep_beside(read: Reader, write: Writer, there: Reader) -> None:
 def _place(store: Store, name: str) -> tuple[str, str]:
     """What a mark says of another store: its specifier, and the id of the log in it."""
     return name, store.records.log.hex()
+
+
+def _check_two(source: Store, target: Store, names: tuple[str, str]) -> None:
+    """Raise InvalidUsage if both are the same log, however they are spelled."""
+    try:
+        is_one = source.records.log == target.records.log
+    except NotFound:
+        return
+    if is_one:
+        raise InvalidUsage(f"{names[0]} and {names[1]} are the same log. Nothing was changed; name two stores")
 
 
 def _check_third(read: Reader, other: Store, name: str) -> None:

@@ -13,8 +13,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import NotReleased
+from persist_lib.events.looking import set_released
 from persist_lib.events.loop import Loop
 from persist_lib.events.program import Program
+from persist_lib.events.starting import replay
 from tests.gated import wait_for
 from tests.unit.events.programs import LONG_S, Counter, Gate, raising
 from tests.unit.events.stored import MemoryStore
@@ -308,6 +310,67 @@ def test_the_mark_is_written_after_the_effect(store: MemoryStore, counter: Count
             loop.submit(word).result(LONG_S)
             wait_for(lambda: "mark released" in store.written)
     assert seen == [("1:a", None), ("2:b", b'{"through":1}')]
+
+
+def test_a_start_that_cannot_release_an_effect_says_so_and_the_next_one_goes_on_there(store: MemoryStore) -> None:
+    counter, again = Counter(snapshots=False), Counter(snapshots=False)
+    with Loop(store, counter.program) as loop:
+        for word in (b"a", b"b", b"c"):
+            loop.submit(word)
+    store.marks.clear()
+    again.on_release = raising(ConnectionError("refused"), 2)
+    with pytest.raises(NotReleased, match="effect number 0 could not be released"):
+        Loop(store, again.program)
+    assert store.marks["released"] == b'{"through":1}'
+    again.on_release = lambda _: None
+    with Loop(store, again.program):
+        pass
+    assert again.released == ["1:a", "2:b", "3:c"]
+
+
+def test_a_mark_that_does_not_decode_is_damage(store: MemoryStore, counter: Counter) -> None:
+    Loop(store, counter.program).stop()
+    store.marks["released"] = b"nonsense"
+    with pytest.raises(persist.Corrupt, match="the mark 'released'"):
+        Loop(store, counter.program)
+
+
+def test_an_operator_s_mark_ends_a_loop_and_is_what_the_next_one_goes_by(store: MemoryStore, counter: Counter) -> None:
+    loop = Loop(store, counter.program)
+    counter.on_release = raising(ConnectionError("gone for good"), 2)
+    futures = [loop.submit(word) for word in (b"a", b"b")]
+    told(futures[1])
+    with pytest.raises(NotReleased):
+        loop.stop()
+    with pytest.raises(NotReleased):
+        Loop(store, counter.program)
+    with pytest.raises(persist.InvalidUsage, match="no event 3"):
+        set_released(store, 3)
+    assert set_released(store, 2) == 1
+    with Loop(store, counter.program) as loop:
+        assert set_released(store, 2) == 2
+        assert isinstance(told(loop.submit(b"c")), persist.Fenced)
+        with pytest.raises(persist.Fenced):
+            loop.stop()
+    assert counter.released == ["1:a"]
+
+
+def test_the_state_is_replayed_as_of_an_event_without_releasing_anything(store: MemoryStore) -> None:
+    counter = Counter(snapshot_every=1)
+    with Loop(store, counter.program, mark_every_s=0) as loop:
+        for _ in range(4):
+            loop.submit(b"a").result(LONG_S)
+    again = Counter()
+    assert replay(store, again.program) == ([1, 2, 3, 4], 4)
+    assert replay(store, again.program, through=0) == ([], 0)
+    assert replay(store, again.program, through=2) == ([1, 2], 2)
+    assert replay(store, again.program, snapshots=False) == ([1, 2, 3, 4], 4)
+    assert again.computed[-4:] == [1, 2, 3, 4]
+    assert again.released == []
+    with pytest.raises(persist.InvalidUsage, match="no event 5"):
+        replay(store, again.program, through=5)
+    with pytest.raises(persist.NotFound):
+        replay(MemoryStore(), again.program)
 
 
 def test_a_start_does_not_take_a_snapshot_beyond_the_mark(store: MemoryStore) -> None:

@@ -281,3 +281,20 @@ def test_a_log_is_compared_byte_for_byte(first: MemoryStore, second: MemoryStore
         compare(first, second)
     with pytest.raises(persist.NotFound):
         compare(first, MemoryStore("third"))
+
+
+@pytest.mark.parametrize("act", [copy, lambda one, other: Loop(other, Counter().program, source=one)])
+def test_a_log_is_not_copied_or_moved_onto_itself(first: MemoryStore, act: Callable[..., object]) -> None:
+    epoch = first.epoch
+    with pytest.raises(persist.InvalidUsage, match="are the same log"):
+        act(first, first)
+    assert first.epoch == epoch
+    assert not first.marks.keys() - {"released"}
+
+
+def test_a_source_that_is_not_there_is_not_taken_for_an_empty_log(first: MemoryStore, second: MemoryStore) -> None:
+    with pytest.raises(persist.NotFound):
+        copy(second, first)
+    with pytest.raises(persist.NotFound):
+        Loop(first, Counter().program, source=second)
+    Loop(first, Counter().program).stop()
