@@ -163,9 +163,8 @@ class DiskRecords:
             names = os.listdir(self._events)  # noqa: PTH208 - names only
         except FileNotFoundError:
             return []
-        found = sorted(
-            (int(epoch), int(first)) for epoch, dash, first in (name.partition("-") for name in names) if dash
-        )
+        parts = [name.partition("-") for name in names if not name.startswith(".")]
+        found = sorted((int(epoch), int(first)) for epoch, _, first in parts)
         places: list[_Place] = []
         through: int | None = None
         for epoch, first in reversed(found):
@@ -202,8 +201,6 @@ class DiskRecords:
                     if place.through is None:
                         self._segment(place).sync()
             self._begin(last + 1)
-            os.fsync(self._fd)
-            fsync_directory(self._events)
             self._check_claim(epoch)
             self._forget_dead(last + 1)
             (self._root / "closed.json").unlink(missing_ok=True)
@@ -213,17 +210,22 @@ class DiskRecords:
     def _forget_dead(self, first: int) -> None:
         """Remove the files of predecessors of which nothing counts. Readers that have them open look again."""
         for name in os.listdir(self._events):  # noqa: PTH208 - names only
-            epoch, _, begins = name.partition("-")
-            if int(epoch) < self._epoch and int(begins) >= first:
+            epoch, _, begins = name.removeprefix(".").partition("-")
+            if int(epoch) < self._epoch and (name.startswith(".") or int(begins) >= first):
                 (self._events / name).unlink(missing_ok=True)
 
     def _begin(self, first: int) -> None:
-        """Begin a segment. It is durable with the first batch."""
+        """Begin a segment, durably. SUBTLE: it gets its name when its header is durable, so none is ever without."""
         if self._fd >= 0:
             os.close(self._fd)
+            self._fd = -1
         path = self._events / _name(self._epoch, first)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        temporary = path.with_name(f".{path.name}")
+        self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         _write_all(self._fd, [encode_header(self.log, self._epoch, first)])
+        os.fsync(self._fd)
+        temporary.replace(path)
+        fsync_directory(self._events)
         self._first, self._end, self._batch = first, HEADER_BYTES, 0
 
     def put(self, epoch: int, puts: Sequence[Put]) -> None:
@@ -237,18 +239,16 @@ class DiskRecords:
 
     def _append(self, puts: list[Put]) -> None:
         """Append a batch, and sync. SUBTLE: after a failure its bytes are cut off, as nobody knows what is durable."""
-        try:
-            is_new = self._end >= SEGMENT_BYTES
-            if is_new:
+        if self._end >= SEGMENT_BYTES:
+            with _failing(Determinate, "begin a file in", self._events):
                 self._begin(puts[0].key.id)
+        try:
             pieces: list[bytes | bytearray | memoryview] = []
             for put in puts:
                 frame = encode_frame(put, self._batch, is_last=put is puts[-1])
                 pieces += (frame, put.head, put.body)
             written = _write_all(self._fd, pieces)
             os.fdatasync(self._fd)
-            if is_new:
-                fsync_directory(self._events)
         except OSError as error:
             self._is_sound = False
             raise self._take_back(error) from error

@@ -122,6 +122,7 @@ class Segment:
             if through is not None and frame.id > through:
                 return
             self._note(frame)
+        self._check_torn()
 
     def _note(self, frame: Frame) -> None:
         expected = self.last + 1
@@ -152,12 +153,11 @@ class Segment:
             if begin == at and len(more) <= len(data):
                 break
             data, begin = more, at
-        if data:
-            self._check_torn(at, data)
 
-    def _check_torn(self, at: int, data: bytes) -> None:
-        """Raise Corrupt if what does not verify at this place is followed by a frame of a later batch."""
-        rest = data + os.pread(self._fd, os.fstat(self._fd).st_size, at + len(data))
+    def _check_torn(self) -> None:
+        """Raise Corrupt if what does not verify at the end is followed by a frame of a later batch."""
+        at = self.end
+        rest = os.pread(self._fd, max(0, os.fstat(self._fd).st_size - at), at)
         found = rest.find(MARK, 1)
         while found >= 0:
             frame, record = _parse(rest, 0, found, verify=True)
@@ -199,7 +199,10 @@ class Segment:
 
     def _span(self, id_: int) -> tuple[int, int]:
         index = id_ - self.first
-        return self.starts[index], (self.starts[index + 1] if index + 1 < len(self.starts) else self.end)
+        if index + 1 < len(self.starts):
+            return self.starts[index], self.starts[index + 1]
+        # SUBTLE: fragments of an event that never came may lie behind the last one.
+        return self.starts[index], self.end if self._start is None else self._start
 
     def read(self, from_id: int, through: int) -> Iterator[Held]:
         """The records of events that are there, by id and fragment. It need not have been scanned before."""
@@ -216,6 +219,8 @@ class Segment:
                 continue
             yield held
             yield from waiting
+            if frame.id == through:  # what lies behind it may be torn, or of no account
+                return
             waiting = []
 
     def close(self) -> None:
