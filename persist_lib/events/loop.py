@@ -107,8 +107,15 @@ class Loop(Generic[State]):
             raise
 
     def _start(self) -> None:
-        for work in (self._push, self._compute, self._release):
-            self._pool.submit(work)
+        try:
+            for work in (self._push, self._compute, self._release):
+                self._pool.submit(work)
+        except BaseException:  # there is no room for one more thread
+            self._flight.end()
+            self._computing.put(None)
+            self._pool.shutdown(wait=False)
+            self._opened.close()
+            raise
 
     def after_fork_in_child(self) -> None:
         """The parent goes on; this process has no loop."""
@@ -148,17 +155,20 @@ class Loop(Generic[State]):
         `release` may submit events too, which never wait for room; waiting for their futures there would wait for ever.
         """
         payload, seconds = _bytes_of(event), self._timeout_s if timeout is None else parse_seconds(timeout)
-        waits = self._releaser != threading.get_ident()
+        waits = not self._is_releasing()
         return self._flight.accept(payload, seconds, block=parse_flag(block, "block"), waits=waits).future
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish what was accepted, take no more, store the mark and a snapshot, and let go of the store. Idempotent.
 
         Raises TimedOut after `timeout` seconds (None: the loop's `timeout_s`): stopping goes on, and can be waited for
-        again. Raises, once, why the loop had stopped by itself.
+        again. Raises, once, why the loop had stopped by itself. Called by `release`, which it cannot wait for, it only
+        takes no more events.
         """
         deadline = self._runtime.deadline(self._timeout_s if timeout is None else parse_seconds(timeout))
         self._flight.refuse()
+        if self._is_releasing():
+            return
         while not self._ending.wait(lambda: self._is_ended, deadline.remaining_s()):
             if deadline.has_passed():
                 left = self.accepted - self.released
@@ -167,10 +177,13 @@ class Loop(Generic[State]):
                     "released. They go on; call stop again to wait for them",
                     timeout_s=deadline.timeout_s,
                 )  # fmt: skip
-        self._pool.shutdown(wait=False)
         if self._failure is not None and not self._is_told:
             self._is_told = True
             raise self._failure
+
+    def _is_releasing(self) -> bool:
+        """Whether this is the thread that calls `release`."""
+        return self._releaser == threading.get_ident()
 
     def __enter__(self) -> Self:
         return self
@@ -241,7 +254,7 @@ class Loop(Generic[State]):
             while True:
                 is_decided, submitted = self._flight.try_first()
                 if submitted is not None:
-                    failed = self._released(submitted)
+                    failed = self._release_one(submitted)
                 elif is_decided:
                     break
                 self._keeping.tick(self.released, self._runtime.monotonic())
@@ -250,11 +263,12 @@ class Loop(Generic[State]):
             log.exception("%s: could not end as it should", self.name)
             self._failure = self._failure or (error if isinstance(error, PersistError) else None)
         finally:
+            self._pool.shutdown(wait=False)
             with self._end_lock:
                 self._is_ended = True
             self._ending.ring()
 
-    def _released(self, submitted: Submitted) -> Callable[[], PersistError] | None:
+    def _release_one(self, submitted: Submitted) -> Callable[[], PersistError] | None:
         """Release the effects of one event, and tell its submitter. Returns what makes the error, if one failed."""
         for effect in submitted.effects:
             try:

@@ -511,6 +511,42 @@ def test_release_may_submit_events_also_when_there_is_no_room(store: MemoryStore
         wait_for(lambda: store.events.count(b"answer") == 5)
 
 
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_loop_that_gets_no_threads_leaves_none(
+    store: MemoryStore, counter: Counter, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    started = list[object]()
+    start = threading.Thread.start
+
+    def limited(self: threading.Thread) -> None:
+        if self.name.startswith("persist-loop"):
+            if len(started) == threads:
+                raise RuntimeError("can't start new thread")
+            started.append(self)
+        start(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", limited)
+        with pytest.raises(RuntimeError):
+            Loop(store, counter.program)
+    wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("persist-loop")])
+    with Loop(store, counter.program) as loop:
+        assert loop.submit(b"a").result(LONG_S).event_id == 1
+
+
+def test_release_may_stop_the_loop_which_finishes_what_was_accepted(store: MemoryStore, counter: Counter) -> None:
+    loop = Loop(store, counter.program)
+    counter.on_release = lambda effect: loop.stop() if effect.event_id == 1 else None
+    store.hold()
+    futures = [loop.submit(b"a") for _ in range(3)]
+    store.let()
+    assert [future.result(LONG_S).event_id for future in futures] == [1, 2, 3]
+    with pytest.raises(persist.InvalidUsage, match="stopped"):
+        loop.submit(b"b")
+    loop.stop()
+    assert store.marks["released"] == b'{"through":3}'
+
+
 def test_a_successor_fences_a_loop_which_releases_nothing_that_is_not_in_the_log(store: MemoryStore) -> None:
     first, second = Counter(), Counter()
     loop = Loop(store, first.program)
