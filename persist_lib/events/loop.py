@@ -29,7 +29,7 @@ from persist_lib.events.outcomes import release_failed, tell_all
 from persist_lib.events.program import Input, Program, State, compute, encode_snapshot
 from persist_lib.events.starting import begin, take
 from persist_lib.events.store import open_store
-from persist_lib.events.submitted import Done, EventFuture, Submitted
+from persist_lib.events.submitted import Done, EventFuture, Submitted, payload_of
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Bell, Flag, aside
@@ -154,7 +154,7 @@ class Loop(Generic[State]):
 
         `release` may submit events too, which never wait for room; waiting for their futures there would wait for ever.
         """
-        payload, seconds = _bytes_of(event), self._timeout_s if timeout is None else parse_seconds(timeout)
+        payload, seconds = payload_of(event), self._timeout_s if timeout is None else parse_seconds(timeout)
         waits = not self._is_releasing()
         return self._flight.accept(payload, seconds, block=parse_flag(block, "block"), waits=waits).future
 
@@ -294,11 +294,3 @@ class Loop(Generic[State]):
 
 def _opened(held: ExitStack, store: Store | str) -> Store:
     return held.enter_context(open_store(store)) if isinstance(store, str) else store
-
-
-def _bytes_of(event: object) -> bytes:
-    """The event's bytes, which nobody else can change."""
-    if isinstance(event, (bytes, bytearray, memoryview)):
-        return bytes(event)
-    hint = "; encode the text first" if isinstance(event, str) else ""
-    raise InvalidUsage(f"event must be bytes: got {shown(event)}{hint}", argument="event", value=event)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from persist_lib.arguments import shown
+from persist_lib.errors import InvalidUsage
 from persist_lib.events.program import Effect
 from persist_lib.runtime.threads import Future
 
@@ -53,3 +55,11 @@ class Submitted:
     def is_releasable(self) -> bool:
         """Whether its effects may be released, once those of all events before it are."""
         return self.computing_done and self.persisting_done
+
+
+def payload_of(event: object) -> bytes:
+    """The event's bytes, which nobody else can change. Raises InvalidUsage for anything else."""
+    if isinstance(event, (bytes, bytearray, memoryview)):
+        return bytes(event)
+    hint = "; encode the text first" if isinstance(event, str) else ""
+    raise InvalidUsage(f"event must be bytes: got {shown(event)}{hint}", argument="event", value=event)
