@@ -52,10 +52,10 @@ def show(session: Session, store: Where) -> None:
     persist events show disk:./ledger
     persist events show disk:./ledger --json | jq .released
     """
-    from persist_lib import events
+    from persist_lib.events import look
 
     with _opened(store) as log:
-        found, name = events.look(log), _name(log)
+        found, name = look(log), _name(log)
     lines = Fitted(("", ""))
     behind = found.last - found.released
     released = f"up to event {found.released:,}"
@@ -132,15 +132,16 @@ def check(
     persist events check disk:./ledger
     persist events check disk:./ledger lmdb:./copy
     """
-    from persist_lib import events
+    from persist_lib.events import check as check_log
+    from persist_lib.events import compare
 
     with _opened(store) as log, session.progress("check") as advance:
-        name, found = _name(log), events.check(log, progress=advance)
+        name, found = _name(log), check_log(log, progress=advance)
         said = f"{name}: {units.of(found.events, 'event')}, {units.size(found.bytes)}, all as they were written"
         value: Json = {"store": name, **jsonable(found)}
         if other is not None:
             with _opened(other) as second:
-                compared = events.compare(log, second, progress=advance)
+                compared = compare(log, second, progress=advance)
                 same = min(compared.first, compared.second)
                 value |= {"other": _name(second), "same": same, "other_events": compared.second}
                 said += f"; the first {units.of(same, 'event')} are the same in {_name(second)}"
@@ -164,10 +165,10 @@ def copy(
     persist events copy disk:./ledger lmdb:./copy --dry-run
     persist events copy disk:./ledger 's3:s3\\://bucket/ledger'
     """
-    from persist_lib import events
+    from persist_lib.events import copy as copy_log
 
     with _opened(source) as log, _opened(target) as other, session.progress("copy") as advance:
-        done = events.copy(log, other, dry_run=dry_run, progress=advance)
+        done = copy_log(log, other, dry_run=dry_run, progress=advance)
         names = _name(log), _name(other)
     would = "would write" if dry_run else "wrote"
     said = f"{would} {units.of(done.written, 'event')} to {names[1]}, up to event {done.last:,}; "
@@ -193,16 +194,16 @@ def mark(
     persist events mark disk:./ledger --through 17 --dry-run
     persist events mark disk:./ledger --through 17
     """
-    from persist_lib import events
+    from persist_lib.events import look, set_released
 
     with _opened(store) as log:
-        found, name = events.look(log), _name(log)
+        found, name = look(log), _name(log)
         if through > found.last:
             raise InvalidUsage(f"{name} ends at event {found.last}: there is no event {through}", last=found.last)
         if not (dry_run or yes):
             confirm(session, name, _passed(found.released, min(through, found.last)), "store")
         if not dry_run:
-            events.set_released(log, through)
+            set_released(log, through)
     said = f"effects count as released up to event {through:,}; before: {found.released:,}"
     said = f"{name}: {_passed(found.released, through)}: {said}" if not dry_run else f"{name}: would be so: {said}"
     session.answer({"store": name, "before": found.released, "released": through, "dry_run": dry_run}, said)
@@ -216,16 +217,16 @@ def _passed(before: int, through: int) -> str:
 
 @contextmanager
 def _opened(specifier: str) -> Iterator[Store]:
-    from persist_lib import events
+    from persist_lib.events import open_store
 
-    with events.open_store(specifier) as store:
+    with open_store(specifier) as store:
         yield store
 
 
 def _name(store: Store) -> str:
-    from persist_lib import events
+    from persist_lib.events import name_of
 
-    return events.name_of(store)
+    return name_of(store)
 
 
 def _print(session: Session, found: Iterator[Event], *, raw: bool = False) -> None:
