@@ -19,7 +19,13 @@ from tests.interrupts.scenes import PROMPT_S, elsewhere, eventually, promptly
 from tests.interrupts.test_interrupts import _Signal
 from tests.unit.events.programs import Counter
 
-pytestmark = only_on_cpython_3_11
+pytestmark = [
+    only_on_cpython_3_11,
+    # A file that pathlib has opened, and did not come to close, is closed when it is collected, and CPython says so. It
+    # also reports what is raised in a generator that is being closed.
+    pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
 EVERYWHERE = os.environ.get("PERSIST_INTERRUPTS", "") == "all"
 PLACES, SIGNALS = 5, 2
 
