@@ -116,6 +116,10 @@ class World:
         path = Path(job.notes)
         return [line.split(" ", 1) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
+    def has_said(self, job: Job, word: str) -> bool:
+        """Whether a process said this, or that it failed."""
+        return any(said in {word, "failed"} for said, _ in self.notes(job))
+
     def learn(self, job: Job) -> None:
         """Take over what a process acknowledged. A failure of it is one of the test."""
         for word, rest in self.notes(job):
