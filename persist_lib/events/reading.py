@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -75,11 +75,14 @@ class LogReader:
                 yield whole
             return
         found = _Ahead(self._records.scan(first, last))
-        for id_ in range(first, last + 1):
-            held = found.first_of(id_)
-            if held is None:
-                raise self._missing(id_)
-            yield put_together(held, found.rest_of(id_), self._records.log, self._where)
+        try:
+            for id_ in range(first, last + 1):
+                held = found.first_of(id_)
+                if held is None:
+                    raise self._missing(id_)
+                yield put_together(held, found.rest_of(id_), self._records.log, self._where)
+        finally:
+            found.close()
 
     def newest_snapshot(self, at_most: int | None = None) -> tuple[int, bytes] | None:
         self._check()
@@ -124,6 +127,11 @@ class _Ahead:
     def __init__(self, scan: Iterator[Held]) -> None:
         self._scan = scan
         self._next: Held | None = None
+
+    def close(self) -> None:
+        """End the scan, if it is one that can be ended."""
+        if isinstance(self._scan, Generator):
+            self._scan.close()
 
     def _peek(self) -> Held | None:
         if self._next is None:

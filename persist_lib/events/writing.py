@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from persist_lib.events.recovery import Tail, recover
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.threads import SLICE_S, Bell, Future, aside
 
+log = logging.getLogger("persist.events")
 MOST_EVENTS = 1024
 """The most that is accepted and not durable yet: so many events, and so many bytes."""
 MOST_BYTES = 64 << 20
@@ -222,6 +224,8 @@ class LogWriter:
     def _end(self) -> None:
         try:
             self._records.close()
+        except Exception as error:  # noqa: BLE001 - all that was acknowledged is durable
+            log.warning("could not close %s: %s", self._where, error)
         finally:
             self._is_over = True
 

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,13 +56,13 @@ class _View(Held):
         if transaction is None:  # released before, or of a scan, which looks itself
             return
         if sys.getrefcount(array) > 2:
-            _kept.append((array, transaction))
+            _kept[id(array)] = array, transaction
             raise _still_used(self.key)
         transaction.abort()
         _end_kept()
 
 
-_kept: list[tuple[Any, Any]] = []
+_kept: dict[int, tuple[Any, Any]] = {}
 """Transactions of which a program kept slices."""
 
 
@@ -71,9 +71,8 @@ def _still_used(key: Key) -> InvalidUsage:
 
 
 def _end_kept() -> None:
-    for entry in list(_kept):
-        if sys.getrefcount(entry[0]) <= 2 and entry in _kept:
-            _kept.remove(entry)
+    for number, entry in list(_kept.items()):
+        if sys.getrefcount(entry[0]) <= 2 and _kept.pop(number, None) is not None:
             entry[1].abort()
 
 
@@ -103,11 +102,11 @@ def _release(path: Path, shared: _Shared) -> None:
     key = os.getpid(), str(path.resolve())
     with _lock:
         shared.users -= 1
-        if shared.users == 0 and _environments.get(key) is shared:
+        _end_kept()
+        # SUBTLE: closing it would unmap memory that a program still looks at. Whoever opens it next gets the same.
+        if shared.users == 0 and not _kept and _environments.get(key) is shared:
             del _environments[key]
-            _end_kept()
-            if not _kept:
-                shared.env.close()
+            shared.env.close()
 
 
 class LmdbRecords:
@@ -188,21 +187,31 @@ class LmdbRecords:
         """SUBTLE: a transaction for some records only, as an open one keeps a writer from using pages again."""
         start, end = key_range(EVENTS, from_id, through + 1)
         while start < end:
-            transaction = self._begin()
+            start = yield from self._scan_some(start, end)
+
+    def _scan_some(self, start: bytes, end: bytes) -> Generator[Held, None, bytes]:
+        """Read some records. Returns the key to go on from."""
+        transaction, array, left = self._begin(), None, RECORDS
+        try:
             cursor = transaction.cursor()
-            is_there, left = cursor.set_range(start), RECORDS
+            is_there = cursor.set_range(start)
             while is_there and left and (key := bytes(cursor.key())) < end:
-                array = np.frombuffer(cursor.value(), np.uint8)
-                name = Key(EVENTS, *decode_key(EVENTS, key))
+                array, name = np.frombuffer(cursor.value(), np.uint8), Key(EVENTS, *decode_key(EVENTS, key))
                 yield _View(name, key[KEY_BYTES:], array, None)
                 if sys.getrefcount(array) > 2:
-                    _kept.append((array, transaction))
                     raise _still_used(name)
                 start, is_there, left = key + b"\0", cursor.next(), left - 1
-            transaction.abort()
-            _end_kept()
-            if left:
-                return
+        except GeneratorExit:
+            if array is not None and sys.getrefcount(array) > 2:
+                raise _still_used(name) from None
+            raise
+        finally:
+            if array is not None and sys.getrefcount(array) > 2:
+                _kept[id(array)] = array, transaction
+            else:
+                transaction.abort()
+                _end_kept()
+        return end if left else start
 
     def _begin(self) -> Any:
         self._check()

@@ -7,8 +7,9 @@ transaction, and looks at the epoch under a lock of the log's row. So a paused w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import psycopg
 from psycopg import sql
@@ -41,9 +42,11 @@ from persist_lib.location.postgres.sessions import (
     Value,
     decode_int,
 )
-from persist_lib.location.wrap.deadline import patience_s
+from persist_lib.location.wrap.deadline import patience_s, within
+from persist_lib.location.wrap.retrying import retry
 from persist_lib.runtime.ambient import Deadline
 
+T = TypeVar("T")
 DEFAULT = "events"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 LIMIT = 256 << 20
@@ -52,6 +55,8 @@ ROWS = 2000
 """The most records in a statement, which takes at most 65,535 parameters."""
 STATEMENT_BYTES = 256 << 20
 PAGE_BYTES = 4 << 20
+PATIENCE_S = 20.0
+"""How long a failed request is sent again."""
 CREATION_LOCK = 0x5052_4556_0000_0001  # "PREV"
 
 TABLES = """
@@ -148,12 +153,17 @@ class PgRecords:
         return text.replace("{s}", f'"{self._schema}"').replace("{clock}", CLOCK).replace("{id}", parts.get("id", ""))
 
     def _read(self, text: str, values: Sequence[tuple[Value, int]]) -> list[Record]:
-        deadline = self._deadline()
-        try:
-            with self._sessions.lend(deadline) as session:
-                return session.ask(self._filled(text), [(self._number, INT8), *values], deadline).records
-        except (Dropped, Rejected) as error:
-            raise read_failed(error, self._name) from error
+        filled = self._filled(text)
+
+        def attempt() -> list[Record]:
+            deadline = self._deadline()
+            try:
+                with self._sessions.lend(deadline) as session:
+                    return session.ask(filled, [(self._number, INT8), *values], deadline).records
+            except (Dropped, Rejected) as error:
+                raise read_failed(error, self._name) from error
+
+        return self._retried(attempt)
 
     def _write(self, text: str, values: Sequence[tuple[Value, int]], doing: str) -> Record:
         deadline = self._deadline()
@@ -169,15 +179,30 @@ class PgRecords:
         return self._runtime.deadline(patience_s(OPERATION_S))
 
     def _fenced(self, epoch: int, text: str, values: Sequence[tuple[Value, int]], doing: str) -> None:
-        answer = self._write(self._filled(text, id=str(len(values) + 4)), [(epoch, INT8), *values], doing)
+        """SUBTLE: done twice it has the same effect, as long as the epoch is this one. So it is sent again."""
+        filled, attempts = self._filled(text, id=str(len(values) + 4)), 0
+
+        def attempt() -> Record:
+            nonlocal attempts
+            attempts += 1
+            return self._write(filled, [(epoch, INT8), *values], doing)
+
+        answer = self._retried(attempt)
         if decode_int(answer[0]) != 1:
-            raise fenced(self._name, epoch, self._newest_epoch())
+            raise fenced(self._name, epoch, self._newest_epoch(), is_certain=attempts == 1)
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        deadline = self._runtime.deadline(PATIENCE_S)
+        return within(deadline, lambda: retry(call, is_idempotent=True, deadline=deadline))
 
     def _newest_epoch(self) -> int:
         return max((decode_int(epoch) for (epoch,) in self._read(NEWEST_EPOCH, [])), default=0)
 
     def claim(self, owner: str) -> int:
-        epoch = decode_int(self._write(self._filled(CLAIM), [(owner, TEXT)], "claim an epoch")[0])
+        # Sent again, it claims another epoch: that is no harm.
+        epoch = decode_int(
+            self._retried(lambda: self._write(self._filled(CLAIM), [(owner, TEXT)], "claim an epoch"))[0]
+        )
         if epoch == 0:
             raise NotFound(f"the {self._name} was dropped; open the store again")
         return epoch

@@ -198,7 +198,11 @@ class RockRecords:
             self._shared.users -= 1
             if self._shared.users == 0:
                 del _writing[self._key]
-                self._shared.db.close()
+                db, self._db, self._shared.db = self._db, None, None
+                try:
+                    db.close()
+                except Exception as error:
+                    raise _read_failed(error, self._path) from error
 
 
 def _options() -> Options:

@@ -12,11 +12,15 @@ from persist_lib.runtime.ambient import Runtime
 FORMAT = 1
 
 
-def fenced(where: str, epoch: int, found: int) -> Fenced:
-    """The error of a store that looked at the epoch in the transaction that would have written."""
+def fenced(where: str, epoch: int, found: int, *, is_certain: bool = True) -> Fenced:
+    """The error of a store that looked at the epoch in the transaction that would have written.
+
+    `is_certain`: no earlier attempt can have written.
+    """
+    outcome = "nothing of this was written" if is_certain else "whether this is in the log, only the log says"
     return Fenced(
-        f"another writer took over {where} (epoch {found}, and this one is {epoch}). Nothing of this was written, and "
-        "what was acknowledged is in the log. Open a writer again if this program is to write",
+        f"another writer took over {where} (epoch {found}, and this one is {epoch}). What was acknowledged is in the "
+        f"log, and {outcome}. Open a writer again if this program is to write",
         epoch=epoch, found=found,
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from persist_lib.errors import Fenced, Indeterminate, NotSent, PersistError
 from persist_lib.events import open_store
 from persist_lib.events.store import LogStore
 from persist_lib.events.stores import disk
+from persist_lib.events.writing import LogWriter
 from persist_lib.runtime.ambient import Runtime
 from tests.eventlogs import KINDS, contents, specifier, store_of, write
 
@@ -50,25 +51,43 @@ def test_a_writer_that_is_paused_before_it_writes_writes_nothing_after_its_succe
 
 
 class Takeover:
-    """A successor that takes over once, in the middle of what the predecessor does."""
+    """A successor that takes over once, in the middle of a step of the predecessor."""
 
-    def __init__(self, store: LogStore) -> None:
-        self._store = store
+    def __init__(self, store: LogStore, moment: str) -> None:
+        self._store, self._moment = store, moment
+        self._writer: LogWriter | None = None
         self.payloads: list[bytes] = []
         self.found: list[bytes] = []
         self.is_done = False
 
-    def run(self) -> None:
-        """Take over, and write. What was there stays the beginning of the log."""
-        if not self.is_done:
-            self.is_done = True
-            with self._store.writer() as writer:
-                self.found = contents(self._store)
-                assert len(self.found) == writer.last
-                for number in range(3):
-                    payload = b"successor %d" % number * 10
-                    writer.write(writer.accepted + 1, payload).result(60)
-                    self.payloads.append(payload)
+    def around(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Take over before the step or after it; or before it, and write after it."""
+        if self._moment != "after":
+            self.begin()
+        if self._moment == "before":
+            self.end()
+        done = step(*arguments)
+        if self._moment == "after":
+            self.begin()
+        if self._moment != "before":
+            self.end()
+        return done
+
+    def begin(self) -> None:
+        """Become the writer. What is there now stays the beginning of the log."""
+        self.is_done = True
+        self._writer = self._store.writer()
+        self.found = contents(self._store)
+        assert len(self.found) == self._writer.last
+
+    def end(self) -> None:
+        """Write."""
+        assert self._writer is not None
+        for number in range(3):
+            payload = b"successor %d" % number * 10
+            self._writer.write(self._writer.accepted + 1, payload).result(60)
+            self.payloads.append(payload)
+        self._writer.close(60)
 
 
 def predecessor(
@@ -101,31 +120,19 @@ def check(store: LogStore, acknowledged: list[bytes], takeover: Takeover, error:
 PAYLOADS = [b"first %d" % number * 6 for number in range(3)]  # two fragments of at most 100 bytes
 
 
-@pytest.mark.parametrize("is_after", [False, True])
+MOMENTS = ("before", "between", "after")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("limit", [None, 100])
-def test_on_s3_the_successor_comes_before_or_after_any_request(
-    limit: int | None, is_after: bool, tmp_path: Path
-) -> None:
+def test_on_s3_the_successor_comes_at_any_request(limit: int | None, moment: str, tmp_path: Path) -> None:
     """With fragments, an event is several requests. SUBTLE: late ones arrive behind the successor's fence."""
     for strikes in range(1, 100):
         place = specifier("s3", tmp_path, limit)
-        takeover = Takeover(open_store(place))
-        left = strikes
+        takeover, counting = Takeover(open_store(place), moment), Counting(strikes)
 
-        def arrange(records: Any, takeover: Takeover = takeover) -> None:
-            put = records._places.put
-
-            def counted(*arguments: Any) -> bool:
-                nonlocal left
-                left -= 1
-                if left == 0 and not is_after:
-                    takeover.run()
-                done: bool = put(*arguments)
-                if left == 0 and is_after:
-                    takeover.run()
-                return done
-
-            records._places.put = counted
+        def arrange(records: Any, takeover: Takeover = takeover, counting: Counting = counting) -> None:
+            records._places.put = counting.of(records._places.put, takeover)
 
         acknowledged, error = predecessor(place, PAYLOADS, arrange)
         if not takeover.is_done:
@@ -135,39 +142,43 @@ def test_on_s3_the_successor_comes_before_or_after_any_request(
         check(open_store(place), acknowledged, takeover, error)
 
 
+class Counting:
+    """Lets a successor come at the n-th call of a function in this thread, from `is_on` on."""
+
+    def __init__(self, strikes: int) -> None:
+        self._left, self._thread = strikes, threading.get_ident()
+        self.is_on = True
+
+    def of(self, real: Callable[..., Any], takeover: Takeover) -> Callable[..., Any]:
+        """The function, counted."""
+
+        def counted(*arguments: Any) -> Any:
+            if not self.is_on or takeover.is_done or threading.get_ident() != self._thread:
+                return real(*arguments)
+            self._left -= 1
+            return takeover.around(real, *arguments) if self._left == 0 else real(*arguments)
+
+        return counted
+
+
 @pytest.mark.parametrize("limit", [None, 100])
 @pytest.mark.parametrize("step", ["_write_all", "fdatasync", "fstat"])
-@pytest.mark.parametrize("is_after", [False, True])
-def test_on_disk_the_successor_comes_before_or_after_any_step(
-    step: str, limit: int | None, is_after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_on_disk_the_successor_comes_at_any_step(
+    step: str, limit: int | None, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for strikes in range(1, 50):
         place = specifier("disk", tmp_path, limit)
-        takeover = Takeover(open_store(place))
-        left = strikes
+        takeover, counting = Takeover(open_store(place), moment), Counting(strikes)
+        counting.is_on = False
         where: Any = disk if step == "_write_all" else os
-        real = getattr(where, step)
-        is_arranged, this = False, threading.get_ident()
 
-        def counted(*arguments: Any, real: Any = real, takeover: Takeover = takeover) -> Any:
-            nonlocal left
-            mine = is_arranged and not takeover.is_done and threading.get_ident() == this
-            left -= mine
-            if mine and left == 0 and not is_after:
-                takeover.run()
-            done = real(*arguments)
-            if mine and left == 0 and is_after:
-                takeover.run()
-            return done
-
-        def arrange(_records: Any) -> None:
-            nonlocal is_arranged
-            is_arranged = True
+        def arrange(_records: Any, counting: Counting = counting) -> None:
+            counting.is_on = True
 
         with monkeypatch.context() as patched:
-            patched.setattr(where, step, counted)
+            patched.setattr(where, step, counting.of(getattr(where, step), takeover))
             acknowledged, error = predecessor(place, PAYLOADS, arrange)
-            is_arranged = False
         if not takeover.is_done:
             assert (acknowledged, error) == (PAYLOADS, None)
             assert strikes > 3
