@@ -22,7 +22,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True):
-    """The log goes on in another store: this one is a copy that is not complete yet, or it was moved away.
+    """The log goes on in another store: this one was moved away, or it is a copy that is not complete yet (`is_part`).
 
     `store` is the other one's specifier, without a password, and `log` the id of the log in it, in hexadecimal digits.
     Empty: the log goes on here.
@@ -30,6 +30,12 @@ class Elsewhere(msgspec.Struct, frozen=True):
 
     store: str = ""
     log: str = ""
+    is_part: bool = False
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the log was moved to the other store."""
+        return bool(self.store) and not self.is_part
 
 
 def read_released(reader: Reader) -> int:
@@ -47,18 +53,18 @@ def read_elsewhere(reader: Reader) -> Elsewhere:
     return _read(reader, ELSEWHERE, Elsewhere)
 
 
-def write_elsewhere(writer: Writer, store: str, log: str) -> Future[None]:
-    """Store that the log goes on in another store; with empty texts, that it goes on here."""
-    return writer.write_mark(ELSEWHERE, msgspec.json.encode(Elsewhere(store, log)))
+def write_elsewhere(writer: Writer, mark: Elsewhere) -> Future[None]:
+    """Store where the log goes on."""
+    return writer.write_mark(ELSEWHERE, msgspec.json.encode(mark))
 
 
 def check_here(reader: Reader, name: str) -> None:
     """Raise Refused if the log goes on in another store."""
-    if other := read_elsewhere(reader).store:
+    if (found := read_elsewhere(reader)).store:
+        other, why = found.store, "this is a copy that is not complete" if found.is_part else "it was moved there"
         raise Refused(
-            f"the log in {name} goes on in {other}: it was moved there, or this is a copy of it that is not complete. "
-            "Nothing was changed. Open the other store; or move the log here, with that one as the source and this one "
-            "as the store, which also finishes a copy that was interrupted",
+            f"the log in {name} goes on in {other}: {why}. Nothing was changed. Open the other store; or move the log "
+            "here, with that one as the source and this one as the store, which also finishes a copy",
             store=name, other=other,
         )  # fmt: skip
 

@@ -17,7 +17,14 @@ import msgspec
 
 from persist_lib.errors import Diverged, InvalidUsage, NotFound
 from persist_lib.events.api import Reader, Store, Writer
-from persist_lib.events.marks import check_here, read_elsewhere, read_released, write_elsewhere, write_released
+from persist_lib.events.marks import (
+    Elsewhere,
+    check_here,
+    read_elsewhere,
+    read_released,
+    write_elsewhere,
+    write_released,
+)
 from persist_lib.events.naming import name_of
 from persist_lib.events.pair import Pair
 
@@ -26,6 +33,7 @@ Progress = Callable[[int, int], object]
 FLIGHT = 256
 """Events of a copy that are under way at a time; the writer limits their bytes."""
 SHOWN_BYTES = 40
+HERE = Elsewhere()
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -81,13 +89,17 @@ def copy(source: Store, target: Store, *, dry_run: bool = False, progress: Progr
             return Copied(there, read.last - there, read.last)
         write = held.enter_context(target.writer(owner=f"copy of {names[0]}"))
         with target.reader() as before:
-            if write.last < read.last:
-                write_elsewhere(write, *_place(source, names[0])).result()
+            _compare(read, before, there + 1, names, progress)
+            stays = read_elsewhere(before).is_moved  # then it does not go on here, whatever it has
+            begun = 1 + write.last
+            if not stays and write.last < read.last:
+                write_elsewhere(write, _place(source, names[0], is_part=True)).result()
             written = fill(read, write, progress)
             keep_beside(read, write, before)
         with target.reader() as after:
-            _compare(read, after, there + 1, names, progress)
-        write_elsewhere(write, "", "").result()
+            _compare(read, after, begun, names, progress)
+        if not stays:
+            write_elsewhere(write, HERE).result()
         return Copied(there, written, write.last)
 
 
@@ -110,15 +122,16 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
     with source.reader() as read:
         _check_two(source, target, names)
         _check_third(read, target, names[0])
-        _checked(read, target, names, progress)
+        checked = _checked(read, target, names, progress)
     with ExitStack() as held:
         first = held.enter_context(source.writer(owner=f"moving to {names[1]}"))
         second = held.enter_context(target.writer(owner=f"moving from {names[0]}"))
         with source.reader() as read, target.reader() as there:
             _check_third(there, source, names[1])
+            _compare(read, there, min(checked, read.last) + 1, names, progress)  # what either got until it was claimed
             begun = 1 + min(first.last, second.last)
             if first.last > second.last:
-                write_elsewhere(second, *_place(source, names[0])).result()
+                write_elsewhere(second, _place(source, names[0], is_part=True)).result()
                 fill(read, second, progress)
             elif both:
                 fill(there, first, progress)
@@ -128,8 +141,8 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
         with source.reader() as read, target.reader() as there:
             _compare(read, there, begun, names, progress)
         # SUBTLE: in this order. In between, neither goes on alone, and the next move finishes it.
-        write_elsewhere(first, *(("", "") if both else _place(target, names[1]))).result()
-        write_elsewhere(second, "", "").result()
+        write_elsewhere(first, HERE if both else _place(target, names[1])).result()
+        write_elsewhere(second, HERE).result()
         if not both:
             first.close()
         return Moved(Pair(first, second) if both else second, held.pop_all())
@@ -159,9 +172,9 @@ def keep_beside(read: Reader, write: Writer, there: Reader) -> None:
         write.write_snapshot(*ours).result()
 
 
-def _place(store: Store, name: str) -> tuple[str, str]:
-    """What a mark says of another store: its specifier, and the id of the log in it."""
-    return name, store.records.log.hex()
+def _place(store: Store, name: str, *, is_part: bool = False) -> Elsewhere:
+    """What a mark says of another store."""
+    return Elsewhere(name, store.records.log.hex(), is_part)
 
 
 def _check_two(source: Store, target: Store, names: tuple[str, str]) -> None:

@@ -298,3 +298,35 @@ def test_a_source_that_is_not_there_is_not_taken_for_an_empty_log(first: MemoryS
     with pytest.raises(persist.NotFound):
         Loop(first, Counter().program, source=second)
     Loop(first, Counter().program).stop()
+
+
+@pytest.mark.parametrize("act", ["copy", "move"])
+def test_what_the_target_gets_until_it_is_claimed_is_compared_before_anything_is_written(
+    first: MemoryStore, second: MemoryStore, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy(first, second)
+    for word in (b"5", b"6", b"7"):
+        first.events.append(word)
+    claim, written = second.writer, list(second.written)
+
+    def late(*, owner: str = "") -> Any:
+        second.events.append(b"another")  # of a program that runs on the target
+        return claim(owner=owner)
+
+    monkeypatch.setattr(second, "writer", late)
+    acts: dict[str, Callable[[], object]] = {
+        "copy": lambda: copy(first, second), "move": lambda: Loop(second, Counter().program, source=first),
+    }  # fmt: skip
+    with pytest.raises(persist.Diverged, match="event 6"):
+        acts[act]()
+    assert second.written == written
+    assert len(first.events) == 8
+
+
+def test_a_log_that_was_moved_away_stays_so_when_it_gets_a_copy(first: MemoryStore, second: MemoryStore) -> None:
+    with Loop(second, Counter().program, source=first) as loop:
+        loop.submit(b"more").result(LONG_S)
+    assert copy(second, first).written == 1
+    with pytest.raises(persist.Refused, match="it was moved there"):
+        Loop(first, Counter().program)
+    Loop(second, Counter().program).stop()
