@@ -48,7 +48,7 @@ def make_newer(kind: str, store: LogStore, folder: Path) -> None:
             records: Any = store._open(create=False)
             records._places.overwrite("events.json", json.dumps(newer).encode())
             records.close()
-        case "persist":
+        case _:
             with persist.open(store.specifier.options[0]) as client:
                 machine = client.machine("events")
                 machine.commit(
