@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # each other, so two files of them run side by side.
 HEAVY := spark or dagster or torture
 
-.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills kafka pending powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ kafka: $(PROJECT) ## two instances of a source of topics paused and killed at ra
 pending: $(PROJECT) ## a pending area with BATCHES=100000 batches of WRITERS=1000 writers, and DEVICES=100 edge writers on S3
 	PERSIST_PENDING_BATCHES=$(or $(BATCHES),100000) PERSIST_PENDING_WRITERS=$(or $(WRITERS),1000) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_at_size.py
 	PERSIST_PENDING_DEVICES=$(or $(DEVICES),100) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_on_s3.py -k devices
+
+events: $(PROJECT) ## event logs on every store: all limits, each record damaged, each step of a writer interrupted by its successor
+	PERSIST_EVENTS=all PERSIST_FAULTS=all $(PYTEST) -n 0 --timeout=0 tests/unit/events tests/conformance/test_event_stores.py tests/faults/test_event_stores.py tests/faults/test_events_on_a_full_disk.py
 
 powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut

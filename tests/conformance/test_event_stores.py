@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import threading
@@ -20,7 +21,14 @@ from tests.eventlogs import KINDS, contents, store_of, write
 LIMITS = {"whole": None, "64KiB": 65536, "100": 100}
 
 
-@pytest.fixture(params=[f"{kind}-{limit}" for kind in KINDS for limit in LIMITS])
+SERVED = ("pg", "s3", "persist")
+"""Slower ones, which `make events` runs with all limits. Whole records are in the tests of any kind."""
+IS_ALL = os.environ.get("PERSIST_EVENTS") == "all"
+
+
+@pytest.fixture(
+    params=[f"{k}-{limit}" for k in KINDS for limit in LIMITS if IS_ALL or limit == "100" or k not in SERVED]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> LogStore:
     kind, _, limit = request.param.partition("-")
     return store_of(kind, tmp_path, LIMITS[limit])

@@ -18,11 +18,8 @@ import contextlib
 import fcntl
 import json
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from persist_lib.errors import (
     Corrupt,
@@ -30,71 +27,61 @@ from persist_lib.errors import (
     Fenced,
     Indeterminate,
     InvalidUsage,
-    Missing,
     NotFound,
     PersistError,
 )
-from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.segments import FORMAT, HEADER_BYTES, LIMIT, Segment, encode_frame, encode_header, newer
+from persist_lib.events.api import EVENTS, Kind, Opening, Put
+from persist_lib.events.stores.disk_files import (
+    claim_name,
+    claims_in,
+    failing,
+    note_name,
+    segment_name,
+    write_all,
+    write_file,
+)
+from persist_lib.events.stores.disk_reading import DiskReading
+from persist_lib.events.stores.segments import FORMAT, HEADER_BYTES, encode_frame, encode_header, newer
 from persist_lib.location.directories import fsync_directory, make_directories, no_room
 from persist_lib.runtime.ambient import Runtime
 
 DEFAULT = "events"
 SEGMENT_BYTES = 16 << 20
 """A segment that has become so large is not continued: its events are looked up by reading it once."""
-OPEN_SEGMENTS = 8
-MOST_VECTORS = 1020
-CLAIM = "epoch-"
-TAKEOVER_S = 10.0
-"""How long a reader waits for a writer that has claimed the log and not begun to write yet."""
 
 
-class _Place(NamedTuple):
-    """A segment that counts, and the last id up to which it does (None: it is the newest)."""
-
-    epoch: int
-    first: int
-    through: int | None
-
-
-class DiskRecords:
+class DiskRecords(DiskReading):
     """See `api.RecordStore`."""
 
     def __init__(self, root: Path, log: bytes, runtime: Runtime) -> None:
-        self.limit: int | None = LIMIT
-        self.log = log
-        self._root, self._events, self._runtime = root, root / EVENTS, runtime
-        self._open: OrderedDict[tuple[int, int], Segment] = OrderedDict()
-        self._places: list[_Place] = []
-        self._lock = threading.Lock()
+        super().__init__(root, log, runtime)
         self._claim_fd = self._fd = -1
-        self._epoch = self._end = self._batch = self._first = 0
+        self._end = self._batch = self._last_put = 0
         self._is_sound = True
-        self._last_put = 0
 
     def claim(self, owner: str) -> int:
-        with _failing(Determinate, "become the writer of", self._root):
+        with failing(Determinate, "become the writer of", self._root):
             while True:
-                claims = _claims(self._root)
+                claims = claims_in(self._root)
                 epoch = max([*claims, *(place.epoch for place in self._list())], default=0) + 1
                 if (fd := self._try_claim(epoch, owner)) is not None:
                     break
             self._claim_fd, self._epoch = fd, epoch
             # SUBTLE: only now, and before the files of predecessors are read. Later claims are later writers'.
-            for old in _claims(self._root):
+            for old in claims_in(self._root):
                 if old < epoch:
-                    (self._root / _claim(old)).unlink(missing_ok=True)
+                    (self._root / claim_name(old)).unlink(missing_ok=True)
             fsync_directory(self._root)
         return epoch
 
     def _try_claim(self, epoch: int, owner: str) -> int | None:
         """Make the claim, locked from the moment at which it is visible; None if another writer has this epoch."""
-        temporary = self._root / f".{_claim(epoch)}.{self._runtime.entropy():016x}"
+        temporary = self._root / f".{claim_name(epoch)}.{self._runtime.entropy():016x}"
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(fd, json.dumps({"owner": owner, "pid": os.getpid()}).encode())
-            os.link(temporary, self._root / _claim(epoch))
+            os.link(temporary, self._root / claim_name(epoch))
         except FileExistsError:
             os.close(fd)
             return None
@@ -106,92 +93,8 @@ class DiskRecords:
         fsync_directory(self._root)
         return fd
 
-    def last(self) -> int:
-        deadline = self._runtime.deadline(TAKEOVER_S)
-        with _failing(Determinate, "read", self._root):
-            while True:
-                with self._lock:
-                    last = self._find_last()
-                if last is not None:
-                    break
-                if deadline.has_passed():
-                    raise Determinate(
-                        f"a writer has claimed {self._root} and does not begin to write, so where the log ends is not "
-                        "decided. Try again when it has, or open another writer"
-                    )
-                deadline.pause(0.02)
-        self._check_closed(last)
-        return last
-
-    def _find_last(self) -> int | None:
-        """The last event, durable; None while a successor decides which events of its predecessors count."""
-        self._places = self._list()
-        newest = self._places[-1] if self._places else _Place(0, 1, None)
-        last = newest.first - 1
-        if self._places:
-            segment = self._segment(newest)
-            segment.scan()
-            last = segment.last
-            if last >= newest.first and self._fd < 0:
-                segment.sync()  # what another process wrote, it may not have synced
-        claims = _claims(self._root)
-        claim = max(claims, default=0)
-        is_settled = claim <= newest.epoch or claim == self._epoch or not _is_held(self._root / _claim(claim))
-        return last if is_settled and newest == (self._list() or [newest])[-1] else None
-
-    def _check_closed(self, last: int) -> None:
-        """Raise Missing if the log was closed with more events than there are."""
-        path = self._root / "closed.json"
-        try:
-            closed = json.loads(path.read_bytes())["last"]
-        except FileNotFoundError:
-            return
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(
-                f"{path} is damaged: {error}. Remove it if the log is as it should be", key=str(path)
-            ) from error
-        if closed > last:
-            raise Missing(
-                f"{self._root} ends at event {last}, and it was closed with {closed}: events {last + 1} to {closed} "
-                "are gone. Nothing was changed; restore the files from a copy",
-                key=f"{last + 1}:0",
-            )
-
-    def _list(self) -> list[_Place]:
-        """The segments that count, in the order of their events."""
-        try:
-            names = os.listdir(self._events)  # noqa: PTH208 - names only
-        except FileNotFoundError:
-            return []
-        parts = [name.partition("-") for name in names if not name.startswith(".")]
-        found = sorted((int(epoch), int(first)) for epoch, _, first in parts)
-        places: list[_Place] = []
-        through: int | None = None
-        for epoch, first in reversed(found):
-            if through is None or first <= through:
-                places.append(_Place(epoch, first, through))
-                through = first - 1
-        places.reverse()
-        if places and places[0].first != 1:
-            raise Missing(
-                f"{self._events} begins with event {places[0].first}: the files of events 1 to {places[0].first - 1} "
-                "are gone. Restore them from a copy",
-                key="1:0",
-            )
-        return places
-
-    def _segment(self, place: _Place) -> Segment:
-        known = self._open.get((place.epoch, place.first))
-        if known is None:
-            path = self._events / _name(place.epoch, place.first)
-            known = self._open[place.epoch, place.first] = Segment(path, self.log, place.epoch, place.first)
-            while len(self._open) > OPEN_SEGMENTS:
-                self._open.popitem(last=False)[1].close()
-        self._open.move_to_end((place.epoch, place.first))
-        return known
-
     def discard(self, epoch: int, last: int) -> None:
-        with _failing(Indeterminate, "begin to write", self._root):
+        with failing(Indeterminate, "begin to write", self._root):
             with contextlib.suppress(FileExistsError):
                 self._events.mkdir()
             fsync_directory(self._root)
@@ -219,14 +122,14 @@ class DiskRecords:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        path = self._events / _name(self._epoch, first)
+        path = self._events / segment_name(self._epoch, first)
         temporary = path.with_name(f".{path.name}")
         self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        _write_all(self._fd, [encode_header(self.log, self._epoch, first)])
+        write_all(self._fd, [encode_header(self.log, self._epoch, first)])
         os.fsync(self._fd)
         temporary.replace(path)
         fsync_directory(self._events)
-        self._first, self._end, self._batch = first, HEADER_BYTES, 0
+        self._end, self._batch = HEADER_BYTES, 0
 
     def put(self, epoch: int, puts: Sequence[Put]) -> None:
         events = [put for put in puts if put.key.space == EVENTS]
@@ -240,14 +143,14 @@ class DiskRecords:
     def _append(self, puts: list[Put]) -> None:
         """Append a batch, and sync. SUBTLE: after a failure its bytes are cut off, as nobody knows what is durable."""
         if self._end >= SEGMENT_BYTES:
-            with _failing(Determinate, "begin a file in", self._events):
+            with failing(Determinate, "begin a file in", self._events):
                 self._begin(puts[0].key.id)
         try:
             pieces: list[bytes | bytearray | memoryview] = []
             for put in puts:
                 frame = encode_frame(put, self._batch, is_last=put is puts[-1])
                 pieces += (frame, put.head, put.body)
-            written = _write_all(self._fd, pieces)
+            written = write_all(self._fd, pieces)
             os.fdatasync(self._fd)
         except OSError as error:
             self._is_sound = False
@@ -270,7 +173,7 @@ class DiskRecords:
     def _check_claim(self, epoch: int) -> None:
         """Raise Fenced if a successor has removed this writer's claim."""
         if epoch != self._epoch or self._claim_fd < 0 or os.fstat(self._claim_fd).st_nlink == 0:
-            found = max(_claims(self._root), default=0)
+            found = max(claims_in(self._root), default=0)
             raise Fenced(
                 f"another writer took over {self._root} (epoch {found}, and this one is {self._epoch}). What was "
                 "acknowledged is in the log; whether what was not acknowledged is, only the log says. Open a writer "
@@ -280,14 +183,14 @@ class DiskRecords:
 
     def _put_note(self, put: Put) -> None:
         folder = self._root / put.key.space
-        with _failing(Indeterminate, "write", folder):
+        with failing(Indeterminate, "write", folder):
             if not folder.exists():
                 make_directories(folder)
-            path = folder / _note_name(put.key)
+            path = folder / note_name(put.key)
             temporary = folder / f".{path.name}.{self._epoch}"
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                _write_all(fd, [put.head, put.body])
+                write_all(fd, [put.head, put.body])
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -295,61 +198,9 @@ class DiskRecords:
             temporary.replace(path)
             fsync_directory(folder)
 
-    def get(self, key: Key) -> Held | None:
-        with _failing(Determinate, "read", self._root):
-            if key.space != EVENTS:
-                try:
-                    return Held(key, memoryview((self._root / key.space / _note_name(key)).read_bytes()))
-                except FileNotFoundError:
-                    return None
-            with self._lock:
-                return self._get(key) or (self._get(key) if self._look_again() else None)
-
-    def _look_again(self) -> bool:
-        found = self._list()
-        is_other, self._places = found != self._places, found
-        for place in found:
-            if place.through is None and not is_other:
-                segment = self._segment(place)
-                end = segment.end
-                segment.scan()
-                is_other = segment.end > end
-        return is_other
-
-    def _get(self, key: Key) -> Held | None:
-        place = next((place for place in reversed(self._places) if place.first <= key.id), None)
-        if place is None or (place.through is not None and key.id > place.through):
-            return None
-        segment = self._segment(place)
-        if segment.last < key.id:
-            segment.scan(place.through)
-        return segment.get(key)
-
-    def scan(self, from_id: int, through: int) -> Iterator[Held]:
-        with _failing(Determinate, "read", self._root):
-            with self._lock:
-                places = self._list()
-            for place in places:
-                end = through if place.through is None else min(through, place.through)
-                if end < from_id or place.first > through:
-                    continue
-                segment = Segment(self._events / _name(place.epoch, place.first), self.log, place.epoch, place.first)
-                try:
-                    yield from segment.read(max(from_id, place.first), end)
-                finally:
-                    segment.close()
-
-    def ids(self, space: str) -> list[int]:
-        with _failing(Determinate, "read", self._root):
-            try:
-                names = os.listdir(self._root / space)  # noqa: PTH208 - names only
-            except FileNotFoundError:
-                return []
-        return sorted(int(name[:-2]) for name in names if name.endswith(".0") and not name.startswith("."))
-
     def remove(self, epoch: int, space: str, below: int) -> None:
         self._check_claim(epoch)
-        with _failing(Indeterminate, "remove from", self._root / space):
+        with failing(Indeterminate, "remove from", self._root / space):
             for name in os.listdir(self._root / space):  # noqa: PTH208 - names only
                 if name.startswith(".") or int(name.partition(".")[0]) < below:
                     (self._root / space / name).unlink(missing_ok=True)
@@ -358,7 +209,7 @@ class DiskRecords:
         with self._lock:
             if self._fd >= 0 and self._is_sound and self._claim_fd >= 0 and os.fstat(self._claim_fd).st_nlink:
                 with contextlib.suppress(OSError):  # only so that a loss is noticed
-                    _write_file(self._root / "closed.json", {"last": self._last_put}, self._runtime)
+                    write_file(self._root / "closed.json", {"last": self._last_put}, self._runtime)
             for fd in (self._fd, self._claim_fd):
                 if fd >= 0:
                     os.close(fd)
@@ -368,81 +219,13 @@ class DiskRecords:
             self._open.clear()
 
 
-def _claim(epoch: int) -> str:
-    return f"{CLAIM}{epoch:010d}"
-
-
-def _claims(root: Path) -> list[int]:
-    names = os.listdir(root)  # noqa: PTH208 - names only
-    return [int(name.removeprefix(CLAIM)) for name in names if name.startswith(CLAIM)]
-
-
-def _name(epoch: int, first: int) -> str:
-    return f"{epoch:010d}-{first:020d}"
-
-
-def _note_name(key: Key) -> str:
-    return f"{key.id:020d}.{key.fragment}"
-
-
-def _is_held(claim: Path) -> bool:
-    """Whether the process that made a claim lives (or is paused)."""
-    try:
-        fd = os.open(claim, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True  # replaced by a newer one: look again
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def _write_all(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
-    """Write buffers one after the other, without joining them. Returns how many bytes they have."""
-    total = 0
-    for start in range(0, len(pieces), MOST_VECTORS):
-        views = [memoryview(piece).cast("B") for piece in pieces[start : start + MOST_VECTORS]]
-        while views:
-            written = os.writev(fd, views)
-            total += written
-            while views and written >= len(views[0]):
-                written -= len(views.pop(0))
-            if written:
-                views[0] = views[0][written:]
-    return total
-
-
-def _write_file(path: Path, content: dict[str, object], runtime: Runtime) -> None:
-    temporary = path.with_name(f".{path.name}.{runtime.entropy():016x}")
-    with temporary.open("xb") as file:
-        file.write(json.dumps(content).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_directory(path.parent)
-
-
-@contextlib.contextmanager
-def _failing(kind: type[PersistError], doing: str, path: Path) -> Iterator[None]:
-    """Raise an error of the system as `kind`, and a lack of room as DiskFull where nothing can have happened."""
-    try:
-        yield
-    except OSError as error:
-        if (full := no_room("events", path, error)) is not None:
-            raise full from error
-        raise kind(f"could not {doing} {path}: {error}", path=str(path), errno=error.errno) from error
-
-
 def open_disk(options: Sequence[str], opening: Opening) -> DiskRecords:
     """Open the log in a directory: `disk:PATH`."""
     if len(options) > 1 or not all(options):
         raise InvalidUsage(f"a store of events on disk is disk:PATH: got {len(options)} options ({', '.join(options)})")
     root = Path(options[0] if options else DEFAULT).absolute()
     marker = root / "format.json"
-    with _failing(Determinate, "open", root):
+    with failing(Determinate, "open", root):
         if not marker.exists():
             if not opening.create:
                 raise NotFound(f"there is no event log in {root}. Check the path; a writer makes one", path=str(root))
