@@ -9,6 +9,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.events.api import Store
 from persist_lib.events.marks import Elsewhere, read_elsewhere, read_released, write_released
 from persist_lib.events.moving import Progress, quiet
+from persist_lib.events.naming import log_of
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ def look(store: Store) -> Looked:
         snapshot = reader.newest_snapshot()
         return Looked(
             last=reader.last, released=read_released(reader), snapshot=0 if snapshot is None else snapshot[0],
-            log=store.records.log.hex(), elsewhere=read_elsewhere(reader),
+            log=log_of(store).hex(), elsewhere=read_elsewhere(reader),
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from persist_lib.events.marks import (
     write_elsewhere,
     write_released,
 )
-from persist_lib.events.naming import name_of
+from persist_lib.events.naming import log_of, name_of
 from persist_lib.events.pair import Pair
 
 Progress = Callable[[int, int], object]
@@ -174,13 +174,13 @@ def keep_beside(read: Reader, write: Writer, there: Reader) -> None:
 
 def _place(store: Store, name: str, *, is_part: bool = False) -> Elsewhere:
     """What a mark says of another store."""
-    return Elsewhere(name, store.records.log.hex(), is_part)
+    return Elsewhere(name, log_of(store).hex(), is_part)
 
 
 def _check_two(source: Store, target: Store, names: tuple[str, str]) -> None:
     """Raise InvalidUsage if both are the same log, however they are spelled."""
     try:
-        is_one = source.records.log == target.records.log
+        is_one = log_of(source) == log_of(target)
     except NotFound:
         return
     if is_one:
@@ -193,7 +193,7 @@ def _check_third(read: Reader, other: Store, name: str) -> None:
     if not found.store:
         return
     try:
-        is_other = found.log == other.records.log.hex()
+        is_other = found.log == log_of(other).hex()
     except NotFound:
         is_other = False
     if not is_other:

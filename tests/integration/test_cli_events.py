@@ -93,7 +93,11 @@ def test_a_log_is_copied_and_compared_and_the_copy_is_a_log(sh: Shell, log: str,
     assert payloads(other) == [b"beta"]
 
 
-def test_an_operator_says_that_effects_count_as_released(sh: Shell, log: str) -> None:
+@pytest.mark.parametrize("kind", ["disk", "persist"])
+def test_an_operator_says_that_effects_count_as_released(sh: Shell, log: str, kind: str, tmp_path: Path) -> None:
+    if kind == "persist":
+        sh("events", "copy", log, rf"persist:file\:{tmp_path}/shards:ledger")
+        log = rf"persist:file\:{tmp_path}/shards:ledger"
     assert "would be so" in sh("events", "mark", log, "--through", 3, "--dry-run")
     assert sh.json("events", "show", log)["released"] == 5
     assert "that is not" in sh.run("events", "mark", log, "--through", 3, typed="no\n").stderr
