@@ -59,8 +59,9 @@ class Writer(Protocol):
         limit), then it raises BufferFull. Raises InvalidUsage for an id that would leave a gap, and for a writer that
         was closed. Raises NotSent if the writer has failed before: nothing of this event is written.
 
-        The future raises Fenced if another writer took over, NotSent if an earlier event failed (nothing of this one is
-        in the log), Determinate if it certainly is not in the log, and Indeterminate if that is not known.
+        The future raises Fenced if another writer took over (its message says whether this event may be in the log),
+        NotSent if an earlier event failed (nothing of this one is in the log), Determinate if it certainly is not in
+        the log, and Indeterminate if that is not known.
         """
         ...
 
@@ -245,7 +246,8 @@ class RecordStore(Protocol):
         """Keep records, durably on return. Raises Fenced, with nothing changed, if a higher epoch was claimed.
 
         Ids continue those that are there. Fragment 0 of an id comes after its other fragments, and may be kept only
-        together with them or later. If it raises, any number of them may be kept, unless it raises Determinate.
+        together with them or later. Records of other spaces come last, replace what is there, and may be kept only
+        together with the events or later. If it raises, any number of them may be kept, unless it raises Determinate.
         """
         ...
 

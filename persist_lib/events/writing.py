@@ -85,7 +85,7 @@ class LogWriter:
         return self._accepted
 
     def write(self, id: int, payload: Buffer, *, timeout: float | None = None) -> Future[None]:  # noqa: A002
-        id_ = parse_integer(id, "id", 1, MOST_ID)
+        id_ = id if type(id) is int and 0 < id <= MOST_ID else parse_integer(id, "id", 1, MOST_ID)
         return self._accept(EVENTS, id_, _view(payload, "payload"), timeout)
 
     def write_snapshot(self, event_id: int, state: Buffer) -> Future[None]:
