@@ -296,3 +296,26 @@ def test_stores_say_what_they_are_without_passwords_and_are_not_pickled(any_kind
                 pickle.dumps(open_one)
     assert open_store(any_kind.specifier.text()).specifier == any_kind.specifier
     assert open_store(any_kind.specifier).specifier == any_kind.specifier
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlt", "lmdb"])
+def test_a_forked_child_writes_nothing_through_its_parents_writer_and_can_open_its_own(
+    kind: str, tmp_path: Path
+) -> None:
+    store = store_of(kind, tmp_path)
+    with store.writer() as writer:
+        writer.write(1, b"one").result(60)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                writer.write(2, b"of the child")
+            except InvalidUsage:
+                write(store, [b"two"])  # as another process would, this fences the parent
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(Fenced):
+            writer.write(2, b"of the parent").result(60)
+    assert contents(store) == [b"one", b"two"]

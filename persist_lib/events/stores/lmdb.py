@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ import numpy as np
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NotFound, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.shared import decode_key, encode_key, encode_meta, fenced, key_range, open_meta
+from persist_lib.events.stores.shared import Guard, decode_key, encode_key, encode_meta, fenced, key_range, open_meta
 from persist_lib.location.directories import fsync_directory, make_directories, no_room
 
 T = TypeVar("T")
@@ -84,13 +83,17 @@ class _Shared:
 
 
 _environments: dict[tuple[int, str], _Shared] = {}
-_lock = threading.Lock()
+_guard = Guard()
 
 
 def _acquire(path: Path, map_bytes: int, *, create: bool) -> _Shared:
     key = os.getpid(), str(path.resolve())
-    with _lock:
+    with _guard.lock:
         shared = _environments.get(key)
+        for inherited in [other for other in _environments if other[0] != key[0] and other[1] == key[1]]:
+            # A forked child has its parent's, which may not be used here and keeps the files from being opened anew.
+            # Closing it here changes nothing for the parent: LMDB knows whose locks and slots of readers they are.
+            _environments.pop(inherited).env.close()
         if shared is None:
             env = lmdb.open(str(path), map_size=map_bytes, max_readers=READERS, create=create, max_spare_txns=8)
             shared = _environments[key] = _Shared(env)
@@ -100,7 +103,7 @@ def _acquire(path: Path, map_bytes: int, *, create: bool) -> _Shared:
 
 def _release(path: Path, shared: _Shared) -> None:
     key = os.getpid(), str(path.resolve())
-    with _lock:
+    with _guard.lock:
         shared.users -= 1
         _end_kept()
         # SUBTLE: closing it would unmap memory that a program still looks at. Whoever opens it next gets the same.

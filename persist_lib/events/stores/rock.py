@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,16 @@ from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions, W
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Locked, NotFound, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.shared import as_bytes, decode_key, encode_key, encode_meta, fenced, key_range, open_meta
+from persist_lib.events.stores.shared import (
+    Guard,
+    as_bytes,
+    decode_key,
+    encode_key,
+    encode_meta,
+    fenced,
+    key_range,
+    open_meta,
+)
 from persist_lib.location.directories import make_directories, no_room
 
 DEFAULT = "events.rock"
@@ -33,7 +41,7 @@ class _Shared:
 
 
 _writing: dict[tuple[int, str], _Shared] = {}
-_lock = threading.Lock()
+_guard = Guard()
 
 
 class RockRecords:
@@ -57,7 +65,7 @@ class RockRecords:
             raise
 
     def _open(self) -> Any:
-        with _lock:
+        with _guard.lock:
             shared = _writing.get(self._key)
             if shared is not None:
                 shared.users += 1
@@ -113,7 +121,7 @@ class RockRecords:
     def claim(self, owner: str) -> int:
         if not self._opening.create:
             raise InvalidUsage(f"the event log {self._path} was opened for reading")
-        with _lock:
+        with _guard.lock:
             epoch = int(self._get_meta(EPOCH) or b"0") + 1
             self._commit({EPOCH: b"%d" % epoch, OWNER: owner.encode()}, [])
         return epoch
@@ -140,13 +148,13 @@ class RockRecords:
             self._db = self._open()
 
     def discard(self, epoch: int, last: int) -> None:
-        with _lock:
+        with _guard.lock:
             self._check_epoch(epoch)
             self._commit({}, [key_range(EVENTS, last + 1, None)])
 
     def put(self, epoch: int, puts: Sequence[Put]) -> None:
         old = [(start, start + b"\xff" * 256) for start in (encode_key(p.key) for p in puts if p.key.space != EVENTS)]
-        with _lock:
+        with _guard.lock:
             self._check_epoch(epoch)
             self._commit({encode_key(put.key) + put.head: as_bytes(put.body) for put in puts}, old)
 
@@ -183,7 +191,7 @@ class RockRecords:
         return [id_ for id_, fragment in keys if fragment == 0]
 
     def remove(self, epoch: int, space: str, below: int) -> None:
-        with _lock:
+        with _guard.lock:
             self._check_epoch(epoch)
             self._commit({}, [key_range(space, 0, below)])
 
@@ -191,7 +199,7 @@ class RockRecords:
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
-        with _lock:
+        with _guard.lock:
             if self._shared is None:
                 self._db.close()
                 return

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 
 from persist_lib.errors import Corrupt, Fenced, NewerFormat
 from persist_lib.events.api import Buffer, Key
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
 
 FORMAT = 1
+
+
+class Guard:
+    """A lock of a module. A forked child gets a new one, as a thread of the parent may hold the old one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        enrol(self, Stage.STORES)
+
+    def after_fork_in_child(self) -> None:
+        """Renew the lock."""
+        self.lock = threading.Lock()
 
 
 def fenced(where: str, epoch: int, found: int, *, is_certain: bool = True) -> Fenced:
