@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # each other, so two files of them run side by side.
 HEAVY := spark or dagster or torture
 
-.PHONY: help setup lint check format test torture transfers handovers takeovers servers serve kafka pending powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills servers serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ servers: $(PROJECT) ## shard servers killed and paused under load, KILLS=100 tim
 serve: $(PROJECT) ## a shard server of LOCATION=file:./data (and CONSENSUS=…) on LISTEN=127.0.0.1:7600
 	.venv/bin/persist --location $(or $(LOCATION),file:./data) $(if $(CONSENSUS),--consensus $(CONSENSUS)) serve --listen $(or $(LISTEN),127.0.0.1:7600)
 
+event-kills: $(PROJECT) ## a payments ledger killed KILLS=200 times at random and at each step, on every kind of store, and while its log moves
+	PERSIST_EVENT_KILLS=$(or $(KILLS),200) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_event_kills.py
+
 kafka: $(PROJECT) ## two instances of a source of topics paused and killed at random moments, N=100 times
 	PERSIST_KAFKA_KILLS=$(or $(N),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_kafka_instances.py
 
@@ -80,6 +83,9 @@ pending: $(PROJECT) ## a pending area with BATCHES=100000 batches of WRITERS=100
 	PERSIST_PENDING_BATCHES=$(or $(BATCHES),100000) PERSIST_PENDING_WRITERS=$(or $(WRITERS),1000) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_at_size.py
 	PERSIST_PENDING_DEVICES=$(or $(DEVICES),100) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_on_s3.py -k devices
 	PERSIST_PENDING_KILLS=$(or $(KILLS),50) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_pending_areas.py
+
+events: $(PROJECT) ## event logs on every store: all limits, each record damaged, each step of a writer interrupted by its successor
+	PERSIST_EVENTS=all PERSIST_FAULTS=all $(PYTEST) -n 0 --timeout=0 tests/unit/events tests/conformance/test_event_stores.py tests/faults/test_event_stores.py tests/faults/test_events_on_a_full_disk.py
 
 powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut

@@ -46,6 +46,7 @@ BENCHMARKS = {
     "load": "bench.load:load",
     "kafka": "bench.kafka:kafka",
     "pending": "bench.pending:pending",
+    "events": "bench.events:events",
     "imports": "bench.imports:imports",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}

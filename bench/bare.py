@@ -1,10 +1,11 @@
-"""Peers that are one plain call of a library: a SQLite transaction, a Parquet file written, a Parquet file read.
+"""Peers that are one plain call of a library: a SQLite transaction, a Parquet file written or read, a synced append.
 
 They import nothing of ours. Each is started in a process of its own by `bench.peer`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -74,3 +75,50 @@ def postgres_log(url: str, size: str) -> Iterator[Ready]:
 
     with closing(log):
         yield Ready(SETTINGS + log.durability(), {"run": append})
+
+
+@contextmanager
+def synced_appends(path: str, size: str) -> Iterator[Ready]:
+    """One write of `size` bytes to the end of a file, and an fsync."""
+    data = b"x" * int(size)
+    with Path(path).open("ab", buffering=0) as file:
+
+        def append() -> None:
+            file.write(data)
+            os.fsync(file.fileno())
+
+        yield Ready(f"a file opened for appending, {size} bytes a write, fsync after each", {"run": append})
+
+
+@contextmanager
+def lmdb_puts(path: str, size: str) -> Iterator[Ready]:
+    """One put of a value of `size` bytes in a transaction of its own."""
+    import lmdb  # noqa: PLC0415 - the other peers of this module run without it
+
+    numbers, data = iter(range(10**9)), b"x" * int(size)
+    with closing(lmdb.open(path, map_size=8 << 30)) as environment:
+
+        def put() -> None:
+            with environment.begin(write=True) as transaction:
+                transaction.put(next(numbers).to_bytes(8, "big"), data)
+
+        yield Ready(
+            f"lmdb {lmdb.__version__}, its defaults: synced at each commit; a value of {size} bytes a transaction",
+            {"run": put},
+        )
+
+
+@contextmanager
+def plain_reads(path: str, count: str, size: str) -> Iterator[Ready]:
+    """Read a file of records, each behind its length, one after the other."""
+    target, record = Path(path), b"x" * int(size)
+    target.write_bytes((len(record).to_bytes(4, "big") + record) * int(count))
+
+    def read() -> int:
+        found = 0
+        with target.open("rb") as file:
+            while head := file.read(4):
+                found += len(file.read(int.from_bytes(head, "big")))
+        return found
+
+    yield Ready(f"a file of {count} records of {size} bytes behind their lengths, read one by one", {"run": read})

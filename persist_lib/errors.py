@@ -6,6 +6,7 @@
     │   └── InvalidName            a name that cannot become a path
     ├── Refused                    the shard answered no; nothing was written
     │   ├── UpperMismatch          upper is elsewhere, or the shard is closed (expected, actual)
+    │   ├── AlreadyWritten         an event of this id is there with other bytes (id)
     │   ├── AlreadyProduced        the producer appended this number before (producer, sequence, last, seqno, upper)
     │   ├── SinceViolation         as_of is before since (as_of, since)
     │   ├── LeaseExpired           this id is retired for ever (id)
@@ -14,7 +15,7 @@
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
     │   ├── Locked                 another runtime writes the streams of the location (epoch, owner, lease_until)
-    │   ├── Fenced                 another runtime took over the streams of the location (epoch, found, owner)
+    │   ├── Fenced                 another runtime or writer took over what this one wrote (epoch, found, owner)
     │   ├── NameTaken              there is a collection of that name already (collection)
     │   ├── HandoverRefused        a rendition cannot become the collection as asked (collection)
     │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
@@ -26,6 +27,7 @@
     ├── NotFound                   no such location or shard
     ├── DiffOverflow               an exact sum of diffs does not fit in 64 bits
     ├── NotSent                    an append that was accepted earlier failed, so this one was not written (earlier)
+    ├── NotReleased                an event is in the log, and its effects are not all released (event_id)
     ├── Determinate                the world failed, and the call did certainly not happen
     │   ├── TimedOut               the caller's timeout ran out
     │   ├── DiskFull               the disk or quota is full; waiting does not help (path, free)
@@ -115,6 +117,10 @@ class AlreadyProduced(Refused):
     """
 
 
+class AlreadyWritten(Refused):
+    """An event log has an event of this id with other bytes. It stays as it is. Field: id."""
+
+
 class SinceViolation(Refused):
     """History before `since` has been given up. Fields: as_of, since."""
 
@@ -148,9 +154,9 @@ class Locked(Refused):
 
 
 class Fenced(Refused):
-    """Another runtime took over the streams of the location, so this one commits nothing more.
+    """Another runtime took over the streams of the location, or another writer an event log. This one writes no more.
 
-    Fields: epoch (its own), found (the lock's by now), owner (who has it, a text for people).
+    Fields: epoch (its own), found (the newest by now), owner (who has it, a text for people; of streams only).
     """
 
 
@@ -217,6 +223,14 @@ class DiffOverflow(PersistError):
 
 class NotSent(PersistError):
     """An append that this handle accepted earlier failed. Nothing of this one was written. Field: earlier (why)."""
+
+
+class NotReleased(PersistError):
+    """The event is in the log, and the loop stopped before all its effects were released. The next start releases them.
+
+    Do not submit the event again. Fields: event_id, and number if it is known which effect could not be released. The
+    cause is what `step` or `release` raised, if it was this event.
+    """
 
 
 class Determinate(PersistError):

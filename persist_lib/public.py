@@ -10,6 +10,7 @@ from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.look import Look
 from persist_lib.errors import (
     AlreadyProduced,
+    AlreadyWritten,
     BufferFull,
     Busy,
     CompactionRefused,
@@ -35,6 +36,7 @@ from persist_lib.errors import (
     NameTaken,
     NewerFormat,
     NotFound,
+    NotReleased,
     NotSent,
     Overloaded,
     PersistError,
@@ -66,6 +68,7 @@ from persist_lib.write.restore import Restored
 __all__ = [
     "TOP",
     "AlreadyProduced",
+    "AlreadyWritten",
     "Antichain",
     "Append",
     "Appended",
@@ -104,6 +107,7 @@ __all__ = [
     "NameTaken",
     "NewerFormat",
     "NotFound",
+    "NotReleased",
     "NotSent",
     "Overloaded",
     "PersistError",

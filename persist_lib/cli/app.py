@@ -14,6 +14,7 @@ from persist_lib.cli import (
     collections,
     diff,
     duties,
+    events,
     history,
     ingesting,
     log,
@@ -211,5 +212,15 @@ locked = typer.Typer(no_args_is_help=True, help="The lock of the one writer.")
 streamed.add_typer(locked, name="lock", rich_help_panel=CHANGING)
 command(locked, "show", stream_lock.show_lock)
 command(locked, "break", stream_lock.break_lock)
+logged = typer.Typer(no_args_is_help=True, help="Event logs, which programs replay: looking, checking, copying.")
+app.add_typer(logged, name="events", rich_help_panel=COLLECTIONS)
+command(logged, "kinds", events.kinds, LOOKING)
+command(logged, "show", events.show, LOOKING)
+command(logged, "cat", events.cat, LOOKING)
+command(logged, "head", events.head, LOOKING)
+command(logged, "tail", events.tail, LOOKING)
+command(logged, "check", events.check, LOOKING)
+command(logged, "copy", events.copy, CHANGING)
+command(logged, "mark", events.mark, RECOVERY)
 command(app, "set-retention", history.retention, HISTORY)
 command(app, "finish", history.finish, HISTORY)

@@ -20,6 +20,7 @@ import bench.kernel
 from bench.__main__ import BENCHMARKS
 from bench.append import added, bulk_append, small_append
 from bench.cost import Log, cost, kind_of
+from bench.events import events
 from bench.figures import Figure, beside, in_turn
 from bench.imports import imports
 from bench.ingest import ingest
@@ -96,6 +97,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
         maintain_small, survey, upsert, tables, streams, imports, postgres_lag,
+        events,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:

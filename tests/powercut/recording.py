@@ -110,8 +110,12 @@ class Recorder:
 
     def _replaced(self) -> dict[str, Callable[..., Any]]:
         real = {
-            name: getattr(os, name) for name in ("open", "close", "write", "fsync", "link", "unlink", "mkdir", "rmdir")
-        }
+            name: getattr(os, name)
+            for name in (
+                "open", "close", "write", "writev", "fsync", "fdatasync", "ftruncate", "link", "replace", "unlink",
+                "mkdir", "rmdir",
+            )
+        }  # fmt: skip
 
         def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             with self._lock:
@@ -139,6 +143,23 @@ class Recorder:
                     self._fds[fd] = number, start + count
                 return count
 
+        def writev(fd: int, buffers: Any) -> int:
+            with self._lock:
+                count: int = real["writev"](fd, buffers)
+                if fd in self._fds:
+                    number, start = self._fds[fd]
+                    self.wrote(number, start, b"".join(buffers)[:count])
+                    self._fds[fd] = number, start + count
+                return count
+
+        def ftruncate(fd: int, size: int) -> None:
+            with self._lock:
+                real["ftruncate"](fd, size)
+                if fd in self._fds:
+                    number, start = self._fds[fd]
+                    self.cut(number, size)
+                    self._fds[fd] = number, min(start, size)
+
         def fsync(fd: int) -> None:
             with self._lock:
                 real["fsync"](fd)
@@ -154,6 +175,13 @@ class Recorder:
                 real["link"](source, target, dst_dir_fd=dst_dir_fd)
                 if path := self._path(target, dst_dir_fd):
                     self._name(path, self._at[os.fsdecode(source)])
+
+        def replace(source: Any, target: Any) -> None:
+            with self._lock:
+                real["replace"](source, target)
+                if (path := self._path(target, None)) and (number := self._at.get(os.fsdecode(source))) is not None:
+                    self._name(path, number)
+                    self.gone(os.fsdecode(source))
 
         def unlink(path: Any, *, dir_fd: int | None = None) -> None:
             with self._lock:
@@ -172,8 +200,8 @@ class Recorder:
                 self.gone(self._path(path, dir_fd))
 
         return {
-            "open": open_, "close": close, "write": write, "fsync": fsync, "link": link, "unlink": unlink,
-            "mkdir": mkdir, "rmdir": rmdir,
+            "open": open_, "close": close, "write": write, "writev": writev, "fsync": fsync, "fdatasync": fsync,
+            "ftruncate": ftruncate, "link": link, "replace": replace, "unlink": unlink, "mkdir": mkdir, "rmdir": rmdir,
         }  # fmt: skip
 
     def _open_of(self, real: Callable[..., Any]) -> Callable[..., Any]:

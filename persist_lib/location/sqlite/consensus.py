@@ -99,7 +99,7 @@ class SqliteConsensus:
         if self._first_opened is not None:
             check_same(str(self.path), self._first_opened)
         try:
-            connection = sqlite_file.connect(self.path, _Patience(self._runtime, self.busy_s))
+            connection = sqlite_file.connect(self.path, Patience(self._runtime, self.busy_s))
         except apsw.Error as error:
             raise sqlite_file.read_failed(error, self.path) from error
         opened = connection.files.first if connection.files is not None else None
@@ -168,7 +168,7 @@ class SqliteConsensus:
             check_in_place(session, IN_DOUBT)
             return True
 
-        return self._write(lambda session: _transaction(session, lambda: append_all(session)))
+        return self._write(lambda session: transaction(session, lambda: append_all(session)))
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
 
@@ -182,7 +182,7 @@ class SqliteConsensus:
             session.cursor.execute("COMMIT")
             return dropped
 
-        return self._write(lambda session: _transaction(session, lambda: drop(session)))
+        return self._write(lambda session: transaction(session, lambda: drop(session)))
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
 
@@ -200,7 +200,7 @@ class SqliteConsensus:
             session.cursor.execute("COMMIT")
             return taken
 
-        return self._write(lambda session: _transaction(session, lambda: take_back(session)))
+        return self._write(lambda session: transaction(session, lambda: take_back(session)))
 
     def _write(self, work: Callable[[Session], T]) -> T:
         """Run `work` with a session. One thread of this process writes at a time, and the others wait here."""
@@ -245,7 +245,7 @@ def _append(session: Session, key: str, expected: Newest | None, data: bytes) ->
     return bool(session.connection.changes())
 
 
-class _Patience:
+class Patience:
     """SQLite's busy handler: short jittered pauses, where its own would sleep 1 to 100 ms for a lock of 0.3 ms."""
 
     def __init__(self, runtime: Runtime, seconds: float) -> None:
@@ -262,7 +262,7 @@ class _Patience:
         return True
 
 
-def _transaction(session: Session, work: Callable[[], T]) -> T:
+def transaction(session: Session, work: Callable[[], T]) -> T:
     """Run `work` in a transaction. `work` commits it itself; otherwise it is rolled back.
 
     BEGIN IMMEDIATE, because a deferred transaction would fail at its first write if another writer has committed since

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import apsw
@@ -52,16 +53,27 @@ NEVER_BEGAN = (
 """Errors of SQLite when it cannot take a lock, open the file or begin to write. A commit raises none of them."""
 
 
-def create(path: Path, entropy: Callable[[], int]) -> None:
+class Layout(NamedTuple):
+    """What is in a database: the number that says whose it is, the version of its format, and its tables."""
+
+    application_id: int
+    format: int
+    schema: str
+
+
+CONSENSUS = Layout(APPLICATION_ID, FORMAT, SCHEMA)
+
+
+def create(path: Path, entropy: Callable[[], int], layout: Layout = CONSENSUS) -> None:
     """Make the database at `path`, durably, unless it exists. `entropy` draws 64 random bits for a temporary name."""
     if path.exists():
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{entropy():016x}")
     try:
         connection = apsw.Connection(str(temporary))
-        connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", FORMAT)
-        connection.execute(SCHEMA)
+        connection.pragma("application_id", layout.application_id)
+        connection.pragma("user_version", layout.format)
+        connection.execute(layout.schema)
         connection.pragma("journal_mode", "wal")
         connection.close()
         os.link(temporary, path)
@@ -74,7 +86,7 @@ def create(path: Path, entropy: Callable[[], int]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def check_format(path: Path) -> None:
+def check_format(path: Path, layout: Layout = CONSENSUS) -> None:
     """Raise NotFound, InvalidUsage or NewerFormat for a database that is missing, foreign, or of a newer release.
 
     Writes nothing, not even beside the file. SUBTLE: never read the file with `open`. Closing any descriptor of a file
@@ -93,22 +105,24 @@ def check_format(path: Path) -> None:
     if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
         raise read_failed(apsw.NotADBError("file is not a database"), path)
     version, application = (int.from_bytes(header[at : at + 4]) for at in (60, 68))
-    _check_ids(application, version, path)
+    _check_ids(application, version, path, layout)
 
 
-def _check_pragmas(connection: apsw.Connection, path: Path) -> None:
-    _check_ids(connection.pragma("application_id"), connection.pragma("user_version"), path)
+def _check_pragmas(connection: apsw.Connection, path: Path, layout: Layout) -> None:
+    _check_ids(connection.pragma("application_id"), connection.pragma("user_version"), path, layout)
 
 
-def _check_ids(application: int, found: int, path: Path) -> None:
-    if application != APPLICATION_ID:
+def _check_ids(application: int, found: int, path: Path, layout: Layout) -> None:
+    if application != layout.application_id:
         raise InvalidUsage(
-            f"{path} is an SQLite database, but not one of Persist's; nothing was touched", path=str(path)
+            f"{path} is an SQLite database, but not one of Persist's that belongs here; nothing was touched",
+            path=str(path),
         )
-    if found > FORMAT:
+    if found > layout.format:
         raise NewerFormat(
-            f"{path} has format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
-            found=found, known=FORMAT,
+            f"{path} has format {found}, this release knows up to {layout.format}; nothing was touched. "
+            "Upgrade persist-lib",
+            found=found, known=layout.format,
         )  # fmt: skip
 
 
@@ -145,7 +159,7 @@ class Connection(apsw.Connection):
         super().close(force)
 
 
-def connect(path: Path, when_busy: Callable[[int], bool]) -> Connection:
+def connect(path: Path, when_busy: Callable[[int], bool], layout: Layout = CONSENSUS) -> Connection:
     """Open a connection whose acknowledged commits survive a power cut. Does not create the database.
 
     `when_busy` is SQLite's busy handler: it gets the number of prior calls, and returns whether to go on waiting.
@@ -162,7 +176,7 @@ def connect(path: Path, when_busy: Callable[[int], bool]) -> Connection:
         connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
         connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
         # Check again: an upgrade may still be in the log, which `check_format` does not read.
-        _check_pragmas(connection, path)
+        _check_pragmas(connection, path, layout)
         connection.find_files(path, before)
     except BaseException:
         connection.close()
@@ -184,7 +198,7 @@ def connect_read_only(path: Path) -> Connection:
     url = _url(path, "ro") + "&readonly_shm=1"
     connection = Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
-        _check_pragmas(connection, path)
+        _check_pragmas(connection, path, CONSENSUS)
         connection.find_files(path, before)
     except BaseException:
         connection.close()

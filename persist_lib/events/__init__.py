@@ -1,0 +1,80 @@
+"""Event logs: no effect before its event is durable, on any store.
+
+    store = events.open_store("disk:/var/lib/ledger")
+    with store.writer() as writer:
+        writer.write(writer.last + 1, b"...").result()     # durable
+    with store.reader() as reader:
+        for event in reader.replay():
+            print(event.id, bytes(event.payload))
+
+    with events.Loop(store, events.Program(step, initial, release)) as loop:
+        loop.submit(b"...").result()                       # durable, computed, and its effects released
+
+`api` says what a store, a writer and a reader are, and what a driver has to do; `program` what a program is.
+"""
+
+from __future__ import annotations
+
+from persist_lib.events.api import (
+    EVENTS,
+    Event,
+    Held,
+    Key,
+    Kind,
+    Opening,
+    Put,
+    Reader,
+    RecordStore,
+    Scans,
+    Store,
+    Writer,
+)
+from persist_lib.events.choosing import Chosen, choose
+from persist_lib.events.kinds import known_kinds
+from persist_lib.events.looking import Checked, Looked, check, look, set_released
+from persist_lib.events.loop import Loop
+from persist_lib.events.moving import Compared, Copied, compare, copy
+from persist_lib.events.naming import name_of
+from persist_lib.events.program import Effect, Input, Program
+from persist_lib.events.specifier import Specifier, parse_specifier
+from persist_lib.events.starting import replay
+from persist_lib.events.store import open_store
+from persist_lib.events.submitted import Done, EventFuture
+
+__all__ = [
+    "EVENTS",
+    "Checked",
+    "Chosen",
+    "Compared",
+    "Copied",
+    "Done",
+    "Effect",
+    "Event",
+    "EventFuture",
+    "Held",
+    "Input",
+    "Key",
+    "Kind",
+    "Looked",
+    "Loop",
+    "Opening",
+    "Program",
+    "Put",
+    "Reader",
+    "RecordStore",
+    "Scans",
+    "Specifier",
+    "Store",
+    "Writer",
+    "check",
+    "choose",
+    "compare",
+    "copy",
+    "known_kinds",
+    "look",
+    "name_of",
+    "open_store",
+    "parse_specifier",
+    "replay",
+    "set_released",
+]

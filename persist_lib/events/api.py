@@ -1,0 +1,301 @@
+"""What an event log is: the interface for programs (`Store`, `Writer`, `Reader`), and that of drivers (`RecordStore`).
+
+An event is bytes under an id: 1, 2, 3 and so on, without gaps. A writer acknowledges it when it is durable. What is so
+for every store (epochs, the chain, gaps, fragments, writing twice, snapshots, marks) is built once, above drivers.
+A driver only keeps records by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+
+from persist_lib.runtime.ambient import Runtime
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+"""Bytes of a caller. A writer does not copy them, so they may not change before the future is resolved."""
+
+
+class Event(NamedTuple):
+    """One event of a log. `payload` is a view that dies with the next step of the loop, or with the block."""
+
+    id: int
+    payload: memoryview
+
+
+class Writer(Protocol):
+    """The one writer of a log. A newer writer fences it: from then on it acknowledges nothing more.
+
+    One failure ends it: the events that it had accepted and not acknowledged fail too, and so does every later call.
+    What became of them is known to the next writer, which finds each either in the log or not. It is a context manager.
+    """
+
+    @property
+    def last(self) -> int:
+        """The id of the last durable event, 0 if there is none."""
+        ...
+
+    @property
+    def accepted(self) -> int:
+        """The id of the last event that was accepted, durable or not yet."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The number of this writer. Each has a higher one than all before it."""
+        ...
+
+    def write(self, id: int, payload: Buffer, *, timeout: float | None = None) -> Future[None]:  # noqa: A002
+        """Accept an event. The future is resolved when it and all before it are durable, in the order of ids.
+
+        `id` is `accepted + 1`. An id that was written before is accepted if the bytes are the same, and nothing is
+        written; otherwise the future raises AlreadyWritten. The payload is not copied and may not change until then.
+
+        Waits while as many events, or bytes, are under way as the writer takes; at most `timeout` seconds (None: no
+        limit), then it raises BufferFull. Raises InvalidUsage for an id that would leave a gap, and for a writer that
+        was closed. Raises NotSent if the writer has failed before: nothing of this event is written.
+
+        The future raises Fenced if another writer took over (its message says whether this event may be in the log),
+        NotSent if an earlier event failed (nothing of this one is in the log), Determinate if it certainly is not in
+        the log, and Indeterminate if that is not known.
+        """
+        ...
+
+    def write_snapshot(self, event_id: int, state: Buffer) -> Future[None]:
+        """Keep the state as it is after the event `event_id`, which was accepted. The future: as that of `write`.
+
+        It becomes durable after the event. The two newest snapshots are kept. One that fails ends the writer.
+        """
+        ...
+
+    def write_mark(self, name: str, value: Buffer) -> Future[None]:
+        """Replace the small value that is kept under a name (letters, digits, `-`, `_`). The future: as of `write`.
+
+        Marks are durable in the order of the calls, and after what was written before them.
+        """
+        ...
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was accepted is durable. Raises what ended the writer, and TimedOut after `timeout` s."""
+        ...
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what was accepted, and accept no more. Idempotent. Safety does not depend on it."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Reader(Protocol):
+    """Reads a log, of which it holds nothing. Used by one thread at a time. It is a context manager."""
+
+    @property
+    def last(self) -> int:
+        """The id of the last event as of opening, or of the last `refresh`; 0 if there is none."""
+        ...
+
+    def refresh(self) -> int:
+        """Look for events that were written since. Returns `last`."""
+        ...
+
+    def read(self, id: int) -> AbstractContextManager[memoryview]:  # noqa: A002
+        """Give the payload of one event, as a view of the store's own memory where the store can (LMDB).
+
+        At the end of the block the view is released: using it then raises ValueError. A slice of it that is still there
+        raises InvalidUsage at the end of the block. Raises NotFound if there is no such event, and Corrupt if what is
+        there is not what was written.
+        """
+        ...
+
+    def replay(self, from_id: int = 1, through: int | None = None) -> Iterator[Event]:
+        """Yield the events from `from_id` through `through` (None: `last`), in bounded memory. Checks the chain.
+
+        The payload of an event is released with the next step. Raises Missing if an event is not there, and Corrupt
+        if one is not what was written there.
+        """
+        ...
+
+    def newest_snapshot(self, at_most: int | None = None) -> tuple[int, bytes] | None:
+        """The newest state that was kept and the event that it follows, which is `at_most` (None: `last`) or before.
+
+        None if there is none. One that is damaged, or of another history than the log's, is passed over.
+        """
+        ...
+
+    def read_mark(self, name: str) -> bytes | None:
+        """The value that was last kept under this name; None if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release what was opened. Idempotent."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Store(Protocol):
+    """Where an event log is. Making one does no I/O. It is a context manager, which closes what it opened."""
+
+    def writer(self, *, owner: str = "") -> Writer:
+        """Become the writer: make the log if there is none, claim an epoch, and discard what lies beyond the first gap.
+
+        The writer before is fenced from then on, also if it was paused and continues later. `owner` is a text for
+        people. Raises NewerFormat, before anything is changed, for a log of a newer release.
+        """
+        ...
+
+    def reader(self) -> Reader:
+        """Open the log for reading, which changes nothing. Raises NotFound if there is none, and NewerFormat."""
+        ...
+
+    @property
+    def records(self) -> RecordStore:
+        """The driver, opened for reading. Raises as `reader`."""
+        ...
+
+    def close(self) -> None:
+        """Close the driver. Close writers and readers first. Idempotent."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+EVENTS = "events"
+"""The space of the events. Other spaces hold snapshots and marks."""
+
+
+class Key(NamedTuple):
+    """Under what a record is kept: `<id>:<fragment>` in its space. Ids and fragments are unsigned integers."""
+
+    space: str
+    id: int
+    fragment: int
+
+    def __str__(self) -> str:
+        return f"{self.id}:{self.fragment}" if self.space == EVENTS else f"{self.space} {self.id}:{self.fragment}"
+
+
+class Put(NamedTuple):
+    """A record to keep: `head`, at most some 80 bytes, and then `body`. They come apart so that nobody has to copy."""
+
+    key: Key
+    head: bytes
+    body: Buffer
+
+
+class Held:
+    """A record that was read. `head` begins with the head, `body` is the rest. `release` ends the life of `body`."""
+
+    __slots__ = ("body", "key", "record")
+
+    def __init__(self, key: Key, record: memoryview, body: memoryview | None = None) -> None:
+        """`record` is the whole record, or only its head if the driver keeps the `body` apart."""
+        self.key, self.record, self.body = key, record, body
+
+    def release(self) -> None:
+        """End the life of the views."""
+        self.record.release()
+        if self.body is not None:
+            self.body.release()
+
+
+class RecordStore(Protocol):
+    """Keeps records of opaque bytes by key, durably. What third parties implement; one thread at a time writes.
+
+    Readers, also of other processes, may read at the same time. Failures of the world are Determinate (it certainly
+    did not happen), Indeterminate (it may have happened) and Damage, as in `persist_lib.location.api`.
+    """
+
+    limit: int | None
+    """The most bytes of a record, head and body together. None: no limit."""
+    log: bytes
+    """Eight random bytes that were drawn when the log was made."""
+
+    def claim(self, owner: str) -> int:
+        """Return an epoch above all before it, durably.
+
+        From the return on, no `put` of a lower epoch changes what `last` and `get` say of the events.
+        """
+        ...
+
+    def last(self) -> int:
+        """The greatest id such that fragment 0 of it and of each id before it is there; 0 if there is none."""
+        ...
+
+    def discard(self, epoch: int, last: int) -> None:
+        """Durably remove all events above `last`. It is called before the first `put` of an epoch. Raises Fenced."""
+        ...
+
+    def put(self, epoch: int, puts: Sequence[Put]) -> None:
+        """Keep records, durably on return. Raises Fenced, with nothing changed, if a higher epoch was claimed.
+
+        Ids continue those that are there. Fragment 0 of an id comes after its other fragments, and may be kept only
+        together with them or later. Records of other spaces come last, replace what is there, and may be kept only
+        together with the events or later. If it raises, any number of them may be kept, unless it raises Determinate.
+        """
+        ...
+
+    def get(self, key: Key) -> Held | None:
+        """Return a record, or None when there is none. One request."""
+        ...
+
+    def ids(self, space: str) -> list[int]:
+        """The ids of a space other than that of the events of which fragment 0 is there, ascending. They are few."""
+        ...
+
+    def remove(self, epoch: int, space: str, below: int) -> None:
+        """Remove all records of a space other than that of the events with an id below `below`. Raises Fenced."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and files. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Scans(Protocol):
+    """An optional protocol of a RecordStore: it reads many events faster than one by one."""
+
+    def scan(self, from_id: int, through: int) -> Iterator[Held]:
+        """Yield the records of the events in `[from_id, through]`, by id and then by fragment, in bounded memory.
+
+        A record may be released, or reused, with the next step. Records that are not there are left out.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a driver is opened: with `create`, a log that is not there is made. Ambient things come from `runtime`."""
+
+    create: bool = False
+    runtime: Runtime = field(default_factory=Runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of store: how it is opened, from the options after its name in a specifier.
+
+    `open` raises InvalidUsage for wrong options, NotFound when there is no log unless it may create one, and
+    NewerFormat. `options` says in a few words what options there are. Third parties add kinds as entry points of the
+    group `persist.events`: the name is the kind, the object a `Kind`.
+    """
+
+    open: Callable[[Sequence[str], Opening], RecordStore]
+    options: str = ""

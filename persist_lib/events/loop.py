@@ -1,0 +1,296 @@
+"""The event loop: no effect is released before the event that caused it is durable.
+
+Three threads push each event forward. None of them relies on more than the flags of the events:
+
+    submit ──▶ accepted ──▶ pushing ──▶ the store, which persists      ──▶ persisting_done ┐
+                               └──────▶ computing, one after the other ──▶ computing_done  ┴─▶ releasing, in order
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import ExitStack
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Generic, Self
+
+from persist_lib.arguments import LONGEST_S, parse_flag, parse_integer, parse_number, parse_seconds, shown
+from persist_lib.errors import InvalidUsage, PersistError, TimedOut
+from persist_lib.events.api import Store
+from persist_lib.events.flight import Flight
+from persist_lib.events.keeping import Keeping, Snapshot
+from persist_lib.events.moving import Progress, quiet
+from persist_lib.events.naming import name_of
+from persist_lib.events.outcomes import release_failed, tell_all
+from persist_lib.events.program import Input, Program, State, compute, encode_snapshot
+from persist_lib.events.starting import begin, take
+from persist_lib.events.store import open_store
+from persist_lib.events.submitted import Done, EventFuture, Submitted, payload_of
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.threads import Bell, Flag, aside
+
+log = logging.getLogger("persist.events")
+MOST_EVENTS = 1_024
+MOST_BYTES = 64 << 20
+MARK_EVERY_S = 0.2
+TIMEOUT_S = 60.0
+
+
+class Loop(Generic[State]):
+    """A program that runs on an event log. Opening it replays the log; `submit` adds an event; `stop` ends it.
+
+    `store` is where the log goes on: a store, or its specifier. With a `source`, the log is moved from there first. It
+    goes on in the store alone, or with `both` in both: then an event is durable when both have it. `progress` is called
+    with counts of events while a log is moved.
+
+    At most `most_events` events, and `most_bytes` bytes of them, are under way: accepted, and their effects not
+    released. How far effects are released is stored at most every `mark_every_s` seconds; a start after a crash
+    releases again what was released since. `timeout_s` is how long calls wait if they do not say how long.
+
+    Safe to use from several threads. Raises, when it is opened: Refused for a log that goes on elsewhere, Diverged for
+    two stores with different logs, HistoryRegressed for a log that has lost events, NotReleased for an event that
+    cannot be computed or an effect that cannot be released, and what the store raises.
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        program: Program[State],
+        *,
+        source: Store | str | None = None,
+        both: bool = False,
+        most_events: int = MOST_EVENTS,
+        most_bytes: int = MOST_BYTES,
+        mark_every_s: float = MARK_EVERY_S,
+        timeout_s: float = TIMEOUT_S,
+        progress: Progress = quiet,
+        runtime: Runtime | None = None,
+    ) -> None:
+        bounds = parse_integer(most_events, "most_events", 1), parse_integer(most_bytes, "most_bytes", 1)
+        every_s = parse_number(mark_every_s, "mark_every_s", 0.0, LONGEST_S)
+        self._timeout_s = parse_seconds(timeout_s, "timeout_s")
+        self._runtime = runtime or Runtime()
+        if not self._runtime.background:
+            raise InvalidUsage("the event loop works in threads, so its runtime must allow background work")
+        if not isinstance(program, Program):
+            raise InvalidUsage(f"program must be an events.Program: got {shown(program)}")
+        self._program, both = program, parse_flag(both, "both")
+        with ExitStack() as opened:
+            to, origin = _opened(opened, store), None if source is None else _opened(opened, source)
+            self.name = name_of(to)
+            self._writer, held = take(to, origin, both=both, progress=progress)
+            opened.push(held)
+            with to.reader() as reader:
+                started = begin(program, reader, self._writer, self.name)
+            self._opened = opened.pop_all()
+        self._state = started.state
+        self._flight = Flight(self.name, self._runtime, *bounds, started.last)
+        self._keeping = Keeping(self._writer, started.last, started.snapshot, every_s, self._flight.fail)
+        self._computing: SimpleQueue[Submitted | None] = SimpleQueue()
+        self._failure: PersistError | None = None
+        self._is_told = False
+        self._releaser: int | None = None
+        self._pushed, self._is_ended = Flag(), False
+        self._end_lock = threading.Lock()
+        self._ending = Bell(self._end_lock)
+        enrol(self, Stage.HANDLES)
+        self._pool = self._runtime.pool(3, "persist-loop")
+        try:
+            aside(self._start)
+        except BaseException:
+            self._flight.refuse()  # an interrupt: the threads start nevertheless, find this, and let go of the store
+            raise
+
+    def _start(self) -> None:
+        try:
+            for work in (self._push, self._compute, self._release):
+                self._pool.submit(work)
+        except BaseException:  # there is no room for one more thread
+            self._flight.end()
+            self._computing.put(None)
+            self._pool.shutdown(wait=False)
+            self._opened.close()
+            raise
+
+    def after_fork_in_child(self) -> None:
+        """The parent goes on; this process has no loop."""
+        self._flight.after_fork_in_child()
+        self._end_lock = threading.Lock()
+        self._ending = Bell(self._end_lock)
+        self._is_told = self._is_ended = True
+
+    @property
+    def accepted(self) -> int:
+        """The id of the event that was accepted last; 0 before the first."""
+        return self._flight.last
+
+    @property
+    def released(self) -> int:
+        """Up to and with which event all effects are released."""
+        return self._flight.released
+
+    @property
+    def failure(self) -> PersistError | None:
+        """Why the loop has stopped by itself; None while it runs, and after a graceful stop."""
+        return self._failure
+
+    def submit(
+        self, event: bytes | bytearray | memoryview, *, block: bool = True, timeout: float | None = None
+    ) -> EventFuture:
+        """Accept an event and return its future, which resolves when it is durable and its effects are released.
+
+        Waits for room, at most `timeout` seconds (None: the loop's `timeout_s`). Raises TimedOut, and without `block`
+        BufferFull, when there is none; NotSent when the loop has stopped by itself, and InvalidUsage after `stop`. In
+        each of these cases the event was not accepted.
+
+        The future raises NotReleased when the loop stopped after the event was durable: the next start releases its
+        effects. It raises NotSent, or the store's own error, when the event is not in the log; and Indeterminate when
+        that is not known. Events have no tokens: a program that must not apply one twice finds its own id in them.
+
+        `release` may submit events too, which never wait for room; waiting for their futures there would wait for ever.
+        """
+        payload, seconds = payload_of(event), self._timeout_s if timeout is None else parse_seconds(timeout)
+        waits = not self._is_releasing()
+        return self._flight.accept(payload, seconds, block=parse_flag(block, "block"), waits=waits).future
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Finish what was accepted, take no more, store the mark and a snapshot, and let go of the store. Idempotent.
+
+        Raises TimedOut after `timeout` seconds (None: the loop's `timeout_s`): stopping goes on, and can be waited for
+        again. Raises, once, why the loop had stopped by itself. Called by `release`, which it cannot wait for, it only
+        takes no more events.
+        """
+        deadline = self._runtime.deadline(self._timeout_s if timeout is None else parse_seconds(timeout))
+        self._flight.refuse()
+        if self._is_releasing():
+            return
+        while not self._ending.wait(lambda: self._is_ended, deadline.remaining_s()):
+            if deadline.has_passed():
+                left = self.accepted - self.released
+                raise TimedOut(
+                    f"{self.name}: after {deadline.timeout_s:g} s the effects of {left} accepted events are not all "
+                    "released. They go on; call stop again to wait for them",
+                    timeout_s=deadline.timeout_s,
+                )  # fmt: skip
+        if self._failure is not None and not self._is_told:
+            self._is_told = True
+            raise self._failure
+
+    def _is_releasing(self) -> bool:
+        """Whether this is the thread that calls `release`."""
+        return self._releaser == threading.get_ident()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.stop()
+        except PersistError:
+            if error is None:
+                raise
+
+    # --- the three threads, which get no interrupts ---
+
+    def _push(self) -> None:
+        """Submit each accepted event for persisting and for computing, until one fails or all is done."""
+        try:
+            while not self._flight.is_over:
+                for submitted in self._flight.take():
+                    self._submit(submitted)
+        finally:
+            self._pushed.set()
+
+    def _submit(self, submitted: Submitted) -> None:
+        if not self._flight.try_push(submitted):
+            return
+        try:
+            submitted.persisting = self._writer.write(submitted.id, submitted.payload)
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._flight.fail(error, submitted)
+            return
+        submitted.computing_submitted = True
+        self._computing.put(submitted)
+        submitted.persisting.add_done_callback(partial(self._persisted, submitted))
+
+    def _persisted(self, submitted: Submitted, answer: futures.Future[None]) -> None:
+        error = answer.exception()
+        if error is None:
+            self._flight.persisted(submitted)
+        else:
+            self._flight.fail(error, submitted)
+
+    def _compute(self) -> None:
+        """Compute one event after the other. After one that failed, the state is nothing to go on with."""
+        while (submitted := self._computing.get()) is not None:
+            try:
+                event = Input(submitted.id, submitted.payload)
+                self._state, submitted.effects = compute(self._program, self._state, event)
+            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+                self._flight.fail(error, submitted)
+                return
+            self._offer_snapshot(submitted.id, self._program.snapshot_every)
+            self._flight.computed(submitted)
+
+    def _offer_snapshot(self, event_id: int, every: int) -> None:
+        if self._program.encode is None or not self._keeping.is_due(event_id, every):
+            return
+        try:
+            # Now, and not when it is stored, as the next step may change this very object.
+            self._keeping.offer(Snapshot(event_id, encode_snapshot(self._program, self._state)))
+        except Exception:
+            log.exception("%s: no snapshot of the state after event %d, as encode raised", self.name, event_id)
+
+    def _release(self) -> None:
+        """Release effects in the order of events, until one fails or all is done."""
+        self._releaser = threading.get_ident()
+        failed: Callable[[], PersistError] | None = None
+        try:
+            while True:
+                is_decided, submitted = self._flight.try_first()
+                if submitted is not None:
+                    failed = self._release_one(submitted)
+                elif is_decided:
+                    break
+                self._keeping.tick(self.released, self._runtime.monotonic())
+            self._end(failed)
+        except Exception as error:  # of letting go of the store
+            log.exception("%s: could not end as it should", self.name)
+            self._failure = self._failure or (error if isinstance(error, PersistError) else None)
+        finally:
+            self._pool.shutdown(wait=False)
+            with self._end_lock:
+                self._is_ended = True
+            self._ending.ring()
+
+    def _release_one(self, submitted: Submitted) -> Callable[[], PersistError] | None:
+        """Release the effects of one event, and tell its submitter. Returns what makes the error, if one failed."""
+        for effect in submitted.effects:
+            try:
+                self._program.release(effect)
+            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+                self._flight.fail(error, submitted)
+                return partial(release_failed, self.name, effect, error)
+        self._flight.release_first()
+        submitted.future.set_result(Done(submitted.id, tuple(submitted.effects)))
+        return None
+
+    def _end(self, failed: Callable[[], PersistError] | None) -> None:
+        self._flight.end()
+        self._pushed.wait(self._timeout_s)
+        self._computing.put(None)
+        left = self._flight.left()
+        self._failure = tell_all(self.name, left, self._flight.failing, failed, self._timeout_s)
+        if self._failure is None:
+            self._offer_snapshot(self.released, 1)
+        self._keeping.keep(self.released)
+        self._opened.close()
+
+
+def _opened(held: ExitStack, store: Store | str) -> Store:
+    return held.enter_context(open_store(store)) if isinstance(store, str) else store

@@ -1,0 +1,163 @@
+"""Reading a log: one event as a view, all of them in a row, snapshots and marks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from persist_lib.arguments import not_pickled, parse_integer
+from persist_lib.errors import InvalidUsage, Missing, NotFound
+from persist_lib.events import notes
+from persist_lib.events.api import EVENTS, Event, Held, RecordStore, Scans
+from persist_lib.events.fragments import Whole, fetch, put_together
+from persist_lib.events.record import Label, damaged
+from persist_lib.events.writing import MOST_ID
+
+
+class LogReader:
+    """See `api.Reader`."""
+
+    def __init__(self, records: RecordStore, where: str) -> None:
+        self._records, self._where = records, where
+        self._is_closed = False
+        self.last = records.last()
+        notes.check_evidence(records, where, self.last)
+
+    __reduce__ = not_pickled("a reader of events", "Open the store there.")
+
+    def refresh(self) -> int:
+        self._check()
+        self.last = self._records.last()
+        return self.last
+
+    @contextmanager
+    def read(self, id: int) -> Iterator[memoryview]:  # noqa: A002
+        id_ = parse_integer(id, "id", 1, MOST_ID)
+        self._check()
+        if id_ > self.last and id_ > self.refresh():
+            raise NotFound(f"there is no event {id_} in {self._where}: the last one is {self.last}", id=id_)
+        whole = fetch(self._records, EVENTS, id_, self._where)
+        if whole is None:
+            raise self._missing(id_)
+        try:
+            yield whole.payload
+        finally:
+            whole.release()
+
+    def replay(self, from_id: int = 1, through: int | None = None) -> Iterator[Event]:
+        first = parse_integer(from_id, "from_id", 1, MOST_ID)
+        self._check()
+        last = self.last if through is None else parse_integer(through, "through", 0, MOST_ID)
+        if last > self.last and last > self.refresh():
+            raise NotFound(f"there is no event {last} in {self._where}: the last one is {self.last}", id=last)
+        return self._replay(first, last)
+
+    def _replay(self, first: int, last: int) -> Iterator[Event]:
+        if first > last:
+            return
+        digest, epoch = notes.digest_of(self._records, first - 1, self._where), 0
+        for id_, whole in enumerate(self._wholes(first, last), first):
+            try:
+                _check_follows(whole.label, digest, epoch, f"event {id_} of {self._where}")
+                digest, epoch = whole.label.digest, whole.label.epoch
+                yield Event(id_, whole.payload)
+            finally:
+                whole.release()
+
+    def _wholes(self, first: int, last: int) -> Iterator[Whole]:
+        """The events, verified one by one."""
+        if not isinstance(self._records, Scans):
+            for id_ in range(first, last + 1):
+                if (whole := fetch(self._records, EVENTS, id_, self._where)) is None:
+                    raise self._missing(id_)
+                yield whole
+            return
+        found = _Ahead(self._records.scan(first, last))
+        try:
+            for id_ in range(first, last + 1):
+                held = found.first_of(id_)
+                if held is None:
+                    raise self._missing(id_)
+                yield put_together(held, found.rest_of(id_), self._records.log, self._where)
+        finally:
+            found.close()
+
+    def newest_snapshot(self, at_most: int | None = None) -> tuple[int, bytes] | None:
+        self._check()
+        most = self.last if at_most is None else parse_integer(at_most, "at_most", 0, MOST_ID)
+        return notes.newest_snapshot(self._records, self._where, min(most, self.last))
+
+    def read_mark(self, name: str) -> bytes | None:
+        self._check()
+        return notes.read_mark(self._records, self._where, name)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._records.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise InvalidUsage(f"the reader of {self._where} was closed; open another one")
+
+    def _missing(self, id_: int) -> Missing:
+        return Missing(
+            f"event {id_} of {self._where} is missing, and there are events behind it: the last one is {self.last}. "
+            "Nothing was changed; restore it from a copy",
+            key=f"{id_}:0",
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<reader of {self._where}, last {self.last}>"
+
+
+class _Ahead:
+    """Records of a scan, with a look at the next one."""
+
+    def __init__(self, scan: Iterator[Held]) -> None:
+        self._scan = scan
+        self._next: Held | None = None
+
+    def close(self) -> None:
+        """End the scan, if it is one that can be ended."""
+        if isinstance(self._scan, Generator):
+            self._scan.close()
+
+    def _peek(self) -> Held | None:
+        if self._next is None:
+            self._next = next(self._scan, None)
+        return self._next
+
+    def _take(self) -> Held | None:
+        held, self._next = self._next, None
+        return held
+
+    def first_of(self, id_: int) -> Held | None:
+        """Fragment 0 of an event, behind what is left of those before it."""
+        while (held := self._peek()) is not None and held.key.id < id_:
+            held.release()
+            self._take()
+        return self._take() if held is not None and held.key == (EVENTS, id_, 0) else None
+
+    def rest_of(self, id_: int) -> Iterator[Held]:
+        """The other fragments of the event that are there."""
+        while (held := self._peek()) is not None and held.key.id == id_:
+            self._take()
+            yield held
+
+
+def _check_follows(label: Label, digest: bytes, epoch: int, what: str) -> None:
+    if label.previous != digest:
+        raise damaged(what, f"it follows another event {label.id - 1} than the one that is there")
+    if label.epoch < epoch:
+        raise damaged(what, f"its epoch is {label.epoch}, and the event before it is of epoch {epoch}")

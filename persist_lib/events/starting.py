@@ -1,0 +1,136 @@
+"""How a loop starts: it becomes the writer, and has the state back by computing what the log holds.
+
+The effects of events up to the released-through mark are not released again. Those behind it are, before any new event
+is taken: they may or may not have been released before the mark was written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Generic, NamedTuple
+
+from persist_lib.arguments import parse_integer
+from persist_lib.errors import HistoryRegressed, InvalidUsage, NotFound, NotReleased
+from persist_lib.events.api import Event, Reader, Store, Writer
+from persist_lib.events.marks import check_here, read_released, write_released
+from persist_lib.events.moving import Moved, Progress, move, quiet
+from persist_lib.events.naming import name_of
+from persist_lib.events.outcomes import caused, release_failed, said
+from persist_lib.events.program import Effect, Input, Program, State, compute, decode_snapshot
+
+log = logging.getLogger("persist.events")
+
+
+def take(store: Store, source: Store | None, *, both: bool, progress: Progress = quiet) -> Moved:
+    """Become the writer of a log, or move it here from another store first. Raises Refused if it goes on elsewhere."""
+    if source is not None:
+        return move(source, store, both=both, progress=progress)
+    if both:
+        raise InvalidUsage("both is for two stores: name the other one as the source")
+    name = name_of(store)
+    try:
+        with store.reader() as reader:
+            check_here(reader, name)
+    except NotFound:
+        pass  # the writer makes the log
+    with ExitStack() as held:
+        writer = held.enter_context(store.writer(owner="event loop"))
+        return Moved(writer, held.pop_all())
+
+
+class Started(NamedTuple, Generic[State]):
+    """A state, the event that it follows, and the event of the snapshot that it was computed from (0: none)."""
+
+    state: State
+    last: int
+    snapshot: int
+
+
+def begin(program: Program[State], reader: Reader, writer: Writer, name: str) -> Started[State]:
+    """Compute the state of a log, release the effects behind the mark, and move the mark to the last event.
+
+    Raises HistoryRegressed for a mark beyond the log, and NotReleased when an event cannot be computed, or an effect
+    not be released. The mark then says how far this start came.
+    """
+    released = read_released(reader)
+    if released > reader.last:
+        raise HistoryRegressed(
+            f"{name} ends at event {reader.last}, and effects were released up to event {released}: the log was "
+            "restored from an older copy, or lost events. No event was changed. Go on from a newer copy; or, if those "
+            f"events are lost for good, say so: `persist events mark {name} --through {reader.last}`. Ids are used "
+            "again then, and effects have other keys",
+            seen=released, head=reader.last,
+        )  # fmt: skip
+    done = released
+
+    def release(effects: Iterable[Effect], event_id: int) -> None:
+        nonlocal done
+        for effect in effects if event_id > released else ():
+            try:
+                program.release(effect)
+            except Exception as error:
+                raise release_failed(name, effect, error) from error
+        done = max(done, event_id)
+
+    try:
+        started = _computed(program, reader, name, reader.last, released, release)
+    finally:
+        if done > released:
+            write_released(writer, done).result()
+    return started
+
+
+def replay(
+    store: Store, program: Program[State], *, through: int | None = None, snapshots: bool = True
+) -> tuple[State, int]:
+    """Return the state after the event `through` (None: the last one), and the id of that event. Releases nothing.
+
+    Without `snapshots` all events are computed, from the first. Raises NotFound where there is no log, InvalidUsage for
+    an event that it does not have, and NotReleased with the cause for an event that cannot be computed.
+    """
+    with store.reader() as reader:
+        last = reader.last if through is None else parse_integer(through, "through")
+        if last > reader.last:
+            raise InvalidUsage(f"the log ends at event {reader.last}: there is no event {last}", last=reader.last)
+        started = _computed(program, reader, name_of(store), last, last if snapshots else 0, lambda *_: None)
+    return started.state, started.last
+
+
+def _computed(
+    program: Program[State], reader: Reader, name: str, last: int, newest: int,
+    release: Callable[[Iterable[Effect], int], None],
+) -> Started[State]:  # fmt: skip
+    """Compute up to `last` from the newest snapshot that is not beyond the event `newest`."""
+    state, snapshot = _from_snapshot(program, reader, newest)
+    for event in reader.replay(snapshot + 1, last):
+        state, effects = _step(program, state, event, name)
+        release(effects, event.id)
+    return Started(state, last, snapshot)
+
+
+def _step(program: Program[State], state: State, event: Event, name: str) -> tuple[State, list[Effect]]:
+    try:
+        return compute(program, state, Input(event.id, bytes(event.payload)))
+    except Exception as error:
+        raise caused(
+            NotReleased(
+                f"{name}: event {event.id} is in the log and cannot be computed, so nothing from it on is released: "
+                f"{said(error)}. Mend the program so that it refuses such an event by an effect, and start again",
+                event_id=event.id,
+            ),
+            error,
+        ) from error  # fmt: skip
+
+
+def _from_snapshot(program: Program[State], reader: Reader, newest: int) -> tuple[State, int]:
+    """The state to begin with, and the event that it follows."""
+    at_most = newest
+    while program.decode is not None and at_most > 0 and (found := reader.newest_snapshot(at_most)) is not None:
+        event_id, stored = found
+        if (state := decode_snapshot(program, stored)) is not None:
+            return state[0], event_id
+        log.info("a snapshot at event %d was written by another version of the program: passed over", event_id)
+        at_most = event_id - 1
+    return program.initial(), 0

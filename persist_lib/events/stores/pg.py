@@ -1,0 +1,327 @@
+r"""Event logs in PostgreSQL: `pg:URL[:NAME]`, as in `pg:postgresql\://user@host/db:ledger`.
+
+Any URL of libpq, with `persist_schema=` for the schema of the tables, as for locations. A put is one statement and one
+transaction, and looks at the epoch under a lock of the log's row. So a paused writer holds no lock on the server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import psycopg
+from psycopg import sql
+
+from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, NotFound
+from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
+from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, pages
+from persist_lib.location.postgres.consensus import (
+    CONNECT_S,
+    DISTRUSTED,
+    LOCK_SHARE,
+    OPERATION_S,
+    connection_failed,
+    describe,
+    is_turned_away,
+    parse_url,
+    read_failed,
+    write_failed,
+)
+from persist_lib.location.postgres.layout import CLOCK, SETTINGS, creation_failed
+from persist_lib.location.postgres.sessions import (
+    BYTEA,
+    INT8,
+    TEXT,
+    Dropped,
+    Record,
+    Rejected,
+    Session,
+    Sessions,
+    Value,
+    decode_int,
+)
+from persist_lib.location.wrap.deadline import patience_s, within
+from persist_lib.location.wrap.retrying import retry
+from persist_lib.runtime.ambient import Deadline
+
+T = TypeVar("T")
+DEFAULT = "events"
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+LIMIT = 256 << 20
+"""PostgreSQL takes messages of at most 1 GiB."""
+ROWS = 2000
+"""The most records in a statement, which takes at most 65,535 parameters."""
+STATEMENT_BYTES = 256 << 20
+PAGE_BYTES = 4 << 20
+PATIENCE_S = 20.0
+"""How long a failed request is sent again."""
+CREATION_LOCK = 0x5052_4556_0000_0001  # "PREV"
+
+TABLES = """
+CREATE TABLE {s}.event_log (
+    number int4 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE,
+    log bytea NOT NULL, epoch int8 NOT NULL, owner text NOT NULL
+) WITH (fillfactor = 40);
+CREATE TABLE {s}.event_record (
+    number int4 NOT NULL, space text COLLATE "C" NOT NULL, id int8 NOT NULL, fragment int8 NOT NULL,
+    head bytea NOT NULL, body bytea NOT NULL, PRIMARY KEY (number, space, id, fragment)
+);
+ALTER TABLE {s}.event_record ALTER COLUMN body SET STORAGE EXTERNAL;
+CREATE TABLE {s}.event_layout (version int4 NOT NULL);
+INSERT INTO {s}.event_layout VALUES ({version});
+"""
+IS_THERE = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class AS class JOIN pg_catalog.pg_namespace AS space ON space.oid = class.relnamespace
+    WHERE space.nspname = %s AND class.relname = 'event_layout'
+)
+"""
+# Parameters: the lock timeout $1, the log's number $2, the epoch $3, and what follows.
+OWN_SETTINGS = re.sub(r"\\1", "$1", SETTINGS)
+FENCE = """{settings}, fence AS MATERIALIZED (
+    SELECT log.number FROM {s}.event_log AS log, settings WHERE log.number = $2 AND log.epoch = $3
+    FOR NO KEY UPDATE OF log
+)"""
+ANSWER = "SELECT (SELECT count(*) FROM fence), (SELECT count(*) FROM done), {clock}, ${id}"
+PUT = """WITH {fence}, done AS (
+    INSERT INTO {s}.event_record AS old (number, space, id, fragment, head, body)
+    SELECT fence.number, new.* FROM fence, (VALUES {rows}) AS new (space, id, fragment, head, body)
+    ON CONFLICT (number, space, id, fragment) DO UPDATE SET head = excluded.head, body = excluded.body RETURNING 1
+) {answer}"""
+ROW = "(${}::text, ${}::int8, ${}::int8, ${}::bytea, ${}::bytea)"
+DELETE = """WITH {fence}, done AS (
+    DELETE FROM {s}.event_record AS old USING fence
+    WHERE old.number = fence.number AND old.space = $4 AND old.id BETWEEN $5 AND $6 RETURNING 1
+) {answer}"""
+CLAIM = """WITH {settings}, done AS (
+    UPDATE {s}.event_log AS log SET epoch = log.epoch + 1, owner = $3 FROM settings WHERE log.number = $2
+    RETURNING log.epoch
+) SELECT (SELECT epoch FROM done), {clock}, $4"""
+NEWEST_EPOCH = (
+    "SELECT epoch, NULL::int8, NULL::int8 FROM {s}.event_log WHERE number = $1 UNION ALL SELECT NULL, {clock}, $2"
+)
+OF_SPACE = "FROM {s}.event_record WHERE number = $1 AND space = $2"
+LAST = (
+    f"(SELECT id, NULL::int8, NULL::int8 {OF_SPACE} AND fragment = 0 ORDER BY id DESC LIMIT 1)"
+    " UNION ALL SELECT NULL, {clock}, $3"
+)
+IDS = f"SELECT id, NULL::int8, NULL::int8 {OF_SPACE} AND fragment = 0 UNION ALL SELECT NULL, {{clock}}, $3"
+GET = (
+    f"SELECT head, body, NULL::int8, NULL::int8 {OF_SPACE} AND id = $3 AND fragment = $4"
+    " UNION ALL SELECT NULL, NULL, {clock}, $5"
+)
+SIZES = (
+    f"(SELECT id, sum(octet_length(body))::int8, NULL::int8, NULL::int8 {OF_SPACE} AND id BETWEEN $3 AND $4"
+    " GROUP BY id ORDER BY id LIMIT 4096) UNION ALL SELECT NULL, NULL, {clock}, $5"
+)
+SCAN = (
+    f"SELECT id, fragment, head, body, NULL::int8, NULL::int8 {OF_SPACE} AND id BETWEEN $3 AND $4"
+    " UNION ALL SELECT NULL, NULL, NULL, NULL, {clock}, $5"
+)
+MOST_ID = (1 << 63) - 1
+
+
+class PgRecords:
+    """See `api.RecordStore`. After a failure of the connection, a write is Indeterminate."""
+
+    def __init__(self, url: str, log_name: str, opening: Opening) -> None:
+        self.limit: int | None = LIMIT
+        self._runtime = opening.runtime
+        self._conninfo, self._schema = parse_url(url)
+        self._name = f"log {log_name!r} of {describe(self._conninfo)}"
+        try:
+            with _connect(self._conninfo, self._runtime.deadline(OPERATION_S)) as connection:
+                self._number, self.log = _find_log(connection, self._schema, log_name, self._name, opening)
+        except psycopg.Error as error:
+            if DISTRUSTED.search(str(error)) or is_turned_away(error):
+                raise connection_failed(error, self._name) from error
+            raise creation_failed(error, self._schema, self._name) from error
+        self._sessions = Sessions(self._session, self._name, 2)
+
+    def _session(self, deadline: Deadline) -> Session:
+        try:
+            return Session(_connect(self._conninfo, deadline), self._runtime.entropy())
+        except psycopg.Error as error:
+            raise connection_failed(error, self._name) from error
+
+    def _filled(self, text: str, **parts: str) -> str:
+        for name, part in parts.items():
+            text = text.replace(f"{{{name}}}", part)
+        text = text.replace("{fence}", FENCE).replace("{answer}", ANSWER).replace("{settings}", OWN_SETTINGS)
+        return text.replace("{s}", f'"{self._schema}"').replace("{clock}", CLOCK).replace("{id}", parts.get("id", ""))
+
+    def _read(self, text: str, values: Sequence[tuple[Value, int]]) -> list[Record]:
+        filled = self._filled(text)
+
+        def attempt() -> list[Record]:
+            deadline = self._deadline()
+            try:
+                with self._sessions.lend(deadline) as session:
+                    return session.ask(filled, [(self._number, INT8), *values], deadline).records
+            except (Dropped, Rejected) as error:
+                raise read_failed(error, self._name) from error
+
+        return self._retried(attempt)
+
+    def _write(self, text: str, values: Sequence[tuple[Value, int]], doing: str) -> Record:
+        deadline = self._deadline()
+        try:
+            with self._sessions.lend(deadline) as session:
+                lock_ms = max(1, int(deadline.remaining_s() * 1000 * LOCK_SHARE))
+                start: list[tuple[Value, int]] = [(str(lock_ms), TEXT), (self._number, INT8)]
+                return session.ask(text, [*start, *values], deadline).records[0]
+        except (Dropped, Rejected) as error:
+            raise write_failed(error, doing, self._name) from error
+
+    def _deadline(self) -> Deadline:
+        return self._runtime.deadline(patience_s(OPERATION_S))
+
+    def _fenced(self, epoch: int, text: str, values: Sequence[tuple[Value, int]], doing: str) -> None:
+        """SUBTLE: done twice it has the same effect, as long as the epoch is this one. So it is sent again."""
+        filled, attempts = self._filled(text, id=str(len(values) + 4)), 0
+
+        def attempt() -> Record:
+            nonlocal attempts
+            attempts += 1
+            return self._write(filled, [(epoch, INT8), *values], doing)
+
+        answer = self._retried(attempt)
+        if decode_int(answer[0]) != 1:
+            raise fenced(self._name, epoch, self._newest_epoch(), is_certain=attempts == 1)
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        deadline = self._runtime.deadline(PATIENCE_S)
+        return within(deadline, lambda: retry(call, is_idempotent=True, deadline=deadline))
+
+    def _newest_epoch(self) -> int:
+        return max((decode_int(epoch) for (epoch,) in self._read(NEWEST_EPOCH, [])), default=0)
+
+    def claim(self, owner: str) -> int:
+        # Sent again, it claims another epoch: that is no harm.
+        epoch = decode_int(
+            self._retried(lambda: self._write(self._filled(CLAIM), [(owner, TEXT)], "claim an epoch"))[0]
+        )
+        if epoch == 0:
+            raise NotFound(f"the {self._name} was dropped; open the store again")
+        return epoch
+
+    def last(self) -> int:
+        return max((decode_int(id_) for (id_,) in self._read(LAST, [(EVENTS, TEXT)])), default=0)
+
+    def discard(self, epoch: int, last: int) -> None:
+        values: list[tuple[Value, int]] = [(EVENTS, TEXT), (last + 1, INT8), (MOST_ID, INT8)]
+        self._fenced(epoch, DELETE, values, "discard what lies beyond the end")
+
+    def put(self, epoch: int, puts: Sequence[Put]) -> None:
+        # In this order: what is kept of them is always a prefix, in which fragment 0 comes last.
+        sizes = [(at, memoryview(put.body).nbytes) for at, put in enumerate(puts)]
+        for start in range(0, len(puts), ROWS):
+            for first, end in pages(sizes[start : start + ROWS], STATEMENT_BYTES):
+                self._put(epoch, puts[first : end + 1])
+
+    def _put(self, epoch: int, puts: Sequence[Put]) -> None:
+        rows = ", ".join(ROW.format(*range(4 + 5 * n, 9 + 5 * n)) for n in range(len(puts)))
+        values: list[tuple[Value, int]] = []
+        for (space, id_, fragment), head, body in puts:
+            values += [(space, TEXT), (id_, INT8), (fragment, INT8), (head, BYTEA), (as_bytes(body), BYTEA)]
+        self._fenced(epoch, PUT.replace("{rows}", rows), values, f"write {len(puts)} records")
+
+    def get(self, key: Key) -> Held | None:
+        rows = self._read(GET, [(key.space, TEXT), (key.id, INT8), (key.fragment, INT8)])
+        return Held(key, memoryview(rows[0][0] or b""), memoryview(rows[0][1] or b"")) if rows else None
+
+    def scan(self, from_id: int, through: int) -> Iterator[Held]:
+        between = partial(self._between, SIZES)
+        while sizes := [(decode_int(id_), decode_int(size)) for id_, size in between(from_id, through)]:
+            sizes.sort()
+            for first, end in pages(sizes, PAGE_BYTES):
+                found = [
+                    (decode_int(id_), decode_int(fragment), head, body)
+                    for id_, fragment, head, body in self._between(SCAN, first, end)
+                ]
+                for id_, fragment, head, body in sorted(found, key=lambda row: row[:2]):
+                    yield Held(Key(EVENTS, id_, fragment), memoryview(head or b""), memoryview(body or b""))
+            from_id = end + 1
+
+    def _between(self, text: str, from_id: int, through: int) -> list[Record]:
+        return self._read(text, [(EVENTS, TEXT), (from_id, INT8), (through, INT8)])
+
+    def ids(self, space: str) -> list[int]:
+        return sorted(decode_int(id_) for (id_,) in self._read(IDS, [(space, TEXT)]))
+
+    def remove(self, epoch: int, space: str, below: int) -> None:
+        values: list[tuple[Value, int]] = [(space, TEXT), (0, INT8), (below - 1, INT8)]
+        self._fenced(epoch, DELETE, values, f"remove old {space}")
+
+    def close(self) -> None:
+        self._sessions.close()
+
+
+def _connect(conninfo: str, deadline: Deadline) -> psycopg.Connection:
+    timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
+    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
+
+
+def _find_log(
+    connection: psycopg.Connection, schema: str, log_name: str, name: str, opening: Opening
+) -> tuple[int, bytes]:
+    """The number and the name of the log. Makes it, and the tables, if that is wanted."""
+    place = sql.Identifier(schema)
+    is_there = _check_layout(connection, schema, name)
+    query = sql.SQL("SELECT number, log FROM {}.event_log WHERE name = %s").format(place)
+    found = connection.execute(query, (log_name,), prepare=False).fetchone() if is_there else None
+    if found is None and not opening.create:
+        raise NotFound(f"there is no {name} (schema {schema}). Check the URL and the name; a writer makes one")
+    if found is None:
+        with connection.transaction():
+            connection.execute("SET LOCAL synchronous_commit = 'on'")
+            connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (CREATION_LOCK,), prepare=False)
+            if not _check_layout(connection, schema, name):
+                count = "SELECT count(*) FROM pg_catalog.pg_namespace WHERE nspname = %s"
+                if connection.execute(count, (schema,), prepare=False).fetchone() == (0,):
+                    connection.execute(sql.SQL("CREATE SCHEMA {}").format(place), prepare=False)
+                tables = sql.SQL(TABLES).format(s=place, version=sql.Literal(FORMAT))
+                connection.execute(tables, prepare=False)
+            insert = sql.SQL(
+                "INSERT INTO {}.event_log (name, log, epoch, owner) VALUES (%s, %s, 0, '') ON CONFLICT DO NOTHING"
+            ).format(place)
+            log = opening.runtime.entropy().to_bytes(8, "big")
+            connection.execute(insert, (log_name, log), prepare=False)
+        found = connection.execute(query, (log_name,), prepare=False).fetchone()
+    if found is None or len(found[1]) != 8:
+        raise Corrupt(f"{name} is damaged: what its row in event_log says is {found!r}", key=name)
+    return int(found[0]), bytes(found[1])
+
+
+def _check_layout(connection: psycopg.Connection, schema: str, name: str) -> bool:
+    """Whether the tables are there. Raises NewerFormat for those of a newer release; changes nothing."""
+    if connection.execute(IS_THERE, (schema,), prepare=False).fetchone() != (True,):
+        return False
+    query = sql.SQL("SELECT max(version) FROM {}.event_layout").format(sql.Identifier(schema))
+    (found,) = connection.execute(query, prepare=False).fetchone() or (None,)
+    if not isinstance(found, int):
+        raise Corrupt(f"{name}: {schema}.event_layout is empty; restore it (version = {FORMAT})", key=schema)
+    if found > FORMAT:
+        raise NewerFormat(
+            f"{name} has layout {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
+            found=found, known=FORMAT,
+        )  # fmt: skip
+    return True
+
+
+def open_pg(options: Sequence[str], opening: Opening) -> PgRecords:
+    """Open a log: `pg:URL[:NAME]`."""
+    if not 1 <= len(options) <= 2 or not options[0].startswith(("postgresql://", "postgres://")):
+        raise InvalidUsage(
+            r"a store of events in PostgreSQL is pg:URL[:NAME], with \: for each colon in the URL, as in "
+            r"pg:postgresql\://user@host/database:ledger"
+        )
+    name = options[1] if len(options) == 2 else DEFAULT
+    if not NAME.fullmatch(name):
+        raise InvalidUsage(f"a log's name must be 1 to 64 letters, digits, '.', '-' and '_': got {name!r}", name=name)
+    return PgRecords(options[0], name, opening)
+
+
+KIND = Kind(open_pg, r"a URL of PostgreSQL with \: for each colon, and a name (events)")

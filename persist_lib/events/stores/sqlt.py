@@ -1,0 +1,187 @@
+"""Event logs in an SQLite database: `sqlt:PATH`. One transaction makes all events durable that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from persist_lib.errors import Corrupt, InvalidUsage, NotFound
+from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
+from persist_lib.events.stores.shared import fenced, pages
+from persist_lib.location.directories import make_directories
+from persist_lib.location.sqlite import file as sqlite_file
+from persist_lib.location.sqlite.connections import Connections, Session
+from persist_lib.location.sqlite.consensus import BUSY_S, Patience, check_in_place, transaction
+from persist_lib.runtime.ambient import Runtime
+
+T = TypeVar("T")
+DEFAULT = "events.sqlite"
+LIMIT = 900_000_000
+"""SQLite keeps at most 1,000,000,000 bytes in a row."""
+PAGE_BYTES = 4 << 20
+"""About how many bytes of events are read at a time."""
+IN_DOUBT = "Events were committed to what this process has open, which is not what is there now"
+
+# Fragment 0 of each event is a row of its own table, so that the common event is one append to one tree.
+SCHEMA = """
+CREATE TABLE log (name BLOB NOT NULL, epoch INTEGER NOT NULL, owner TEXT NOT NULL);
+INSERT INTO log VALUES (randomblob(8), 0, '');
+CREATE TABLE event (id INTEGER PRIMARY KEY, head BLOB NOT NULL, body BLOB NOT NULL);
+CREATE TABLE other (
+    space TEXT NOT NULL, id INTEGER NOT NULL, fragment INTEGER NOT NULL, head BLOB NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (space, id, fragment)
+);
+"""
+LAYOUT = sqlite_file.Layout(0x50524556, 1, SCHEMA)  # "PREV"
+
+CLAIM = "UPDATE log SET epoch = epoch + 1, owner = ? RETURNING epoch"
+PUT_EVENT = "INSERT OR REPLACE INTO event (id, head, body) VALUES (?, ?, ?)"
+PUT_OTHER = "INSERT OR REPLACE INTO other (space, id, fragment, head, body) VALUES (?, ?, ?, ?, ?)"
+GET_EVENT = "SELECT head, body FROM event WHERE id = ?"
+GET_OTHER = "SELECT head, body FROM other WHERE space = ? AND id = ? AND fragment = ?"
+SIZES = "SELECT id, length(body) FROM event WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 8192"
+SCAN_EVENTS = "SELECT id, head, body FROM event WHERE id BETWEEN ? AND ? ORDER BY id"
+SCAN_OTHERS = f"SELECT fragment, head, body FROM other WHERE space = '{EVENTS}' AND id = ? ORDER BY fragment"  # noqa: S608
+HAS_OTHERS = f"SELECT 1 FROM other WHERE space = '{EVENTS}' AND id BETWEEN ? AND ? LIMIT 1"  # noqa: S608
+IDS = "SELECT id FROM other WHERE space = ? AND fragment = 0 ORDER BY id"
+
+
+class SqliteRecords:
+    """See `api.RecordStore`."""
+
+    def __init__(self, path: Path, runtime: Runtime) -> None:
+        self.limit: int | None = LIMIT
+        self._path, self._runtime = path, runtime
+        self._connections = Connections(self._connect, f"the event log {path}")
+        name = self._read("SELECT name FROM log", ())[0][0]
+        if not isinstance(name, bytes):
+            raise Corrupt(f"{path} is damaged: the log's name is no bytes. Restore it from a copy", key=str(path))
+        self.log = name
+
+    def _connect(self) -> apsw.Connection:
+        try:
+            return sqlite_file.connect(self._path, Patience(self._runtime, BUSY_S), LAYOUT)
+        except apsw.Error as error:
+            raise sqlite_file.read_failed(error, self._path) from error
+
+    def _read(self, sql: str, values: tuple[str | int, ...]) -> list[tuple[object, ...]]:
+        def read(session: Session) -> list[tuple[object, ...]]:
+            try:
+                rows: list[tuple[object, ...]] = list(session.cursor.execute(sql, values))
+            except apsw.Error as error:
+                check_in_place(session)
+                raise sqlite_file.read_failed(error, self._path) from error
+            check_in_place(session)  # after the read: so the file was in place during it
+            return rows
+
+        return self._connections.use(read)
+
+    def _write(self, work: Callable[[Session], T], epoch: int | None) -> T:
+        """Run `work` in a transaction, if the epoch is the newest (None: whatever it is)."""
+
+        def write(session: Session) -> T:
+            if epoch is not None:
+                (newest,) = session.cursor.execute("SELECT epoch FROM log").fetchall()[0]
+                if newest != epoch:
+                    raise fenced(str(self._path), epoch, int(str(newest)))
+            done = work(session)
+            check_in_place(session)
+            session.cursor.execute("COMMIT")
+            # SUBTLE: again, so that a commit to a file that was replaced during it is never acknowledged.
+            check_in_place(session, IN_DOUBT)
+            return done
+
+        def attempt(session: Session) -> T:
+            try:
+                return transaction(session, lambda: write(session))
+            except apsw.Error as error:
+                raise sqlite_file.write_failed(error, self._path, session.connection.system_errno) from error
+
+        return self._connections.use(attempt)
+
+    def claim(self, owner: str) -> int:
+        def claim(session: Session) -> int:
+            ((epoch,),) = session.cursor.execute(CLAIM, (owner,)).fetchall()
+            return int(str(epoch))
+
+        return self._write(claim, None)
+
+    def last(self) -> int:
+        # Each transaction continues what is there, so there are no gaps.
+        newest = self._read("SELECT max(id) FROM event", ())[0][0]
+        return newest if isinstance(newest, int) else 0
+
+    def discard(self, epoch: int, last: int) -> None:
+        def discard(session: Session) -> None:
+            session.cursor.execute("DELETE FROM event WHERE id > ?", (last,))
+            session.cursor.execute("DELETE FROM other WHERE space = ? AND id > ?", (EVENTS, last))
+
+        self._write(discard, epoch)
+
+    def put(self, epoch: int, puts: Sequence[Put]) -> None:
+        def put_all(session: Session) -> None:
+            for (space, id_, fragment), head, body in puts:
+                if space == EVENTS and fragment == 0:
+                    session.cursor.execute(PUT_EVENT, (id_, head, body))
+                else:
+                    session.cursor.execute(PUT_OTHER, (space, id_, fragment, head, body))
+
+        self._write(put_all, epoch)
+
+    def get(self, key: Key) -> Held | None:
+        is_event = key.space == EVENTS and key.fragment == 0
+        rows = self._read(GET_EVENT, (key.id,)) if is_event else self._read(GET_OTHER, key)
+        return self._held(key, *rows[0]) if rows else None
+
+    def _held(self, key: Key, head: object, body: object) -> Held:
+        if not (isinstance(head, bytes) and isinstance(body, bytes)):  # SQLite keeps any type in any column
+            raise Corrupt(f"{self._path} is damaged: record {key} is no bytes. Restore it from a copy", key=str(key))
+        return Held(key, memoryview(head), memoryview(body))
+
+    def scan(self, from_id: int, through: int) -> Iterator[Held]:
+        """Read pages of some megabytes, so that no read transaction stays open between two steps."""
+        while sizes := self._read(SIZES, (from_id, through)):
+            for first, end in pages([(int(str(id_)), int(str(size))) for id_, size in sizes], PAGE_BYTES):
+                has_others = bool(self._read(HAS_OTHERS, (first, end)))
+                for id_, head, body in self._read(SCAN_EVENTS, (first, end)):
+                    key = Key(EVENTS, int(str(id_)), 0)
+                    yield self._held(key, head, body)
+                    if has_others:
+                        yield from self._others(key.id)
+            from_id = end + 1
+
+    def _others(self, id_: int) -> Iterator[Held]:
+        for fragment, head, body in self._read(SCAN_OTHERS, (id_,)):
+            yield self._held(Key(EVENTS, id_, int(str(fragment))), head, body)
+
+    def ids(self, space: str) -> list[int]:
+        return [int(str(id_)) for (id_,) in self._read(IDS, (space,))]
+
+    def remove(self, epoch: int, space: str, below: int) -> None:
+        def remove(session: Session) -> None:
+            session.cursor.execute("DELETE FROM other WHERE space = ? AND id < ?", (space, below))
+
+        self._write(remove, epoch)
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+def open_sqlite(options: Sequence[str], opening: Opening) -> SqliteRecords:
+    """Open the database at a path: `sqlt:PATH`."""
+    if len(options) > 1 or not all(options):
+        raise InvalidUsage(f"a store of events in SQLite is sqlt:PATH: got {len(options)} options")
+    path = Path(options[0] if options else DEFAULT).absolute()
+    if not path.exists():
+        if not opening.create:
+            raise NotFound(f"there is no event log {path}. Check the path; a writer makes one", path=str(path))
+        make_directories(path.parent)
+        sqlite_file.create(path, opening.runtime.entropy, LAYOUT)
+    sqlite_file.check_format(path, LAYOUT)
+    return SqliteRecords(path, opening.runtime)
+
+
+KIND = Kind(open_sqlite, "a file (./events.sqlite)")

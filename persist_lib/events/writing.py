@@ -1,0 +1,349 @@
+"""The writer of a log: a bounded queue, and one thread that makes what waits durable, together and in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from persist_lib.arguments import not_pickled, parse_integer, parse_seconds, parse_text, shown
+from persist_lib.errors import (
+    AlreadyWritten,
+    BufferFull,
+    Indeterminate,
+    InvalidUsage,
+    NotSent,
+    PersistError,
+    TimedOut,
+)
+from persist_lib.events import notes
+from persist_lib.events.api import EVENTS, Buffer, Put, RecordStore
+from persist_lib.events.fragments import cut, fetch
+from persist_lib.events.record import EVENT, NOTE, NOTHING
+from persist_lib.events.recovery import Tail, recover
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.threads import SLICE_S, Bell, Future, aside
+
+log = logging.getLogger("persist.events")
+MOST_EVENTS = 1024
+"""The most that is accepted and not durable yet: so many events, and so many bytes."""
+MOST_BYTES = 64 << 20
+BATCH_BYTES = 8 << 20
+"""What is made durable together, at most. One payload may be larger."""
+MOST_ID = (1 << 63) - 1
+DIGESTS = 4096
+"""Of how many of the last events the digests are remembered, for snapshots of the state after them."""
+
+
+class _Entry(NamedTuple):
+    """What was accepted: an event, a snapshot (`space`), or a mark."""
+
+    space: str
+    id: int
+    payload: memoryview
+    future: Future[None]
+
+
+class LogWriter:
+    """See `api.Writer`. SUBTLE: one call (`put`) accepts an entry, so an interrupt comes before or after that.
+
+    What the caller's side notes afterwards (`accepted`, the bytes) may lag by an entry then. The thread goes by what it
+    finds in the queue: an id that comes twice is compared, and one that leaves a gap is refused.
+    """
+
+    def __init__(self, records: RecordStore, where: str, runtime: Runtime, tail: Tail) -> None:
+        self._records, self._where, self._runtime = records, where, runtime
+        self.epoch = tail.epoch
+        self._last = self._accepted = tail.last
+        self._digests: OrderedDict[int, bytes] = OrderedDict({tail.last: tail.digest})
+        self._note_ids: dict[str, int] = {}
+        self._forgotten: dict[str, int] = {}
+        self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._bell = Bell(self._lock)
+        self._put = self._put_bytes = self._ended = self._ended_bytes = 0
+        self._failure: PersistError | None = None
+        self._is_closed = self._is_over = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        if runtime.background:
+            self._thread = threading.Thread(target=self._serve, name="persist-events", daemon=True)
+            aside(self._thread.start)
+
+    __reduce__ = not_pickled("a writer of events", "Open the store there, which fences this writer.")
+
+    @property
+    def last(self) -> int:
+        return self._last
+
+    @property
+    def accepted(self) -> int:
+        return self._accepted
+
+    def write(self, id: int, payload: Buffer, *, timeout: float | None = None) -> Future[None]:  # noqa: A002
+        id_ = id if type(id) is int and 0 < id <= MOST_ID else parse_integer(id, "id", 1, MOST_ID)
+        return self._accept(EVENTS, id_, _view(payload, "payload"), timeout)
+
+    def write_snapshot(self, event_id: int, state: Buffer) -> Future[None]:
+        id_ = parse_integer(event_id, "event_id", 0, MOST_ID)
+        return self._accept(notes.SNAPSHOTS, id_, _view(state, "state"), None)
+
+    def write_mark(self, name: str, value: Buffer) -> Future[None]:
+        return self._accept(notes.space_of_mark(name), 0, _view(value, "value"), None)
+
+    def _accept(self, space: str, id_: int, payload: memoryview, timeout: float | None) -> Future[None]:
+        entry = _Entry(space, id_, payload, Future())
+        entry.future.set_running_or_notify_cancel()
+        deadline = None if timeout is None else self._runtime.deadline(parse_seconds(timeout))
+        while True:
+            with self._lock:
+                self._check(space, id_)
+                if has_room := self._has_room():
+                    self._queue.put(entry)
+                    self._put, self._put_bytes = self._put + 1, self._put_bytes + payload.nbytes
+                    self._accepted = max(self._accepted, id_) if space == EVENTS else self._accepted
+            if has_room:
+                self._run_without_thread()
+                return entry.future
+            if deadline is not None and deadline.has_passed():
+                raise BufferFull(
+                    f"{self._where}: {self._put - self._ended} events ({self._put_bytes - self._ended_bytes:,} bytes) "
+                    f"are under way, and none became durable within {deadline.timeout_s:g} s. This call did nothing",
+                    size=payload.nbytes, waiting=self._put_bytes - self._ended_bytes, most=MOST_BYTES,
+                )  # fmt: skip
+            self._bell.wait(
+                lambda: self._has_room() or self._failure is not None,
+                SLICE_S if deadline is None else deadline.remaining_s(),
+            )
+
+    def _has_room(self) -> bool:
+        is_full = self._put - self._ended >= MOST_EVENTS or self._put_bytes - self._ended_bytes >= MOST_BYTES
+        # A callback of a future runs in the thread that makes room, so it must not wait for it.
+        return not is_full or threading.current_thread() is self._thread
+
+    def _check(self, space: str, id_: int) -> None:
+        if self._pid != os.getpid():
+            raise InvalidUsage(f"the writer of {self._where} is of the process that forked this one; open one here")
+        if self._failure is not None:
+            raise _not_sent(self._failure, self._where)
+        if self._is_closed:
+            raise InvalidUsage(f"the writer of {self._where} was closed; open another one")
+        if space == EVENTS and id_ > self._accepted + 1:
+            raise InvalidUsage(
+                f"{self._where}: event {id_} would leave a gap, as the next one is {self._accepted + 1}. Nothing was "
+                "written",
+                id=id_, last=self._accepted,
+            )  # fmt: skip
+        if space == notes.SNAPSHOTS and id_ > self._accepted:
+            raise InvalidUsage(
+                f"{self._where}: there cannot be a snapshot after event {id_}, as the last one is {self._accepted}",
+                id=id_, last=self._accepted,
+            )  # fmt: skip
+
+    def flush(self, timeout: float | None = None) -> None:
+        until = self._put
+        self._wait(lambda: self._ended >= until or self._failure is not None, timeout, "not all of it is durable yet")
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self, timeout: float | None = None) -> None:
+        if self._pid != os.getpid():
+            return
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.put(None)
+        self._run_without_thread()
+        self._wait(lambda: self._is_over, timeout, "it goes on finishing what it accepted")
+
+    def _wait(self, is_done: object, timeout: float | None, how: str) -> None:
+        deadline = None if timeout is None else self._runtime.deadline(parse_seconds(timeout))
+        while not self._bell.wait(is_done, SLICE_S):  # type: ignore[arg-type]
+            if deadline is not None and deadline.has_passed():
+                raise TimedOut(f"{self._where}: after {timeout:g} s {how}", timeout_s=timeout)
+
+    def _serve(self) -> None:
+        while not self._is_over:
+            self._carry_out(self._take(self._queue.get()))
+
+    def _run_without_thread(self) -> None:
+        while self._thread is None and not self._is_over and not self._queue.empty():
+            self._carry_out(self._take(self._queue.get()))
+
+    def _take(self, first: _Entry | None) -> list[_Entry | None]:
+        """The first entry, and those that wait behind it."""
+        taken, size = [first], 0 if first is None else first.payload.nbytes
+        while taken[-1] is not None and size < BATCH_BYTES:
+            try:
+                taken.append(entry := self._queue.get_nowait())
+            except Empty:
+                break
+            size += 0 if entry is None else entry.payload.nbytes
+        return taken
+
+    def _carry_out(self, taken: list[_Entry | None]) -> None:
+        """Make a batch durable, and resolve its futures in order."""
+        entries = [entry for entry in taken if entry is not None]
+        batch = _Batch(self._last)
+        if self._failure is None:
+            try:
+                for entry in entries:
+                    self._add(batch, entry)
+                if batch.puts or batch.notes:
+                    self._records.put(self.epoch, [*batch.puts, *batch.notes])
+                notes.forget_old(self._records, self.epoch, self._forgotten, batch.spaces)
+                self._last = batch.last
+            except PersistError as error:
+                self._fail(entries, error)
+            except BaseException as error:  # noqa: BLE001 - the thread must end all futures
+                unknown = Indeterminate(
+                    f"{self._where}: could not write, and may have: {type(error).__name__}: {error}"
+                )
+                unknown.__cause__ = error
+                self._fail(entries, unknown)
+            else:
+                for entry in entries:
+                    _resolve(entry.future, batch.refused.get(id(entry)))
+        else:
+            for entry in entries:
+                _resolve(entry.future, _not_sent(self._failure, self._where))
+        self._ended += len(entries)
+        self._ended_bytes += sum(entry.payload.nbytes for entry in entries)
+        if taken[-1] is None:
+            self._end()
+        self._bell.ring()
+
+    def _fail(self, entries: list[_Entry], error: PersistError) -> None:
+        self._failure = error
+        for entry in entries:
+            _resolve(entry.future, error)
+
+    def _end(self) -> None:
+        try:
+            self._records.close()
+        except Exception as error:  # noqa: BLE001 - all that was acknowledged is durable
+            log.warning("could not close %s: %s", self._where, error)
+        finally:
+            self._is_over = True
+
+    def _add(self, batch: _Batch, entry: _Entry) -> None:
+        """Add an entry's records to the batch."""
+        if entry.space == EVENTS:
+            self._add_event(batch, entry)
+            return
+        if entry.space == notes.SNAPSHOTS:
+            id_, previous = entry.id, self._digest_of(entry.id)
+        else:
+            id_, previous = notes.next_id(self._records, self._note_ids, entry.space), NOTHING
+        puts, _ = cut(
+            entry.space, id_, entry.payload, kind=NOTE, log=self._records.log, epoch=self.epoch, previous=previous,
+            limit=self._records.limit,
+        )  # fmt: skip
+        batch.notes += puts
+        batch.spaces[entry.space] = id_
+
+    def _add_event(self, batch: _Batch, entry: _Entry) -> None:
+        if entry.id <= batch.last:
+            if not self._is_same(batch, entry):
+                batch.refused[id(entry)] = AlreadyWritten(
+                    f"{self._where}: event {entry.id} was written before with other bytes. It stays as it is, and "
+                    "nothing of this one was written",
+                    id=entry.id,
+                )
+            return
+        if entry.id != batch.last + 1:  # an interrupt kept the one before from being accepted
+            raise InvalidUsage(f"{self._where}: event {entry.id} would leave a gap after {batch.last}", id=entry.id)
+        puts, digest = cut(
+            EVENTS, entry.id, entry.payload, kind=EVENT, log=self._records.log, epoch=self.epoch,
+            previous=self._digest_of(batch.last), limit=self._records.limit,
+        )  # fmt: skip
+        batch.puts += puts
+        batch.last = entry.id
+        batch.payloads[entry.id] = entry.payload
+        self._digests[entry.id] = digest
+        if len(self._digests) > DIGESTS:
+            self._digests.popitem(last=False)
+
+    def _is_same(self, batch: _Batch, entry: _Entry) -> bool:
+        """Whether an event that is there, or in this batch, has these bytes."""
+        if entry.id in batch.payloads:
+            return batch.payloads[entry.id] == entry.payload
+        whole = fetch(self._records, EVENTS, entry.id, self._where)
+        try:
+            return whole is not None and whole.payload == entry.payload
+        finally:
+            if whole is not None:
+                whole.release()
+
+    def _digest_of(self, id_: int) -> bytes:
+        if id_ == 0:
+            return NOTHING
+        if (known := self._digests.get(id_)) is not None:
+            return known
+        whole = fetch(self._records, EVENTS, id_, self._where)
+        if whole is None:
+            raise InvalidUsage(f"{self._where}: there is no event {id_}", id=id_)
+        whole.release()
+        return whole.label.digest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<writer of {self._where}, epoch {self.epoch}, last {self._last}>"
+
+
+class _Batch:
+    """What becomes durable together."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.puts: list[Put] = []
+        self.notes: list[Put] = []
+        self.spaces: dict[str, int] = {}
+        self.payloads: dict[int, memoryview] = {}
+        self.refused: dict[int, PersistError] = {}
+
+
+def open_writer(records: RecordStore, where: str, runtime: Runtime, owner: str) -> LogWriter:
+    """Claim an epoch, recover, and begin. Closes the driver if that fails."""
+    parse_text(owner, "owner", 200)
+    try:
+        tail = aside(lambda: recover(records, where, owner))
+    except BaseException:
+        records.close()
+        raise
+    return LogWriter(records, where, runtime, tail)
+
+
+def _view(payload: object, what: str) -> memoryview:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        view = memoryview(payload)
+        if view.c_contiguous:
+            return view.cast("B")
+    raise InvalidUsage(f"{what} must be contiguous bytes, a bytearray or a memoryview: got {shown(payload)}")
+
+
+def _not_sent(failure: PersistError, where: str) -> NotSent:
+    error = NotSent(
+        f"{where}: an earlier write failed ({failure.message}), so this one was not sent, and nothing of it was "
+        "written. Open a writer again, which finds what there is",
+        earlier=failure.message,
+    )
+    error.__cause__ = failure
+    return error
+
+
+def _resolve(future: Future[None], error: PersistError | None) -> None:
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

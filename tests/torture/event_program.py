@@ -1,0 +1,163 @@
+"""The payments ledger of examples/, run by processes that are forked from one that has imported everything, and killed.
+
+A process is told where its log is, from which payment on it pays, and, for a death at a step, which one: the so-manieth
+call of a driver, of the operating system for durable bytes, or of a webhook, before it or after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from typing import Any
+
+import msgspec
+
+import persist_lib as persist
+from examples.payments import Payment, Webhook, program
+from persist_lib import events
+from persist_lib.events.kinds import load_kind
+from persist_lib.events.store import LogStore
+
+ACCOUNTS = ("ada", "bob", "cleo", "dan")
+DRIVER = ("claim", "last", "discard", "put", "get", "ids", "remove", "close")
+SYSTEM = ("fsync", "fdatasync", "write", "writev", "replace", "rename", "unlink", "link", "open")
+FLIGHT = 8
+
+
+def payment(number: int) -> bytes:
+    """The payment of this number, the same in each process. Now and then one is sent with the id of an earlier one."""
+    rng = random.Random(number)
+    id_ = number - rng.randrange(1, 5) if number % 7 == 6 else number
+    source = "bank" if rng.random() < 0.4 else rng.choice(ACCOUNTS)
+    found = Payment(f"pay_{id_}", source, rng.choice(ACCOUNTS), rng.randrange(-5, 500))
+    return msgspec.json.encode(found) + b" " * rng.choice((0, 0, 0, 3_000))
+
+
+class Job(msgspec.Struct):
+    """What a process does: go on with the log in `store`, moved from `source`, by so many payments (0: until killed).
+
+    `first` is the number of the first payment. `dies_at` is the step at which it is killed (-1: none).
+    """
+
+    store: str
+    webhook: str
+    notes: str
+    source: str = ""
+    both: bool = False
+    first: int = 0
+    count: int = 0
+    dies_at: int = -1
+
+
+class Steps:
+    """Counts steps, and dies at one of them."""
+
+    def __init__(self, dies_at: int) -> None:
+        self._counter, self._dies_at = itertools.count(), dies_at
+
+    def come(self) -> None:
+        if next(self._counter) == self._dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            self.come()
+            answer = call(*args, **kwargs)
+            self.come()
+            return answer
+
+        return stepped
+
+    @property
+    def count(self) -> int:
+        return next(self._counter)
+
+
+def watch(steps: Steps) -> None:
+    """Count every call of a driver, and every call of the operating system that makes something durable."""
+    opens = LogStore._open
+
+    def opened(store: LogStore, *, create: bool) -> Any:
+        steps.come()
+        records = opens(store, create=create)
+        for name in DRIVER:
+            setattr(records, name, steps.around(getattr(records, name)))
+        return records
+
+    LogStore._open = opened  # type: ignore[method-assign,assignment]
+    for name in SYSTEM:
+        setattr(os, name, steps.around(getattr(os, name)))
+
+
+def pay(job: Job, say: Callable[[str], object], steps: Steps) -> None:
+    """Pay, and say of each payment that it was acknowledged."""
+    with closing(Webhook(job.webhook)) as webhook:
+        ledger = program(steps.around(webhook.send))
+        waiting: deque[tuple[int, Future[events.Done]]] = deque()
+        numbers = itertools.count(job.first) if job.count == 0 else range(job.first, job.first + job.count)
+        with events.Loop(job.store, ledger, source=job.source or None, both=job.both, mark_every_s=0.02) as loop:
+            say(f"open {loop.accepted}")
+            for number in numbers:
+                waiting.append((number, loop.submit(payment(number))))
+                while waiting and (len(waiting) >= FLIGHT or waiting[0][1].done()):
+                    acknowledge(*waiting.popleft(), say)
+            while waiting:
+                acknowledge(*waiting.popleft(), say)
+        say(f"stopped {steps.count}")
+
+
+def acknowledge(number: int, future: Future[events.Done], say: Callable[[str], object]) -> None:
+    say(f"ack {number} {future.result(30).event_id}")
+
+
+def run(job: Job) -> None:
+    """Be one process. Whatever ends it otherwise than a kill is a failure."""
+    write = os.write
+    notes = os.open(job.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def say(text: str) -> None:
+        write(notes, f"{text}\n".encode())
+
+    try:
+        steps = Steps(job.dies_at)
+        watch(steps)
+        pay(job, say, steps)
+    except BaseException:  # noqa: BLE001 - told to whoever started us
+        say(f"failed {json.dumps(traceback.format_exc())}")
+        os._exit(1)
+    os._exit(0)
+
+
+def serve() -> None:
+    """Fork as asked: a line of JSON for each process, answered by its id, and its exit status when it is asked for."""
+    for line in sys.stdin:
+        word, _, rest = line.partition(" ")
+        if word == "run":
+            pid = os.fork()
+            if pid == 0:
+                os.setpgid(0, 0)
+                run(msgspec.json.decode(rest, type=Job))
+            print(pid, flush=True)
+        else:
+            print(os.waitpid(int(rest), 0)[1], flush=True)
+
+
+def warm_up() -> None:
+    """Have everything imported that a process needs, without a thread or a connection to fork."""
+    for name in events.known_kinds():
+        with suppress(persist.InvalidUsage):  # its extra is not installed
+            load_kind(name)
+
+
+if __name__ == "__main__":
+    warm_up()
+    serve()

@@ -1,0 +1,151 @@
+"""A payments ledger killed at random and at each step, on every kind of store, and while its log moves to another one.
+
+PERSIST_EVENT_KILLS says how often in all; `make event-kills`. Each kill is judged before the next start: no webhook
+speaks of an event that is not in the log, no acknowledged payment is lost, each is made once, balances add up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import persist_lib as persist
+from persist_lib import events
+from tests import eventlogs, servers
+from tests.torture.event_ledger import Processes, Receiver, World, log_of, until
+from tests.torture.event_program import Job
+
+KILLS = int(os.environ.get("PERSIST_EVENT_KILLS", "0"))
+"""None: the short form."""
+SEED = os.environ.get("PERSIST_SEED", "5")
+KINDS = eventlogs.KINDS if KILLS else ("disk", "sqlt", "lmdb")
+RANDOM_KILLS = max(3, KILLS // (2 * len(KINDS)))
+STEPS = max(4, KILLS // (2 * len(KINDS)))
+PAIRS = [*itertools.permutations(KINDS, 2)] if KILLS else [("disk", "sqlt"), ("lmdb", "disk")]
+PAYMENTS = 40
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(120 + 5 * KILLS)]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    servers.use_test_credentials()
+    found = Processes()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    found = Receiver(5)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest) -> random.Random:
+    seed = f"{time.time_ns() if SEED == 'fresh' else SEED} {request.node.name}"
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def finish(processes: Processes, world: World, job: Job) -> int:
+    """Run a job to its end. Returns how many steps it took."""
+    status = processes.wait(processes.start(job))
+    world.learn(job)
+    assert status == 0, world.notes(job)
+    [(_, steps)] = [line for line in world.notes(job) if line[0] == "stopped"]
+    return int(steps)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_random_no_webhook_is_sent_whose_event_is_not_in_the_log(
+    kind: str, tmp_path: Path, processes: Processes, receiver: Receiver, dice: random.Random
+) -> None:
+    world, store = World(tmp_path, receiver), eventlogs.specifier(kind, tmp_path)
+    for _ in range(RANDOM_KILLS):
+        job = world.job(store)
+        pid = processes.start(job)
+        awaited = dice.choice(("open", "ack"))  # a store may take a while for its first event
+        until(lambda job=job, awaited=awaited: world.has_said(job, awaited), "it does not start")
+        time.sleep(dice.choice((0.0, 0.02, 0.1, 0.3)) * dice.random())
+        os.kill(pid, signal.SIGKILL)
+        assert processes.wait(pid) == signal.SIGKILL, world.notes(job)
+        world.learn(job)
+        world.judge(store)
+    finish(processes, world, world.job(store, count=10))
+    assert world.judge(store) > RANDOM_KILLS
+    world.check_all_told()
+    assert len(receiver.got) >= len(world._expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_each_step_neither(
+    kind: str, tmp_path: Path, processes: Processes, receiver: Receiver, dice: random.Random
+) -> None:
+    """A step is a call of the driver, of the system for durable bytes, or of the webhook; before it, and after it."""
+    world, store = World(tmp_path, receiver), eventlogs.specifier(kind, tmp_path)
+    steps = finish(processes, world, world.job(store, count=PAYMENTS))
+    died = 0
+    for at in sorted(dice.sample(range(steps), min(steps, STEPS))):
+        job = world.job(store, count=PAYMENTS, dies_at=at)
+        status = processes.wait(processes.start(job))
+        assert status in {0, signal.SIGKILL}, world.notes(job)  # group commit: it may have come to its end before
+        died += status != 0
+        world.learn(job)
+        world.judge(store)
+    assert died > STEPS // 2
+    finish(processes, world, world.job(store, count=10))
+    world.judge(store)
+    world.check_all_told()
+
+
+def whole_logs(*stores: str) -> list[str]:
+    """The stores on which a loop would go on alone. An empty one is as one that is not there: it begins a new log."""
+    found = []
+    for specifier in stores:
+        with events.open_store(specifier) as store:
+            try:
+                looked = events.look(store)
+                if looked.last and not looked.elsewhere.store:
+                    found.append(specifier)
+            except persist.NotFound:
+                continue
+    return found
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("both", [False, True], ids=["moved", "both"])
+def test_killed_while_it_moves_to_another_store_it_is_one_log(
+    pair: tuple[str, str], both: bool, tmp_path: Path, processes: Processes, receiver: Receiver, dice: random.Random
+) -> None:
+    world = World(tmp_path, receiver)
+    first, second = (eventlogs.specifier(kind, tmp_path / side) for side, kind in zip("ab", pair, strict=True))
+    for side in "ab":
+        (tmp_path / side).mkdir()
+    finish(processes, world, world.job(first, count=PAYMENTS))
+    before = world.judge(first)
+    steps, died = 60, 0
+    for round_ in range(3):
+        at = dice.randrange(2, steps) if round_ < 2 else dice.randrange(steps, 3 * steps)
+        job = world.job(second, source=first, both=both, count=PAYMENTS, dies_at=at)
+        status = processes.wait(processes.start(job))
+        assert status in {0, signal.SIGKILL}, world.notes(job)
+        died += status != 0
+        world.learn(job)
+        one, other = log_of(first), log_of(second)
+        assert one[: len(other)] == other[: len(one)], "two logs"
+        assert both or len(whole_logs(first, second)) <= 1, "each could go on alone"
+        world.judge(first if len(one) >= len(other) else second)
+    assert died > 0
+    finish(processes, world, world.job(second, source=first, both=both, count=10))
+    assert world.judge(second) > before
+    world.check_all_told()
+    assert log_of(first)[:before] == log_of(second)[:before]
+    assert whole_logs(first, second) == ([first, second] if both else [second])

@@ -1,0 +1,165 @@
+"""Naming a store: kinds, options with escaped colons, passwords that are never shown, other packages' kinds."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.events import Kind, Opening, RecordStore, Specifier, known_kinds, open_store, parse_specifier
+from persist_lib.events import kinds as kinds_module
+from persist_lib.events.stores import disk
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "options"),
+    [
+        ("disk", "disk", ()),
+        ("disk:/var/lib/ledger", "disk", ("/var/lib/ledger",)),
+        (r"pg:postgresql\://u@h\:5432/db:ledger", "pg", ("postgresql://u@h:5432/db", "ledger")),
+        (r"disk:a\\:b", "disk", ("a\\", "b")),
+        (r"disk:C\dir", "disk", ("C\\dir",)),
+        ("disk:", "disk", ("",)),
+        ("found:jb7EK47A:DTu9A6qm@127.0.0.1\\:4500", "found", ("jb7EK47A", "DTu9A6qm@127.0.0.1:4500")),
+    ],
+)
+def test_a_specifier_is_a_kind_and_options_in_which_colons_are_escaped(
+    text: str, kind: str, options: tuple[str, ...]
+) -> None:
+    assert parse_specifier(text) == Specifier(kind, options)
+
+
+@given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126))))
+def test_a_specifier_is_written_as_it_is_read(options: list[str]) -> None:
+    specifier = Specifier("disk", tuple(options))
+    assert parse_specifier(specifier.text()) == specifier
+
+
+@pytest.mark.parametrize("wrong", ["", "  ", ":x", "7:x", "a b:c", None, 7, b"disk", "disk:\n", "../x"])
+def test_what_is_no_specifier_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidUsage, match="a store of events"):
+        open_store(wrong)
+
+
+def test_an_unknown_kind_lists_what_there_is_and_what_to_install() -> None:
+    with pytest.raises(InvalidUsage) as refused:
+        open_store("rocks:user:hunter2")
+    said = str(refused.value)
+    assert "no kind of event store called 'rocks'. Did you mean rock?" in said
+    for kind in (
+        "disk",
+        "sqlt",
+        "persist",
+        "lmdb (pip install 'persist-lib[lmdb]')",
+        "rock (pip install 'persist-lib[",
+    ):
+        assert kind in said
+    assert "hunter2" not in said
+    assert {*known_kinds()} >= {"disk", "sqlt", "lmdb", "rock", "pg", "s3", "persist"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [("lmdb", "lmdb"), ("rock", "rocksdict"), ("pg", "psycopg"), ("s3", "boto3")]
+)
+def test_a_missing_extra_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name == f"persist_lib.events.stores.{kind}" or name.startswith(
+            ("persist_lib.location.postgres", "persist_lib.location.s3")
+        ):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        InvalidUsage, match=rf"need the package {package}, which is not installed: pip install 'persist-lib\["
+    ):
+        open_store(f"{kind}:x")
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rf"pg:postgresql\://u\:{SECRET}@127.0.0.1\:1/db:ledger",
+        f"pg:postgresql://u:{SECRET}@127.0.0.1:1/db",
+        rf"persist:file\:./nowhere:consensus=postgresql\://u\:{SECRET}@127.0.0.1\:1/db",
+        rf"s3:s3\://bucket/x?endpoint=http\://u\:{SECRET}@127.0.0.1\:1",
+        f"disk:a:password={SECRET}",
+    ],
+)
+def test_a_password_is_shown_nowhere(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store(text)
+    assert SECRET not in f"{store!r} {store.specifier} {store.specifier!r}"
+    for call in (store.reader, store.writer):
+        with pytest.raises(PersistError) as failed:
+            call()
+        assert SECRET not in f"{failed.value} {failed.value.fields}"
+
+
+@pytest.mark.parametrize("wrong", ["limit=", "limit=x", "limit=-1", "limit=89", "limit=100:limit=100"])
+def test_a_limit_that_leaves_no_room_is_refused(wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsage, match=r"limit"):
+        open_store(f"disk:{tmp_path}/log:{wrong}")
+
+
+@pytest.mark.parametrize(
+    "text", ["disk:a:b", "disk:", "sqlt:a:b", "lmdb:a:map=x", "rock:a:b", "pg:x", "pg", "s3", "s3:x", "persist"]
+)
+def test_wrong_options_are_refused_before_anything_is_made(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidUsage, match="a store of events"):
+        open_store(text).writer()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_other_packages_add_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "third_party_events.py"
+    of_ours = "from persist_lib.events.stores.disk import open_disk"
+    module.write_text(f"from persist_lib.events import Kind\n{of_ours}\nKIND = Kind(open_disk)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [
+        EntryPoint("theirs", "third_party_events:KIND", "persist.events"),
+        EntryPoint("wrong", "os:path", "persist.events"),
+    ]
+    monkeypatch.setattr(kinds_module, "entry_points", lambda group: points if group == "persist.events" else [])
+    assert known_kinds()["theirs"] == "of third_party_events:KIND"
+    with open_store(f"theirs:{tmp_path}/log").writer() as writer:
+        writer.write(1, b"one").result(30)
+    with pytest.raises(InvalidUsage, match=r"entry point of wrong is no persist_lib.events.Kind"):
+        open_store("wrong")
+    sys.modules.pop("third_party_events", None)
+
+
+def test_a_limit_bounds_what_a_driver_is_given(tmp_path: Path) -> None:
+    most: list[int] = []
+
+    def opened(options: Any, opening: Opening) -> RecordStore:
+        records = disk.open_disk(options, opening)
+        put = records.put
+
+        def counted(epoch: int, puts: Any) -> None:
+            most.extend(len(one.head) + memoryview(one.body).nbytes for one in puts)
+            put(epoch, puts)
+
+        records.put = counted  # type: ignore[method-assign]
+        return records
+
+    from persist_lib.events.store import LogStore  # noqa: PLC0415
+    from persist_lib.runtime.ambient import Runtime  # noqa: PLC0415
+
+    store = LogStore(Specifier("disk", (str(tmp_path / "log"), "limit=100")), Kind(opened), Runtime())
+    with store.writer() as writer:
+        for size in (0, 27, 33, 34, 35, 34 * 127, 34 * 127 + 1, 34 * 128, 10_000):
+            writer.write(writer.accepted + 1, bytes(size))
+        writer.write_snapshot(9, bytes(1000))
+        writer.flush(30)
+    assert max(most) == 100
