@@ -186,7 +186,11 @@ class Bell:
 
 
 class Flag:
-    """A flag that one thread waits for. One call of C raises it, so an interrupt cannot leave it half raised."""
+    """A flag that one thread waits for. One call of C raises it, so an interrupt cannot leave it half raised.
+
+    SUBTLE: the thread that waits must be one that gets no interrupts, so never the main one: between two calls of
+    `wait` the flag is taken down and raised again. Others wait for a `Bell`.
+    """
 
     def __init__(self) -> None:
         self._raised: SimpleQueue[None] = SimpleQueue()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
+from weakref import WeakSet
 
 import apsw
 
@@ -45,12 +46,19 @@ class _Loan:
 
 
 class Connections:
-    """Connections made by `connect` when needed, at most as many as threads have used at the same time."""
+    """Connections made by `connect` when needed, at most as many as threads have used at the same time.
 
-    def __init__(self, connect: Callable[[], apsw.Connection], name: str) -> None:
+    `only_reads`: they cannot write the files that SQLite keeps beside the database.
+    """
+
+    _every: ClassVar[WeakSet[Connections]] = WeakSet()
+
+    def __init__(self, connect: Callable[[], apsw.Connection], name: str, *, only_reads: bool = False) -> None:
         self._connect = connect
-        self._name = name
+        self.name = name
+        self.only_reads = only_reads
         self._reset()
+        self._every.add(self)
         self._closed = False
         enrol(self, Stage.STORES)
 
@@ -116,13 +124,34 @@ class Connections:
 
     def _check(self) -> None:
         if self._closed:
-            raise InvalidUsage(f"{self._name} was closed, by itself or with its client; open it again", name=self._name)
+            raise InvalidUsage(f"{self.name} was closed, by itself or with its client; open it again", name=self.name)
         if self._pid != os.getpid():
             raise InvalidUsage(
-                f"{self._name} was open while native code forked this process (not os.fork), which SQLite cannot "
+                f"{self.name} was open while native code forked this process (not os.fork), which SQLite cannot "
                 "survive. Open locations after the fork",
-                name=self._name,
+                name=self.name,
             )
+
+    def make_writable(self) -> bool:
+        """Close what is idle of all connections of this process to this database, if some of them only read.
+
+        SUBTLE: SQLite opens the shared memory of a database once for each process, as the first connection does. If
+        that one only reads, later ones cannot write either, until all are closed. Returns whether there are such ones.
+        """
+        same = [one for one in list(self._every) if one.name == self.name]
+        if not any(one.only_reads for one in same):
+            return False
+        for one in same:
+            one.let_go()
+        return True
+
+    def let_go(self) -> None:
+        """Close idle connections, to open others when they are needed. The log stays."""
+        with self._mutex:
+            idle, self._idle = self._idle, []
+        for session in idle:
+            session.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            session.connection.close()
 
     def close(self) -> None:
         """Close idle connections now, and lent ones when they come back. Idempotent."""

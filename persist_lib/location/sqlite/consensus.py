@@ -204,7 +204,16 @@ class SqliteConsensus:
 
     def _write(self, work: Callable[[Session], T]) -> T:
         """Run `work` with a session. One thread of this process writes at a time, and the others wait here."""
-        return self.connections.use(lambda session: self._in_turn(session, work))
+        deadline: Deadline | None = None
+        while True:
+            try:
+                return self.connections.use(lambda session: self._in_turn(session, work))
+            except Determinate as error:
+                is_read_only = isinstance(error.__cause__, apsw.ReadOnlyError)
+                if not is_read_only or (deadline and deadline.has_passed()) or not self.connections.make_writable():
+                    raise
+            deadline = deadline or self._runtime.deadline(patience_s(self.busy_s))
+            deadline.pause(FIRST_PAUSE_S)
 
     def _in_turn(self, session: Session, work: Callable[[Session], T]) -> T:
         """Run `work` while holding `turn`. It is only held while a session is lent, so no fork finds it held."""

@@ -36,7 +36,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         self._path = Path(path).absolute()
         self._log = self._path.with_name(self._path.name + "-wal")
         self._clock = clock
-        self._connections = Connections(self._connect, f"the SQLite database {self._path}")
+        self._connections = Connections(self._connect, f"the SQLite database {self._path}", only_reads=True)
         self._connections.under_way(lambda: sqlite_file.check_format(self._path))
         self._first_seen = sqlite_file.find_identity(self._path)
 

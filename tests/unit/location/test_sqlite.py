@@ -382,3 +382,29 @@ def test_opening_while_another_process_writes_its_log_back_sees_no_damage(tmp_pa
     opened = SqliteConsensus(torn)
     assert [row.seqno for row in opened.scan("s", SeqNo(0), 100)] == list(range(1, 51))
     opened.close()
+
+
+def test_who_only_reads_what_a_killed_writer_left_keeps_nobody_in_its_process_from_writing(path: Path) -> None:
+    path.parent.mkdir()
+    killed_writer(path, 1)
+    reading, stopped = ReadOnlySqliteConsensus(path), threading.Event()
+    assert len(reading.scan("s", SeqNo(0), 99)) == 1
+
+    def read() -> list[int]:
+        found = []
+        while not stopped.is_set():
+            found.append(len(reading.scan("s", SeqNo(0), 99)))
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            writing = SqliteConsensus(path)
+            for n in range(1, 20):
+                assert writing.compare_and_set("s", after(n), b"x")
+                assert len(reading.scan("s", SeqNo(0), 99)) == n + 1
+        finally:
+            stopped.set()
+        assert all(reader.result() == sorted(reader.result()) for reader in readers), "no read went back"
+    writing.close()
+    reading.close()
