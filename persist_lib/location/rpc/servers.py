@@ -12,6 +12,7 @@ import grpc
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.format.wire import MOST_BYTES, SERVICE, decode_reply, encode_call
+from persist_lib.location.rpc.credentials import Credentials
 from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Runtime
 
@@ -40,8 +41,8 @@ OPTIONS = [
 class Server:
     """One server: its connection, and whether it answered of late. Safe to use from several threads."""
 
-    def __init__(self, address: str, runtime: Runtime) -> None:
-        self.address, self._runtime = address, runtime
+    def __init__(self, address: str, runtime: Runtime, credentials: Credentials) -> None:
+        self.address, self._runtime, self._credentials = address, runtime, credentials
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._is_ready = False
@@ -58,7 +59,7 @@ class Server:
             # SUBTLE: a call that fails says nothing about whether it was carried out. One that only asks for the time
             # tells beforehand whether there is a server; `channel_ready_future` leaves a thread behind that fails.
             try:
-                channel.unary_unary(f"/{SERVICE}/now")(encode_call(None, seconds), timeout=max(0.001, seconds))
+                self.send(channel, "now", encode_call(None, seconds), max(0.001, seconds))
             except grpc.RpcError as error:
                 self.shun()
                 if error.code() in NOT_DONE:
@@ -70,6 +71,13 @@ class Server:
                 ) from error
             self._is_ready = True
         return channel
+
+    def send(self, channel: grpc.Channel, name: str, call: bytes, seconds: float) -> bytes:
+        """Send a call, with the token, and return the bytes of its answer. Raises grpc.RpcError."""
+        data: bytes = channel.unary_unary(f"/{SERVICE}/{name}")(
+            call, timeout=seconds, metadata=self._credentials.metadata()
+        )
+        return data
 
     def shun(self) -> None:
         """Ask the others first for a while, and make sure of the connection before the next call."""
@@ -90,8 +98,9 @@ class Server:
 class Servers:
     """All servers of a location. A shard has the same first server for all clients, so that its commands meet there."""
 
-    def __init__(self, addresses: list[str], runtime: Runtime) -> None:
-        self._servers = [Server(address, runtime) for address in addresses]
+    def __init__(self, addresses: list[str], runtime: Runtime, credentials: Credentials | None = None) -> None:
+        credentials = credentials or Credentials()
+        self._servers = [Server(address, runtime, credentials) for address in addresses]
         self._runtime = runtime
         self._ahead_ms = 0
 
@@ -132,7 +141,7 @@ class Servers:
     ) -> Any:
         call = encode_call(arguments, seconds)
         try:
-            data = channel.unary_unary(f"/{SERVICE}/{name}")(call, timeout=seconds + GRACE_S)
+            data = server.send(channel, name, call, seconds + GRACE_S)
         except grpc.RpcError as error:
             raise _failed(server, name, error) from error
         value, now = decode_reply(data, kind)
