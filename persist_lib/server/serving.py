@@ -7,7 +7,6 @@ thousands can wait. When a client goes, its commands are dropped unless they wer
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -24,9 +23,11 @@ from persist_lib.core.rights import needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
 from persist_lib.format import wire
 from persist_lib.location.commands import Proposed
+from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access, Caller, anybody
 from persist_lib.server.asking import ask
+from persist_lib.server.certificates import Certificates
 from persist_lib.server.funnels import Funnels
 from persist_lib.server.raw import RAW, Raw
 
@@ -43,16 +44,15 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def _check_loopback(listen: str) -> None:
-    host, _, port = listen.rpartition(":")
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not (is_loopback and port.isdecimal()):
+def _check_address(listen: str, *, is_safe: bool) -> None:
+    if not listen.rpartition(":")[2].isdecimal() or not listen.rpartition(":")[0]:
+        raise InvalidUsage(f"a shard server listens on HOST:PORT, as in 127.0.0.1:7600 on the loopback interface: got "
+                           f"{listen!r}", listen=listen)  # fmt: skip
+    if not (is_safe or is_loopback(listen)):
         raise InvalidUsage(
-            f"a shard server listens on the loopback interface only, as in 127.0.0.1:7600, as it has neither TLS nor "
-            f"tokens: got {listen!r}",
+            "without both tokens and TLS a shard server listens on the loopback interface only, as in 127.0.0.1:7600: "
+            f"anybody could change every shard, or read tokens on their way. Got {listen!r}; give it a token file, "
+            "a certificate and its key as well",
             listen=listen,
         )
 
@@ -63,13 +63,25 @@ class ShardServer:
     `client` is a client of that location; its Consensus is asked directly. Use it from one thread.
     """
 
-    def __init__(self, client: Client, listen: str = "127.0.0.1:7600", *, token_file: Path | None = None) -> None:
+    def __init__(
+        self, client: Client, listen: str = "127.0.0.1:7600", *, token_file: Path | None = None,
+        tls_cert: Path | None = None, tls_key: Path | None = None, tls_client_ca: Path | None = None,
+    ) -> None:  # fmt: skip
         """`token_file` lists the clients and their rights (`server.access`); without it, everybody may do everything.
 
-        Raises InvalidUsage if it cannot be read or is wrong.
+        `tls_cert` and `tls_key` are a certificate chain and its key, in PEM; with `tls_client_ca`, clients need a
+        certificate of one of these authorities besides. All files are read anew when they change. Raises InvalidUsage
+        if one cannot be read or is wrong, or for a certificate without its key.
         """
         self._client, self._listen = client, listen
         self._access = None if token_file is None else Access(token_file)
+        if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
+            raise InvalidUsage(
+                "TLS needs both a certificate and its private key; authorities of clients come with them"
+            )
+        self._certificates = (
+            None if tls_cert is None or tls_key is None else Certificates(tls_cert, tls_key, tls_client_ca)
+        )
         self._funnels = Funnels(client.blob, client.consensus, client.config, client.runtime, client.reads)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._server: grpc.aio.Server | None = None
@@ -78,9 +90,9 @@ class ShardServer:
     def start(self) -> int:
         """Begin to serve, and return the port. Raises InvalidUsage if the address cannot be listened on.
 
-        Whoever reaches the port may change every shard. So only addresses of the loopback interface are taken.
+        Without both tokens and TLS, only addresses of the loopback interface are taken.
         """
-        _check_loopback(self._listen)
+        _check_address(self._listen, is_safe=self._access is not None and self._certificates is not None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
         self._funnels.start()
@@ -111,7 +123,10 @@ class ShardServer:
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MOST)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         try:
-            port = server.add_insecure_port(self._listen)
+            if self._certificates is None:
+                port = server.add_insecure_port(self._listen)
+            else:
+                port = server.add_secure_port(self._listen, self._certificates.credentials())
         except RuntimeError as error:
             raise InvalidUsage(f"cannot listen on {self._listen}: {error}", listen=self._listen) from error
         await server.start()

@@ -3,6 +3,8 @@
     persist://host:7600                     one server
     persist://host:7600,other:7600          several: whichever is there
     persist://host:7600?credentials=/path   the token is in that file; else it is taken from $PERSIST_TOKEN, if at all
+    persists://host:7600                    over TLS; ?ca=/path are its authorities, else those that gRPC comes with
+    persists://…?cert=/path&key=/path       with a certificate of the client's own, where the server asks for one
 
 It needs no credentials of the store. Blobs are read and written without the server.
 """
@@ -23,9 +25,10 @@ from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
+from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.scheme import Opening
 
-OPTIONS = ("credentials",)
+OPTIONS = ("credentials", "ca", "cert", "key")
 """What a URL may say besides. Each is the path of a file."""
 ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 
@@ -42,8 +45,19 @@ def open_consensus(url: str, opening: Opening) -> RpcConsensus:
     """Open the Consensus of the servers at `url`. Raises Determinate if none of them answers."""
     addresses, files = _parts(url)
     credentials = Credentials(files.get("credentials"))
-    check_secret(addresses, credentials)
-    return RpcConsensus(Servers(addresses, opening.runtime, credentials))
+    if not url.startswith("persists:"):
+        check_secret(addresses, credentials)
+    return RpcConsensus(Servers(addresses, opening.runtime, credentials, _tls(url, files)))
+
+
+def _tls(url: str, files: Mapping[str, str]) -> Tls | None:
+    given = [name for name in ("ca", "cert", "key") if name in files]
+    if url.startswith("persists:"):
+        return Tls(files)
+    if given:
+        raise InvalidUsage(f"the options {', '.join(given)} are for TLS: write persists:// for it, as in "
+                           f"persists://host:7600?ca=/path. Got {shown(url)}", url=url)  # fmt: skip
+    return None
 
 
 def _parts(url: str) -> tuple[list[str], dict[str, str]]:

@@ -54,8 +54,8 @@ def check_secret(addresses: list[str], credentials: Credentials) -> None:
     for address in addresses:
         if not is_loopback(address):
             raise InvalidUsage(
-                f"a token would go to {address} unencrypted. Nothing was sent. Without TLS, a token is sent to this "
-                "machine only, as in persist://127.0.0.1:7600, for example through a tunnel",
+                f"a token would go to {address} unencrypted. Nothing was sent. Use TLS, as in "
+                "persists://host:7600; without it, a token is sent to this machine only",
                 address=address,
             )
 
