@@ -3,7 +3,9 @@
     PersistError
     ├── InvalidUsage               the call or a setting is wrong; raised at once, it did nothing
     │   ├── SchemaMismatch         the shard holds another schema, or the change is not additive
-    │   └── InvalidName            a name that cannot become a path
+    │   ├── InvalidName            a name that cannot become a path
+    │   ├── NotAuthenticated       a shard server does not know this client's token
+    │   └── NotAllowed             a shard server knows it, and it may not do this (client, shard, needs)
     ├── Refused                    the shard answered no; nothing was written
     │   ├── UpperMismatch          upper is elsewhere, or the shard is closed (expected, actual)
     │   ├── AlreadyWritten         an event of this id is there with other bytes (id)
@@ -98,6 +100,14 @@ class SchemaMismatch(InvalidUsage):
 
 class InvalidName(InvalidUsage):
     """A shard, hold or column name that cannot be used as one."""
+
+
+class NotAuthenticated(InvalidUsage):
+    """A shard server serves known clients only: no token was sent, or one that it does not know. It did nothing."""
+
+
+class NotAllowed(InvalidUsage):
+    """The client's token does not give the right to do this. The server did nothing. Fields: client, shard, needs."""
 
 
 class Refused(PersistError):

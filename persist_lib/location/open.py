@@ -9,6 +9,7 @@
     s3://bucket/prefix?endpoint=http://host:9000             blobs only; see `s3.client` for the options
     s3+cas://bucket/prefix                                   blobs and consensus, without a database
     persist://host:7600,host:7601                            consensus only, by way of shard servers
+    persists://host:7600?ca=/path                            the same over TLS
 
 Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
 `Scheme`.
@@ -57,6 +58,7 @@ BUILT_IN: Mapping[str, Scheme] = {
     "s3": _S3,
     "s3+cas": _S3_ALONE,
     "persist": _RPC,
+    "persists": _RPC,
 }
 
 

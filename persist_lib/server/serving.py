@@ -7,26 +7,29 @@ thousands can wait. When a client goes, its commands are dropped unless they wer
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from persist_lib.client import Client
+from persist_lib.core.rights import needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
 from persist_lib.format import wire
-from persist_lib.ids import SeqNo
-from persist_lib.location.api import Newest, Row
 from persist_lib.location.commands import Proposed
+from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.wrap.deadline import within
+from persist_lib.server.access import Access, Caller, anybody
 from persist_lib.server.asking import ask
+from persist_lib.server.certificates import Certificates
 from persist_lib.server.funnels import Funnels
+from persist_lib.server.raw import RAW, Raw
 
 log = logging.getLogger("persist.server")
 READERS = 32
@@ -39,19 +42,17 @@ OPTIONS = [
     ("grpc.max_send_message_length", wire.MOST_BYTES), ("grpc.max_receive_message_length", wire.MOST_BYTES),
     ("grpc.so_reuseport", 0), ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
 ]  # fmt: skip
-Call = Callable[[Any], Any]
 
 
-def _check_loopback(listen: str) -> None:
-    host, _, port = listen.rpartition(":")
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not (is_loopback and port.isdecimal()):
+def _check_address(listen: str, *, is_safe: bool) -> None:
+    if not listen.rpartition(":")[2].isdecimal() or not listen.rpartition(":")[0]:
+        raise InvalidUsage(f"a shard server listens on HOST:PORT, as in 127.0.0.1:7600 on the loopback interface: got "
+                           f"{listen!r}", listen=listen)  # fmt: skip
+    if not (is_safe or is_loopback(listen)):
         raise InvalidUsage(
-            f"a shard server listens on the loopback interface only, as in 127.0.0.1:7600, as it has neither TLS nor "
-            f"tokens: got {listen!r}",
+            "without both tokens and TLS a shard server listens on the loopback interface only, as in 127.0.0.1:7600: "
+            f"anybody could change every shard, or read tokens on their way. Got {listen!r}; give it a token file, "
+            "a certificate and its key as well",
             listen=listen,
         )
 
@@ -62,8 +63,25 @@ class ShardServer:
     `client` is a client of that location; its Consensus is asked directly. Use it from one thread.
     """
 
-    def __init__(self, client: Client, listen: str = "127.0.0.1:7600") -> None:
+    def __init__(
+        self, client: Client, listen: str = "127.0.0.1:7600", *, token_file: Path | None = None,
+        tls_cert: Path | None = None, tls_key: Path | None = None, tls_client_ca: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`token_file` lists the clients and their rights (`server.access`); without it, everybody may do everything.
+
+        `tls_cert` and `tls_key` are a certificate chain and its key, in PEM; with `tls_client_ca`, clients need a
+        certificate of one of these authorities besides. All files are read anew when they change. Raises InvalidUsage
+        if one cannot be read or is wrong, or for a certificate without its key.
+        """
         self._client, self._listen = client, listen
+        self._access = None if token_file is None else Access(token_file)
+        if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
+            raise InvalidUsage(
+                "TLS needs both a certificate and its private key; authorities of clients come with them"
+            )
+        self._certificates = (
+            None if tls_cert is None or tls_key is None else Certificates(tls_cert, tls_key, tls_client_ca)
+        )
         self._funnels = Funnels(client.blob, client.consensus, client.config, client.runtime, client.reads)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._server: grpc.aio.Server | None = None
@@ -72,9 +90,9 @@ class ShardServer:
     def start(self) -> int:
         """Begin to serve, and return the port. Raises InvalidUsage if the address cannot be listened on.
 
-        Whoever reaches the port may change every shard. So only addresses of the loopback interface are taken.
+        Without both tokens and TLS, only addresses of the loopback interface are taken.
         """
-        _check_loopback(self._listen)
+        _check_address(self._listen, is_safe=self._access is not None and self._certificates is not None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
         self._funnels.start()
@@ -97,27 +115,18 @@ class ShardServer:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
 
     async def _start(self) -> int:
-        consensus = self._client.consensus
-        calls: dict[str, tuple[Any, Call]] = {
-            "now": (type(None), lambda _: None),
-            "head": (str, consensus.head),
-            "scan": (tuple[str, SeqNo, int], lambda given: self._scan(*given)),
-            "compare_and_set": (tuple[str, Newest | None, bytes], lambda given: consensus.compare_and_set(*given)),
-            "compare_and_set_many": (dict[str, tuple[Newest | None, bytes]], consensus.compare_and_set_many),
-            "truncate": (tuple[str, SeqNo], lambda given: consensus.truncate(*given)),
-            "rewind": (tuple[str, SeqNo, Newest], lambda given: consensus.rewind(*given)),
-            "list_keys": (type(None), lambda _: list(consensus.list_keys())),
-            "heads": (type(None), lambda _: consensus.heads()),
-        }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(partial(self._serve, kind, partial(self._in_pool, call)))
-            for name, (kind, call) in calls.items()
+            name: grpc.unary_unary_rpc_method_handler(partial(self._serve, raw.kind, partial(self._raw, name, raw)))
+            for name, raw in RAW.items()
         }
         handlers["commit"] = grpc.unary_unary_rpc_method_handler(partial(self._serve, wire.Commit, self._commit))
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MOST)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         try:
-            port = server.add_insecure_port(self._listen)
+            if self._certificates is None:
+                port = server.add_insecure_port(self._listen)
+            else:
+                port = server.add_secure_port(self._listen, self._certificates.credentials())
         except RuntimeError as error:
             raise InvalidUsage(f"cannot listen on {self._listen}: {error}", listen=self._listen) from error
         await server.start()
@@ -128,14 +137,18 @@ class ShardServer:
         if self._server is not None:
             await self._server.stop(seconds)
 
+    def _caller(self, context: Any) -> Caller:
+        return anybody(context.peer()) if self._access is None else self._access.caller(context.invocation_metadata())
+
     async def _serve(
-        self, kind: Any, call: Callable[[Any, float, str], Awaitable[Any]], data: bytes, context: Any
+        self, kind: Any, call: Callable[[Any, float, Caller], Awaitable[Any]], data: bytes, context: Any
     ) -> bytes:
         """Carry out a call, and encode its answer or its error."""
         now = self._client.consensus.now
         try:
+            caller = self._caller(context)
             given, timeout_s = wire.decode_call(data, kind)
-            value = await call(given, min(timeout_s, LONGEST_S), context.peer())
+            value = await call(given, min(timeout_s, LONGEST_S), caller)
             return wire.encode_reply(value, now())
         except PersistError as error:
             return wire.encode_error(error, now())
@@ -143,16 +156,21 @@ class ShardServer:
             log.exception("a call failed")
             return wire.encode_error(Indeterminate(f"the server failed: {error!r}"), now())
 
-    async def _in_pool(self, call: Call, given: Any, timeout_s: float, _peer: str) -> Any:
+    async def _raw(self, name: str, raw: Raw, given: Any, timeout_s: float, caller: Caller) -> Any:
+        for shard in raw.shards(given):
+            caller.check(shard, raw.needed, f"{name} the log of")
         deadline = self._client.runtime.deadline(timeout_s)
-        return await self._loop.run_in_executor(self._pool, within, deadline, partial(call, given))
+        call = partial(raw.call, self._client.consensus, given)
+        return raw.shown(await self._loop.run_in_executor(self._pool, within, deadline, call), caller)
 
-    async def _commit(self, given: wire.Commit, timeout_s: float, peer: str) -> list[wire.Answer]:
+    async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller) -> list[wire.Answer]:
         proposed = [
             Proposed(shard, wire.decode_command(name, fields), known) for shard, known, name, fields in given.commands
         ]
+        for one in proposed:  # all of them before the first is taken
+            caller.check(one.shard, needed_for(one.command), f"{type(one.command).__name__} on")
         deadline = self._client.runtime.deadline(timeout_s)
-        requests = ask(self._funnels, proposed, given.token, peer, deadline, is_repeated=given.is_repeated)
+        requests = ask(self._funnels, proposed, given.token, caller.name, deadline, is_repeated=given.is_repeated)
         try:
             answers = await asyncio.gather(*(asyncio.wrap_future(request.answer) for request in requests))
         finally:
@@ -162,8 +180,3 @@ class ShardServer:
             wire.Answer(seqno, is_committed, None if refusal is None else wire.encode_refusal(refusal), rows)
             for seqno, refusal, is_committed, rows in answers
         ]
-
-    def _scan(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[Row], bool]:
-        rows = self._client.consensus.scan(key, from_seqno, limit)
-        fit = wire.rows_that_fit(rows, lambda row: len(row.data))
-        return rows[:fit], fit == len(rows)

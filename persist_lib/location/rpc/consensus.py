@@ -2,6 +2,9 @@
 
     persist://host:7600                     one server
     persist://host:7600,other:7600          several: whichever is there
+    persist://host:7600?credentials=/path   the token is in that file; else it is taken from $PERSIST_TOKEN, if at all
+    persists://host:7600                    over TLS; ?ca=/path are its authorities, else those that gRPC comes with
+    persists://…?cert=/path&key=/path       with a certificate of the client's own, where the server asks for one
 
 It needs no credentials of the store. Blobs are read and written without the server.
 """
@@ -10,33 +13,80 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote
 
 from persist_lib.arguments import shown
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
+from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.scheme import Opening
 
+OPTIONS = ("credentials", "ca", "cert", "key")
+"""What a URL may say besides. Each is the path of a file."""
 ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 
 
 def canonical(url: str) -> str:
     """The URL, which means the same in any process. Raises InvalidUsage for addresses that are none."""
-    _addresses(url)
-    return url
+    addresses, files = _parts(url)
+    # Not resolved: what a link leads to changes when secrets are replaced.
+    options = "&".join(f"{name}={quote(str(Path(path).absolute()))}" for name, path in files.items())
+    return f"{url.partition(':')[0]}://{','.join(addresses)}{f'?{options}' if options else ''}"
 
 
 def open_consensus(url: str, opening: Opening) -> RpcConsensus:
     """Open the Consensus of the servers at `url`. Raises Determinate if none of them answers."""
-    return RpcConsensus(Servers(_addresses(url), opening.runtime))
+    addresses, files = _parts(url)
+    credentials = Credentials(files.get("credentials"))
+    if not url.startswith("persists:"):
+        check_secret(addresses, credentials)
+    return RpcConsensus(Servers(addresses, opening.runtime, credentials, _tls(url, files)))
 
 
-def _addresses(url: str) -> list[str]:
-    found = url.partition("://")[2].split(",")
+def _tls(url: str, files: Mapping[str, str]) -> Tls | None:
+    given = [name for name in ("ca", "cert", "key") if name in files]
+    if url.startswith("persists:"):
+        return Tls(files)
+    if given:
+        raise InvalidUsage(f"the options {', '.join(given)} are for TLS: write persists:// for it, as in "
+                           f"persists://host:7600?ca=/path. Got {shown(url)}", url=url)  # fmt: skip
+    return None
+
+
+def _parts(url: str) -> tuple[list[str], dict[str, str]]:
+    """The addresses of a URL, and the paths of its options."""
+    before, _, query = url.partition("://")[2].partition("?")
+    if "@" in before or _secrets(query):  # not quoted: it may be a secret
+        raise InvalidUsage(
+            "a token never goes into the URL of a shard server, where logs and process lists show it. Set "
+            "PERSIST_TOKEN, or name a file that holds it, as in persist://host:7600?credentials=/path"
+        )
+    return _addresses(url, before.split(",")), _files(url, query)
+
+
+def _secrets(query: str) -> list[str]:
+    return [name for name, _ in parse_qsl(query, keep_blank_values=True) if name in ("token", "password", "secret")]
+
+
+def _files(url: str, query: str) -> dict[str, str]:
+    options = parse_qsl(query, keep_blank_values=True)
+    if len(dict(options)) < len(options) or not all(name in OPTIONS and path for name, path in options):
+        raise InvalidUsage(
+            f"the options of shard servers are {', '.join(OPTIONS)}, each once and with the path of a file: "
+            f"got {shown(url)}",
+            url=url,
+        )
+    return dict(options)
+
+
+def _addresses(url: str, found: list[str]) -> list[str]:
     if not all(match and int(match[2]) < 65536 for match in map(ADDRESS.fullmatch, found)):
         raise InvalidUsage(
             f"shard servers are named by host and port, as in 'persist://localhost:7600,other:7600': got {shown(url)}",
@@ -78,7 +128,18 @@ class RpcConsensus:
         commands = tuple((one.shard, one.known, *wire.encode_command(one.command)) for one in proposed)
         asked = wire.Commit(token, is_repeated, commands)
         route = min(one.shard for one in proposed)
-        found = self._call("commit", asked, list[wire.Answer], route=route, reads=False, seconds=timeout_s)
+        try:
+            found = self._call("commit", asked, list[wire.Answer], route=route, reads=False, seconds=timeout_s)
+        except (Determinate, InvalidUsage) as error:
+            if not is_repeated:
+                raise
+            # SUBTLE: this time it was not even sent, or refused at the door. But it was sent before, and a server may
+            # have committed it then, or do so yet.
+            raise Indeterminate(
+                f"{error.message}. But the command was sent before, so it is not known whether it was or will be "
+                f"committed. Repeat it with the same token {token.hex()}",
+                token=token,
+            ) from error
         return [
             Answered(
                 one.seqno, one.refusal and wire.decode_refusal(*one.refusal), one.is_committed,

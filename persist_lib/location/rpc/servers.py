@@ -12,6 +12,8 @@ import grpc
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.format.wire import MOST_BYTES, SERVICE, decode_reply, encode_call
+from persist_lib.location.rpc.credentials import Credentials
+from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Runtime
 
@@ -40,10 +42,11 @@ OPTIONS = [
 class Server:
     """One server: its connection, and whether it answered of late. Safe to use from several threads."""
 
-    def __init__(self, address: str, runtime: Runtime) -> None:
-        self.address, self._runtime = address, runtime
+    def __init__(self, address: str, runtime: Runtime, credentials: Credentials, tls: Tls | None) -> None:
+        self.address, self._runtime, self._credentials, self._tls = address, runtime, credentials, tls
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
+        self._made_with: grpc.ChannelCredentials | None = None
         self._is_ready = False
         self.shunned_until = 0.0
         self._process = os.getpid()
@@ -51,14 +54,18 @@ class Server:
     def connect(self, seconds: float) -> grpc.Channel:
         """The connection, which is there now. Raises Determinate if there is none after so many seconds."""
         with self._lock:
-            if self._channel is None or self._process != os.getpid():  # a fork cannot use its parent's
-                self._channel, self._is_ready, self._process = self._open(), False, os.getpid()
+            tls = None if self._tls is None else self._tls.credentials()
+            # A fork cannot use its parent's. A channel with former certificates is left to the calls that use it.
+            is_stale = self._process != os.getpid() or (tls is not self._made_with and not self._is_ready)
+            if self._channel is None or is_stale:
+                self._channel, self._made_with = self._open(tls), tls
+                self._is_ready, self._process = False, os.getpid()
             channel = self._channel
         if not self._is_ready:
             # SUBTLE: a call that fails says nothing about whether it was carried out. One that only asks for the time
             # tells beforehand whether there is a server; `channel_ready_future` leaves a thread behind that fails.
             try:
-                channel.unary_unary(f"/{SERVICE}/now")(encode_call(None, seconds), timeout=max(0.001, seconds))
+                self.send(channel, "now", encode_call(None, seconds), max(0.001, seconds))
             except grpc.RpcError as error:
                 self.shun()
                 if error.code() in NOT_DONE:
@@ -70,6 +77,13 @@ class Server:
                 ) from error
             self._is_ready = True
         return channel
+
+    def send(self, channel: grpc.Channel, name: str, call: bytes, seconds: float) -> bytes:
+        """Send a call, with the token, and return the bytes of its answer. Raises grpc.RpcError."""
+        data: bytes = channel.unary_unary(f"/{SERVICE}/{name}")(
+            call, timeout=seconds, metadata=self._credentials.metadata()
+        )
+        return data
 
     def shun(self) -> None:
         """Ask the others first for a while, and make sure of the connection before the next call."""
@@ -83,15 +97,21 @@ class Server:
                 self._channel.close()
             self._channel = None
 
-    def _open(self) -> grpc.Channel:
-        return grpc.insecure_channel(self.address, options=OPTIONS)
+    def _open(self, tls: grpc.ChannelCredentials | None) -> grpc.Channel:
+        if tls is None:
+            return grpc.insecure_channel(self.address, options=OPTIONS)
+        return grpc.secure_channel(self.address, tls, options=OPTIONS)
 
 
 class Servers:
     """All servers of a location. A shard has the same first server for all clients, so that its commands meet there."""
 
-    def __init__(self, addresses: list[str], runtime: Runtime) -> None:
-        self._servers = [Server(address, runtime) for address in addresses]
+    def __init__(
+        self, addresses: list[str], runtime: Runtime, credentials: Credentials | None = None,
+        tls: Tls | None = None,
+    ) -> None:  # fmt: skip
+        credentials = credentials or Credentials()
+        self._servers = [Server(address, runtime, credentials, tls) for address in addresses]
         self._runtime = runtime
         self._ahead_ms = 0
 
@@ -132,7 +152,7 @@ class Servers:
     ) -> Any:
         call = encode_call(arguments, seconds)
         try:
-            data = channel.unary_unary(f"/{SERVICE}/{name}")(call, timeout=seconds + GRACE_S)
+            data = server.send(channel, name, call, seconds + GRACE_S)
         except grpc.RpcError as error:
             raise _failed(server, name, error) from error
         value, now = decode_reply(data, kind)

@@ -1,0 +1,142 @@
+"""Who may do what through a shard server: clients by their tokens, and their rights by names of shards.
+
+    [clients.loader]
+    sha256 = "1f2e…"                                 # the SHA-256 of its token, in hex; or token = "…"
+    rights = { "orders.*" = ["read", "append"], "prices" = ["read"] }
+
+A name that ends in `*` stands for all shards whose names begin so. A token is a secret that a machine made: 32 random
+bytes cannot be guessed, so that a plain hash keeps them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from persist_lib.arguments import shown
+from persist_lib.core.rights import RIGHTS, Needed, Right, missing
+from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated
+from persist_lib.location.rpc.credentials import SCHEME, is_token
+from persist_lib.runtime.reread import Reread
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+PATTERN = re.compile(r"[A-Za-z0-9_.-]*\*?")
+DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_WHAT_TO_DO = (
+    "Nothing was done. Set PERSIST_TOKEN, or name a file with the token in the URL, as in "
+    "persist://host:7600?credentials=/path"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A client that the server knows: its name, which the log shows, and its rights by name or pattern of shards."""
+
+    name: str
+    rights: Mapping[str, frozenset[Right]]
+    digest: bytes = field(default=b"", repr=False)
+
+    def rights_on(self, shard: str) -> frozenset[Right]:
+        """The rights on one shard, of all patterns that it matches."""
+        return frozenset().union(*(rights for pattern, rights in self.rights.items() if _matches(pattern, shard)))
+
+    def check(self, shard: str, needed: Needed, what: str) -> None:
+        """Raise NotAllowed unless this client has the rights on a shard that `what` needs."""
+        if lacking := missing(needed, self.rights_on(shard)):
+            needs = " and ".join(" or ".join(sorted(one)) for one in lacking)
+            raise NotAllowed(
+                f"the client {self.name} may not {what} shard {shown(shard)}: it lacks the right to {needs}. This call "
+                "did nothing; whoever runs the server gives rights, in its token file",
+                client=self.name, shard=shard, needs=needs,
+            )  # fmt: skip
+
+
+def anybody(peer: str) -> Caller:
+    """The caller of a server without a token file: it may do everything."""
+    return Caller(peer, {"*": frozenset(RIGHTS)})
+
+
+class Access:
+    """The clients of a token file, which is read anew when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidUsage if the file cannot be read or is wrong. No message has a token."""
+        self._callers = Reread([path], f"the token file {path}", lambda found: _parse(found[0], path))
+
+    def caller(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> Caller:
+        """The client that made a call with this metadata. Raises NotAuthenticated."""
+        given = [value for name, value in metadata or () if name == "authorization"]
+        if not given:
+            raise NotAuthenticated(f"this shard server serves clients with a token, and none was sent. {_WHAT_TO_DO}")
+        text = given[0]
+        if len(given) > 1 or not isinstance(text, str) or not text.startswith(SCHEME):
+            raise NotAuthenticated(f"what was sent to this shard server is no token. {_WHAT_TO_DO}")
+        digest = sha256(text.removeprefix(SCHEME).encode(errors="replace")).digest()
+        # All are compared, each in constant time: how long it takes tells nothing about any of them.
+        found = [one for one in self._callers.get() if hmac.compare_digest(one.digest, digest)]
+        if not found:
+            raise NotAuthenticated(f"this shard server does not know the token that was sent. {_WHAT_TO_DO}")
+        return found[0]
+
+
+def _matches(pattern: str, shard: str) -> bool:
+    return shard.startswith(pattern[:-1]) if pattern.endswith("*") else shard == pattern
+
+
+def _parse(data: bytes, path: Path) -> list[Caller]:
+    try:
+        found = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        # Without its cause: what a parser quotes may be a token.
+        raise InvalidUsage(f"the token file {path} is no TOML; see docs/shard-server.md", path=str(path)) from None
+    clients = found.pop("clients", None)
+    if found or not isinstance(clients, dict) or not clients:
+        raise InvalidUsage(
+            f"the token file {path} must have tables [clients.NAME], at least one, and nothing else", path=str(path)
+        )
+    callers = [_caller(name, entry, path) for name, entry in clients.items()]
+    by_digest: dict[bytes, str] = {}
+    for caller in callers:
+        if (other := by_digest.setdefault(caller.digest, caller.name)) != caller.name:
+            raise _wrong(path, caller.name, f"has the token of {other}: give each client its own")
+    return callers
+
+
+def _caller(name: str, entry: object, path: Path) -> Caller:
+    if not NAME.fullmatch(name):
+        raise InvalidUsage(
+            f"the token file {path}: a client's name must be 1 to 64 letters, digits, '_', '-' or '.': "
+            f"got {shown(name)}",
+            path=str(path),
+        )
+    keys = set(entry) if isinstance(entry, dict) else set()
+    if not isinstance(entry, dict) or keys not in ({"token", "rights"}, {"sha256", "rights"}):
+        raise _wrong(path, name, "must have rights, and either sha256 or token, and nothing else")
+    token, digest = entry.get("token"), entry.get("sha256")
+    if digest is None and not is_token(token):
+        raise _wrong(path, name, "must have a token of 20 to 512 letters, digits and '-._~+/='")
+    if digest is not None and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
+        raise _wrong(path, name, "must have as sha256 the 64 hex digits of its token's SHA-256")
+    known = bytes.fromhex(digest) if digest is not None else sha256(str(token).encode()).digest()
+    return Caller(name, _rights(entry["rights"], name, path), known)
+
+
+def _rights(given: Any, name: str, path: Path) -> dict[str, frozenset[Right]]:
+    if not isinstance(given, dict):
+        raise _wrong(path, name, 'must have rights by shard, as in rights = { "orders.*" = ["read", "append"] }')
+    for pattern, rights in given.items():
+        if not pattern or not PATTERN.fullmatch(pattern):
+            raise _wrong(path, name, f"must name a shard, or the start of names and '*': got {shown(pattern)}")
+        if not isinstance(rights, list) or not all(right in RIGHTS for right in rights):
+            raise _wrong(path, name, f"must have for {shown(pattern)} a list of {', '.join(RIGHTS)}")
+    return {pattern: frozenset(rights) for pattern, rights in given.items()}
+
+
+def _wrong(path: Path, name: str, what: str) -> InvalidUsage:
+    return InvalidUsage(f"the token file {path}: the client {name} {what}", path=str(path), client=name)

@@ -1,0 +1,364 @@
+"""Tokens and rights: who is refused at the door, who may do what to which shard, and that no token is ever shown."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.cli.log import fetch_rows
+from persist_lib.core import commands as c
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated
+from persist_lib.frontier import MINIMUM
+from persist_lib.ids import SeqNo, ShardId, format_reader_id, format_writer_id
+from persist_lib.location.api import Newest
+from persist_lib.location.commands import Proposed
+from persist_lib.location.rpc.consensus import RpcConsensus, canonical
+from persist_lib.location.rpc.credentials import Credentials, check_secret
+from persist_lib.location.rpc.servers import Servers
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.server.access import Access
+from persist_lib.server.serving import ShardServer
+from tests.worlds import SCHEMA, row
+
+CONFIG = persist.Config(format=4, timeout_s=5)
+ADMIN, LOADER, VIEWER, KEEPER = (f"{name}-0123456789abcdefghij" for name in ("admin", "loader", "viewer", "keeper"))
+TOKENS = f"""
+[clients.admin]
+token = "{ADMIN}"
+rights = {{ "*" = ["read", "append", "maintain"] }}
+
+[clients.loader]
+sha256 = "{sha256(LOADER.encode()).hexdigest()}"
+rights = {{ "orders.*" = ["append"], "prices" = ["read"] }}
+
+[clients.viewer]
+token = "{VIEWER}"
+rights = {{ "orders.*" = ["read"] }}
+
+[clients.keeper]
+token = "{KEEPER}"
+rights = {{ "orders.*" = ["maintain"] }}
+"""
+
+
+def replaced(path: Path, text: str) -> None:
+    """The file with another text, as a careful program replaces it."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+class Site:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self.url, self._monkeypatch = folder / "tokens.toml", f"file:{folder}/location", monkeypatch
+        self.file.write_text(TOKENS)
+        self.store = persist.open(self.url, config=CONFIG)
+        self.server = ShardServer(self.store, "127.0.0.1:0", token_file=self.file)
+        self.server.start()
+        self.made: list[Any] = []
+
+    @property
+    def served(self) -> str:
+        return f"persist://127.0.0.1:{self.server.port}"
+
+    def client(self, token: str | None) -> persist.Client:
+        if token is None:
+            self._monkeypatch.delenv("PERSIST_TOKEN", raising=False)
+        else:
+            self._monkeypatch.setenv("PERSIST_TOKEN", token)
+        self.made.append(persist.open(self.url, consensus=self.served, config=CONFIG))
+        return self.made[-1]
+
+    def consensus(self, token: str) -> RpcConsensus:
+        credentials = Credentials(None, {"PERSIST_TOKEN": token})
+        self.made.append(RpcConsensus(Servers([f"127.0.0.1:{self.server.port}"], Runtime(), credentials)))
+        return self.made[-1]
+
+    def close(self) -> None:
+        for one in self.made:
+            one.close()
+        self.server.stop(0.1)
+        self.store.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "token", [None, "unknown-0123456789abcdef", LOADER[:-1], LOADER + "x", sha256(LOADER.encode()).hexdigest()]
+)
+def test_a_client_without_a_known_token_is_refused_before_anything_happens(site: Site, token: str | None) -> None:
+    with pytest.raises(NotAuthenticated, match=r"Nothing was done\. Set PERSIST_TOKEN"):
+        site.client(token)
+    assert not list(site.store.consensus.list_keys())
+
+
+def test_every_call_asks_for_the_token(site: Site) -> None:
+    servers = Servers([f"127.0.0.1:{site.server.port}"], Runtime(), Credentials(None, {}))
+    for name in ("now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys",
+                 "heads", "commit"):  # fmt: skip
+        with pytest.raises(NotAuthenticated):
+            servers.call(name, None, object, route="", seconds=5, reads=True)
+    servers.close()
+
+
+def test_the_library_works_with_the_rights_that_it_needs_and_the_log_shows_who_did_it(site: Site) -> None:
+    with site.client(LOADER).open_writer("orders.eu", SCHEMA) as write:
+        for n in range(20):
+            write.compare_and_append([row(n, time=n)], n, n + 1)
+    with site.client(VIEWER).open_reader("orders.eu") as read:
+        assert read.snapshot(19).to_arrow().num_rows == 20
+    keeper = site.client(KEEPER)
+    keeper.maintain("orders.eu")
+    keeper.set_retention("orders.eu", 5)
+    assert keeper.shards() == ["orders.eu"]
+
+
+def test_the_log_shows_the_names_of_clients(site: Site) -> None:
+    site.store.open_writer("orders.eu", SCHEMA).close()
+    sent: list[tuple[str, c.Command]] = [
+        (LOADER, c.RegisterWriter(format_writer_id(9), "ingest", 60_000)),
+        (KEEPER, c.SetRetention(5)),
+        (VIEWER, c.SetHold("h", MINIMUM, None, b"")),
+    ]
+    funnel = site.server._funnels.funnel(ShardId("orders.eu"))
+    with ThreadPoolExecutor(3) as pool, funnel.machine.turn:  # so that all of them wait for the same turn
+        for token, command in sent:
+            pool.submit(_commit, site.consensus(token), "orders.eu", command, token.encode()[:9])
+        for _ in range(2000):
+            if sum(funnel.queue._all.values()) == 3:
+                break
+            time.sleep(0.005)
+    group = fetch_rows(site.store, "orders.eu", None, 100)[-1]
+    told = {(one["sender"], one["command"]) for one in group["commands"]}
+    assert told == {("loader", "RegisterWriter"), ("keeper", "SetRetention"), ("viewer", "SetHold")}
+
+
+FORBIDDEN: list[tuple[str, Callable[[RpcConsensus], object]]] = [
+    (VIEWER, lambda rpc: _commit(rpc, "orders.eu", c.RegisterWriter(format_writer_id(1), "ingest", 1000))),
+    (KEEPER, lambda rpc: _commit(rpc, "orders.eu", c.RegisterReader(format_reader_id(1), 1000))),
+    (LOADER, lambda rpc: _commit(rpc, "orders.eu", c.Expire(2**40))),
+    (LOADER, lambda rpc: _commit(rpc, "orders.eu", c.Finish())),
+    (LOADER, lambda rpc: _commit(rpc, "orders", c.Create(SCHEMA))),
+    (LOADER, lambda rpc: _commit(rpc, "prices", c.Create(SCHEMA))),
+    (LOADER, lambda rpc: _commit(rpc, "prices2", c.Create(SCHEMA))),
+    (LOADER, lambda rpc: _commit(rpc, "Orders.eu", c.Create(SCHEMA))),
+    (VIEWER, lambda rpc: _commit(rpc, "orders.eu", c.Retire(format_writer_id(1)))),
+    (LOADER, lambda rpc: rpc.head("other")),
+    (LOADER, lambda rpc: rpc.scan("other", SeqNo(0), 10)),
+    (LOADER, lambda rpc: rpc.compare_and_set("orders.eu", None, b"x")),
+    (KEEPER, lambda rpc: rpc.compare_and_set_many({"orders.eu": (None, b"x")})),
+    (VIEWER, lambda rpc: rpc.truncate("orders.eu", SeqNo(1))),
+    (KEEPER, lambda rpc: rpc.rewind("orders.eu", SeqNo(1), Newest(SeqNo(2), b"x"))),
+]
+
+
+def _commit(rpc: RpcConsensus, shard: str, command: c.Command, token: bytes = b"t") -> object:
+    return rpc.commit_commands([Proposed(shard, command, SeqNo(0))], token, 5, is_repeated=False)
+
+
+@pytest.mark.parametrize(("token", "call"), FORBIDDEN)
+def test_what_a_client_has_no_right_to_is_refused_before_anything_happens(
+    site: Site, token: str, call: Callable[[RpcConsensus], object]
+) -> None:
+    with site.store.open_writer("orders.eu", SCHEMA) as write:
+        write.append_now([row(1)])
+        before = site.store.consensus.heads()
+        with pytest.raises(NotAllowed, match=r"lacks the right to .*did nothing") as told:
+            call(site.consensus(token))
+        assert site.store.consensus.heads() == before
+    assert told.value.client in token
+    assert told.value.shard
+    assert told.value.needs
+
+
+def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site: Site) -> None:
+    rpc = site.consensus(LOADER)
+    both = [Proposed("orders.a", c.Create(SCHEMA), SeqNo(0)), Proposed("prices", c.Create(SCHEMA), SeqNo(0))]
+    for proposed in (both, both[::-1]):
+        with pytest.raises(NotAllowed):
+            rpc.commit_commands(proposed, b"t", 5, is_repeated=False)
+    with pytest.raises(NotAllowed):
+        rpc.compare_and_set_many({"orders.a": (None, b"x"), "prices": (None, b"x")})
+    assert not site.store.consensus.heads()
+
+
+def test_a_client_sees_the_names_of_its_own_shards_only(site: Site) -> None:
+    for name in ("orders.a", "prices", "salaries"):
+        site.store.open_writer(name, SCHEMA).close()
+    rpc = site.consensus(LOADER)
+    assert sorted(rpc.list_keys()) == sorted(rpc.heads()) == ["orders.a", "prices"]
+    assert sorted(site.consensus(ADMIN).list_keys()) == ["orders.a", "prices", "salaries"]
+
+
+def test_a_changed_token_file_counts_at_once_and_a_broken_one_changes_nothing(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    rpc = site.consensus(VIEWER)
+    fresh = "fresh-0123456789abcdefghij"
+    replaced(site.file, TOKENS.replace(VIEWER, fresh))
+    with pytest.raises(NotAuthenticated):
+        rpc.heads()
+    again = site.consensus(fresh)
+    assert again.heads() == {}
+    with caplog.at_level(logging.WARNING, logger="persist"):
+        for text in (f"[clients.x]\ntoken = {fresh!r} broken", "", f"[clients.x]\ntoken = '{fresh}'\n"):
+            replaced(site.file, text)
+            again.heads()
+        site.file.unlink()
+        again.heads()
+    assert caplog.text.count("stays in force") == 4
+    assert fresh not in caplog.text
+    replaced(site.file, TOKENS.replace(VIEWER, fresh).replace('["read"] }', "[] }"))
+    with pytest.raises(NotAllowed):
+        again.head("orders.a")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "at least one"),
+        ("x = 1", "at least one"),
+        ("[clients]", "at least one"),
+        (f"other = 1\n{TOKENS}", "nothing else"),
+        (f'[clients.a]\ntoken = "{ADMIN}"', "must have rights"),
+        ("[clients.a]\nrights = {}", "sha256 or token"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nsha256 = "x"\nrights = {{}}', "sha256 or token"),
+        (f'[clients.a]\ntokn = "{ADMIN}"\nrights = {{}}', "sha256 or token"),
+        ('[clients.a]\ntoken = "short"\nrights = {}', "20 to 512"),
+        ("[clients.a]\ntoken = 12345678901234567890\nrights = {}", "20 to 512"),
+        (f'[clients.a]\nsha256 = "{ADMIN}"\nrights = {{}}', "64 hex digits"),
+        (f'[clients."a b"]\ntoken = "{ADMIN}"\nrights = {{}}', "client's name"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = ["read"]', "rights by shard"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "" = ["read"] }}', "name a shard"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "a*b" = ["read"] }}', "name a shard"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "*" = ["write"] }}', "read, append, maintain"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "*" = "read" }}', "read, append, maintain"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "*" = [["read"]] }}', "read, append, maintain"),
+        (TOKENS.replace(VIEWER, LOADER), "has the token of loader"),
+        (TOKENS + "\xff[", "no TOML"),
+    ],
+)
+def test_a_token_file_that_is_wrong_is_refused_without_its_tokens(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidUsage, match=says) as told:
+        Access(path)
+    for token in (ADMIN, LOADER, VIEWER, KEEPER):
+        assert token not in str(told.value) + repr(told.value.fields)
+    path.unlink()
+    with pytest.raises(InvalidUsage, match="cannot be read"):
+        Access(path)
+
+
+def test_the_token_is_taken_from_a_file_that_the_url_names_and_read_anew(site: Site, tmp_path: Path) -> None:
+    held = tmp_path / "my token"
+    held.write_text("wrong-0123456789abcdefghij\n")
+    url = f"{site.served}?credentials={held}"
+    with pytest.raises(NotAuthenticated):
+        persist.open(site.url, consensus=url)
+    replaced(held, LOADER + "\n")
+    with persist.open(site.url, consensus=url) as client:
+        write = client.open_writer("orders.eu", SCHEMA)
+        write.append_now([row(1)])
+        replaced(held, ADMIN)
+        client.set_retention("orders.eu", 3)
+        for shown in (repr(client), repr(client.consensus), client.url, repr(vars(client.consensus))):
+            assert not {ADMIN, LOADER} & set(shown.split("'"))
+            assert ADMIN not in shown
+        write.close()
+
+
+def test_a_relative_file_means_the_same_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = canonical("persist://a:1,b:2?credentials=secrets/t")
+    assert told == f"persist://a:1,b:2?credentials={tmp_path}/secrets/t"
+    monkeypatch.chdir("/")
+    assert canonical(told) == told
+
+
+@pytest.mark.parametrize("url", [f"?token={ADMIN}", f"?password={ADMIN}", f"?x=1&secret={ADMIN}"])
+def test_a_token_in_a_url_is_refused_and_not_repeated(tmp_path: Path, url: str) -> None:
+    for consensus in (f"persist://127.0.0.1:1{url}", f"persist://{ADMIN}@127.0.0.1:1", f"persist://a:{ADMIN}@h:1"):
+        with pytest.raises(InvalidUsage, match="never goes into the URL") as told:
+            persist.open(f"file:{tmp_path}/x", consensus=consensus)
+        assert ADMIN not in str(told.value)
+
+
+@pytest.mark.parametrize("options", ["?", "?x", "?tls=1", "?credentials=", "?credentials=/a&credentials=/b"])
+def test_options_that_are_none_are_refused(tmp_path: Path, options: str) -> None:
+    if options == "?":
+        assert canonical(f"persist://a:1{options}") == "persist://a:1"
+        return
+    with pytest.raises(InvalidUsage, match="the options of shard servers"):
+        persist.open(f"file:{tmp_path}/x", consensus=f"persist://127.0.0.1:1{options}")
+
+
+@pytest.mark.parametrize("token", ["short", "with space 0123456789abcdef", "é" * 30, "x" * 513, "a\nb" * 10])
+def test_what_can_be_no_token_is_refused_and_not_repeated(tmp_path: Path, token: str) -> None:
+    with pytest.raises(InvalidUsage, match="PERSIST_TOKEN must hold a token") as told:
+        Credentials(None, {"PERSIST_TOKEN": token})
+    assert token not in str(told.value)
+    (tmp_path / "t").write_text(token)
+    with pytest.raises(InvalidUsage, match="must hold a token"):
+        Credentials(str(tmp_path / "t"), {})
+    with pytest.raises(InvalidUsage, match="is empty"):
+        Credentials(None, {"PERSIST_TOKEN": " "})
+
+
+def test_a_token_is_not_sent_to_another_machine_in_the_clear() -> None:
+    known = Credentials(None, {"PERSIST_TOKEN": ADMIN})
+    assert ADMIN not in repr(known)
+    check_secret(["127.0.0.1:1", "localhost:2", "[::1]:3"], known)
+    check_secret(["example.org:1"], Credentials(None, {}))
+    for address in ("example.org:1", "10.0.0.1:1", "localhost.example.org:1"):
+        with pytest.raises(InvalidUsage, match=r"unencrypted\. Nothing was sent"):
+            check_secret(["127.0.0.1:1", address], known)
+
+
+class Refusing(Servers):
+    """Servers that refuse at the door, or are not there."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(["127.0.0.1:1"], Runtime(), Credentials(None, {}))
+        self._error: Exception | None = None
+        self._next = error
+
+    def call(self, *_: object, **__: object) -> Any:
+        error, self._error = self._error, self._next
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [NotAuthenticated("no"), NotAllowed("no"), Determinate("cannot be reached")])
+def test_a_refusal_at_the_door_says_nothing_about_what_was_sent_before(error: persist.PersistError) -> None:
+    """A server may have committed it before the token was withdrawn, or before it went away."""
+    rpc = RpcConsensus(Refusing(error))
+    proposed = [Proposed("s", c.Finish(), SeqNo(0))]
+    with pytest.raises(Indeterminate) as told:
+        rpc.commit_commands(proposed, b"t", 1, is_repeated=True)
+    assert told.value.token == b"t"
+    with pytest.raises(type(error)):
+        rpc.commit_commands(proposed, b"t", 1, is_repeated=False)
+
+
+def test_requests_of_one_client_count_together_over_all_its_connections(site: Site) -> None:
+    seen: list[str] = []
+    submit = site.server._funnels.submit
+    site.server._funnels.submit = lambda request: (seen.append(request.client), submit(request))[1]  # type: ignore[method-assign,func-returns-value]
+    for n in range(3):
+        rpc = site.consensus(ADMIN)
+        _commit(rpc, f"s{n}", c.Create(SCHEMA))
+    assert seen == ["admin"] * 3

@@ -1,0 +1,173 @@
+"""A server over TLS: whom it lets in, certificates that are replaced while it runs, and where it listens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import persist_lib as persist
+from persist_lib.errors import Determinate, InvalidUsage, NotAuthenticated
+from persist_lib.format import wire
+from persist_lib.location.rpc.consensus import open_consensus
+from persist_lib.location.scheme import Opening
+from persist_lib.server.serving import ShardServer
+from tests.unit.server.certificates import Authority
+from tests.worlds import SCHEMA, row
+
+CONFIG = persist.Config(format=4, timeout_s=3)
+TOKEN = "a-token-0123456789abcdef"
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder, f"file:{folder}/location"
+        self.cert, self.key, self.tokens = folder / "cert.pem", folder / "key.pem", folder / "tokens.toml"
+        self.authority = Authority(folder / "one", "one")
+        self.authority.issue(self.cert, self.key)
+        self.tokens.write_text(f'[clients.a]\ntoken = "{TOKEN}"\nrights = {{ "*" = ["append", "read"] }}')
+        self.store = persist.open(self.url, config=CONFIG)
+        self.server: Any = None
+
+    def serve(self, listen: str = "127.0.0.1:0", **options: Any) -> None:
+        self.server = ShardServer(self.store, listen, **{"tls_cert": self.cert, "tls_key": self.key, **options})
+        self.server.start()
+
+    def at(self, ca: Path | None, options: str = "", scheme: str = "persists") -> str:
+        return f"{scheme}://127.0.0.1:{self.server.port}?{f'ca={ca}' if ca else ''}{options}"
+
+    def reach(self, url: str) -> None:
+        open_consensus(url, Opening()).close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    if made.server is not None:
+        made.server.stop(0.1)
+    made.store.close()
+
+
+def test_the_library_works_over_tls_on_every_interface_with_a_token(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.serve("0.0.0.0:0", token_file=site.tokens)
+    with pytest.raises(NotAuthenticated):
+        site.reach(site.at(site.authority.ca))
+    monkeypatch.setenv("PERSIST_TOKEN", TOKEN)
+    with persist.open(site.url, consensus=site.at(site.authority.ca), config=CONFIG) as client:
+        write, read = client.open_shard("s", SCHEMA)
+        write.compare_and_append([row(1)], 0, 1)
+        assert read.snapshot(0).to_arrow().num_rows == 1
+        write.close()
+        read.close()
+
+
+def test_a_client_does_not_talk_to_a_server_that_it_cannot_be_sure_of(site: Site, tmp_path: Path) -> None:
+    site.serve()
+    other = Authority(tmp_path / "two", "two")
+    for url in (site.at(other.ca), site.at(None), site.at(None, scheme="persist")):
+        with pytest.raises(Determinate, match="cannot be reached"):
+            site.reach(url)
+    site.reach(site.at(site.authority.ca))
+    site.authority.issue(site.cert, site.key, host="10.1.2.3")
+    with pytest.raises(Determinate, match="cannot be reached"):
+        site.reach(site.at(site.authority.ca))
+
+
+def test_where_clients_need_a_certificate_the_others_are_not_let_in(site: Site, tmp_path: Path) -> None:
+    clients = Authority(tmp_path / "clients", "clients")
+    site.serve(tls_client_ca=clients.ca)
+    cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    options = f"&cert={cert}&key={key}"
+    site.authority.issue(cert, key)
+    for told in ("", options):
+        with pytest.raises(Determinate, match="cannot be reached"):
+            site.reach(site.at(site.authority.ca, told))
+    clients.issue(cert, key)
+    site.reach(site.at(site.authority.ca, options))
+
+
+def test_replaced_certificates_count_for_new_connections_and_old_ones_go_on(site: Site, tmp_path: Path) -> None:
+    site.serve()
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(site.authority.ca.read_bytes())
+    old = open_consensus(site.at(trusted), Opening())
+    other = Authority(tmp_path / "two", "two")
+    other.issue(site.cert, site.key)
+    assert old.heads() == {}
+    site.reach(site.at(other.ca))
+    with pytest.raises(Determinate):
+        site.reach(site.at(site.authority.ca))
+    trusted.with_suffix(".new").write_bytes(other.ca.read_bytes())
+    trusted.with_suffix(".new").replace(trusted)
+    for server in old._servers._servers:
+        server.shun()  # as when its connection is lost: it is made anew, with the authority of now
+    assert old.heads() == {}
+    old.close()
+    assert old.heads() == {}, "after the end of its connections as well, and never without TLS"
+    old.close()
+
+
+def test_a_certificate_without_its_key_is_not_taken_while_the_server_runs(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.serve()
+    other = Authority(tmp_path / "two", "two")
+    with caplog.at_level(logging.WARNING, logger="persist"):
+        other.issue(site.cert, tmp_path / "elsewhere.pem")
+        site.reach(site.at(site.authority.ca))
+    assert "stays in force" in caplog.text
+    (tmp_path / "elsewhere.pem").replace(site.key)
+    site.reach(site.at(other.ca))
+
+
+@pytest.mark.parametrize("missing", ["token_file", "tls"])
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "example.org:7600"])
+def test_it_listens_elsewhere_than_on_loopback_only_with_both(site: Site, missing: str, listen: str) -> None:
+    options: dict[str, Any] = {"token_file": site.tokens, "tls_cert": site.cert, "tls_key": site.key}
+    for name in [name for name in options if name.startswith(missing)]:
+        del options[name]
+    with pytest.raises(InvalidUsage, match="without both tokens and TLS"):
+        ShardServer(site.store, listen, **options).start()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tls_cert": "cert"},
+        {"tls_key": "key"},
+        {"tls_client_ca": "cert"},
+        {"tls_cert": "key", "tls_key": "cert"},
+        {"tls_cert": "tokens", "tls_key": "key"},
+        {"tls_cert": "cert", "tls_key": "none"},
+        {"tls_cert": "cert", "tls_key": "key", "tls_client_ca": "tokens"},
+    ],
+)
+def test_files_that_are_wrong_are_refused_at_the_start(site: Site, given: dict[str, str]) -> None:
+    paths = {"cert": site.cert, "key": site.key, "tokens": site.tokens, "none": site.folder / "none"}
+    with pytest.raises(InvalidUsage, match="TLS"):
+        ShardServer(site.store, "127.0.0.1:0", **{name: paths[path] for name, path in given.items()})
+
+
+def test_options_of_tls_that_are_wrong_are_refused(site: Site) -> None:
+    site.serve()
+    for url, says in [
+        (site.at(site.authority.ca, scheme="persist"), "persists://"),
+        (site.at(None, f"cert={site.cert}"), "go together"),
+        (site.at(site.folder / "none"), "cannot be read"),
+    ]:
+        with pytest.raises(InvalidUsage, match=says):
+            site.reach(url)
+
+
+def test_what_speaks_no_tls_is_not_served(site: Site) -> None:
+    site.serve()
+    with grpc.insecure_channel(f"127.0.0.1:{site.server.port}") as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary(f"/{wire.SERVICE}/now")(b"", timeout=2)
+    site.reach(site.at(site.authority.ca))
