@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
 
-from persist_lib.core.groups import size_of
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
     Blob,
@@ -150,6 +149,8 @@ class AroundConsensus(Around):
         self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
     ) -> list[Answered]:
         """Commit commands as `TakesCommands.commit_commands` does. Only where `takes_commands` says so."""
+        from persist_lib.core.groups import size_of  # noqa: PLC0415 - it loads Arrow, which who only lists does without
+
         inner = cast("TakesCommands", self.inner)
         return self.around(
             Operation("commit_commands", proposed[0].shard, sum(size_of(one.command) for one in proposed)),
