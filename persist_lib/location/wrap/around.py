@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
@@ -21,7 +21,9 @@ from persist_lib.location.api import (
     Upload,
     WakesWaiters,
 )
-from persist_lib.location.commands import Answered, Proposed, TakesCommands
+
+if TYPE_CHECKING:
+    from persist_lib.location.commands import Answered, Proposed, TakesCommands
 
 T = TypeVar("T")
 
@@ -116,6 +118,8 @@ def sends_in_pieces(blob: Blob) -> SendsInPieces | None:
 
 def takes_commands(consensus: Consensus) -> TakesCommands | None:
     """Return `consensus` if the innermost store applies commands itself, else None."""
+    from persist_lib.location.commands import TakesCommands  # noqa: PLC0415 - commands load Arrow, and listings do not
+
     inside, passes_on = consensus, AroundConsensus.commit_commands
     while isinstance(inside, AroundConsensus) and type(inside).commit_commands is passes_on:
         inside = inside.inner
