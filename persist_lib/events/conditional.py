@@ -26,8 +26,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from persist_lib.errors import Corrupt, Determinate, Fenced, Indeterminate, Missing
 from persist_lib.events.api import EVENTS, Held, Key, Put
 from persist_lib.events.record import EVENT, FENCE, LONGEST_HEAD, NOTHING, Label, damaged, decode_head, encode_head
-from persist_lib.location.wrap.deadline import within
-from persist_lib.location.wrap.retrying import retry
+from persist_lib.events.stores.shared import sent_again
 from persist_lib.runtime.ambient import Runtime
 
 T = TypeVar("T")
@@ -37,8 +36,6 @@ AHEAD = 32
 """How many events are read ahead."""
 BEYOND = 16
 """How many records behind the end are looked at, whether something is missing."""
-PATIENCE_S = 20.0
-"""How long a failed request is sent again."""
 PAGE = 1000
 """How many names are listed at a time."""
 HINT = "hint"
@@ -98,8 +95,7 @@ class ConditionalRecords:
 
     def _retried(self, call: Callable[[], T]) -> T:
         """SUBTLE: every request here can be sent again: a condition that our own request made false is recognised."""
-        deadline = self._runtime.deadline(PATIENCE_S)
-        return within(deadline, lambda: retry(call, is_idempotent=True, deadline=deadline))
+        return sent_again(self._runtime, call)
 
     def _get(self, name: str, most: int | None = None) -> tuple[bytes, str] | None:
         try:

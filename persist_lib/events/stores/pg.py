@@ -16,7 +16,7 @@ from psycopg import sql
 
 from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, pages
+from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, pages, sent_again
 from persist_lib.location.postgres.consensus import (
     CONNECT_S,
     DISTRUSTED,
@@ -42,8 +42,7 @@ from persist_lib.location.postgres.sessions import (
     Value,
     decode_int,
 )
-from persist_lib.location.wrap.deadline import patience_s, within
-from persist_lib.location.wrap.retrying import retry
+from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Deadline
 
 T = TypeVar("T")
@@ -55,8 +54,6 @@ ROWS = 2000
 """The most records in a statement, which takes at most 65,535 parameters."""
 STATEMENT_BYTES = 256 << 20
 PAGE_BYTES = 4 << 20
-PATIENCE_S = 20.0
-"""How long a failed request is sent again."""
 CREATION_LOCK = 0x5052_4556_0000_0001  # "PREV"
 
 TABLES = """
@@ -192,8 +189,7 @@ class PgRecords:
             raise fenced(self._name, epoch, self._newest_epoch(), is_certain=attempts == 1)
 
     def _retried(self, call: Callable[[], T]) -> T:
-        deadline = self._runtime.deadline(PATIENCE_S)
-        return within(deadline, lambda: retry(call, is_idempotent=True, deadline=deadline))
+        return sent_again(self._runtime, call)
 
     def _newest_epoch(self) -> int:
         return max((decode_int(epoch) for (epoch,) in self._read(NEWEST_EPOCH, [])), default=0)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from persist_lib.errors import Corrupt, Fenced, NewerFormat
 from persist_lib.events.api import Buffer, Key
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.retrying import retry
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
+T = TypeVar("T")
 FORMAT = 1
+PATIENCE_S = 20.0
+"""How long a failed request is sent again."""
 
 
 class Guard:
@@ -24,6 +30,12 @@ class Guard:
     def after_fork_in_child(self) -> None:
         """Renew the lock."""
         self.lock = threading.Lock()
+
+
+def sent_again(runtime: Runtime, call: Callable[[], T]) -> T:
+    """Make a request, and again for PATIENCE_S while it fails. Only for requests that may be carried out twice."""
+    deadline = runtime.deadline(PATIENCE_S)
+    return within(deadline, lambda: retry(call, is_idempotent=True, deadline=deadline))
 
 
 def fenced(where: str, epoch: int, found: int, *, is_certain: bool = True) -> Fenced:
