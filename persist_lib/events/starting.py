@@ -29,7 +29,7 @@ def take(store: Store, source: Store | None, *, both: bool, progress: Progress =
         return move(source, store, both=both, progress=progress)
     if both:
         raise InvalidUsage("both is for two stores: name the other one as the source")
-    # The writer makes the log where there is none, and decides where it ends where a writer stopped in the middle of that.
+    # Where there is no log, the writer makes it, and where a paused writer has claimed it, decides where it ends.
     with suppress(NotFound, Determinate), store.reader() as reader:
         check_here(reader, name_of(store))
     with ExitStack() as held:
@@ -48,8 +48,9 @@ class Started(NamedTuple, Generic[State]):
 def begin(program: Program[State], reader: Reader, writer: Writer, name: str) -> Started[State]:
     """Compute the state of a log, release the effects behind the mark, and move the mark to the last event.
 
-    Raises Refused for a log that was moved until it was claimed, HistoryRegressed for a mark beyond the log, and NotReleased when an event cannot be computed, or an effect
-    not be released. The mark then says how far this start came.
+    Raises Refused for a log that was moved until it was claimed, HistoryRegressed for a mark beyond the log, and
+    NotReleased when an event cannot be computed, or an effect not be released. The mark then says how far this start
+    came.
     """
     check_here(reader, name)
     released = read_released(reader)

@@ -133,7 +133,7 @@ def test_paused_and_overtaken_it_acknowledges_and_releases_nothing_more(
         assert word == "failed"
         overtaken += "Fenced" in why
         acknowledged = [int(rest.split()[1]) for said, rest in told if said == "ack"]
-        assert max(acknowledged, default=0) < last, "it was told that something is durable which its successor never saw"
+        assert max(acknowledged, default=0) < last, "it was told more than its successor found"
         assert world.judge(store) == last, "it wrote after its successor"
     assert overtaken > STEPS // 3
     finish(processes, world, world.job(store, count=10))
