@@ -1,8 +1,8 @@
 """The payments ledger of examples/, run by processes that are forked from one that has imported everything, and killed.
 
 A process is told where its log is, from which payment on it pays, and, for a death at a step, which one: the so-manieth
-call of a driver, of the operating system for durable bytes, or of a webhook, before it or after it. A pause is before or
-after a call that writes: in the middle of one, a process may hold a lock of its database, and all others wait for it.
+call of a driver, of the operating system for durable bytes, or of a webhook, before it or after it. A pause is around a
+call that writes: in the middle of one, a process may hold a lock of its database, and all others wait for it.
 """
 
 from __future__ import annotations
