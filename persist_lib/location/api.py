@@ -223,6 +223,31 @@ class WakesWaiters(Protocol):
 
 
 @runtime_checkable
+class PushesRows(Protocol):
+    """An optional protocol of a Consensus that is sent new rows, so that who follows a key need not ask for them."""
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        """Return the rows that came after `after`, without a request; None if only a scan can tell.
+
+        They follow `after` without a gap. Nothing says that there are no newer ones: a row may be on its way, or lost.
+        So now and then the answer is None even if nothing came, and a caller that scans then misses nothing for long.
+        """
+        ...
+
+
+@runtime_checkable
+class HearsOfRows(Protocol):
+    """An optional protocol of a Consensus that hears of new rows of all keys, whoever wrote them."""
+
+    def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
+        """Wait up to `longest_s` seconds for news since the last call, and return the newest seqnos of their keys.
+
+        Returns None at once if nothing can be heard now. News can get lost. For one thread at a time.
+        """
+        ...
+
+
+@runtime_checkable
 class StaysInPlace(Protocol):
     """An optional protocol of a Blob or Consensus on files, which could be replaced while it has them open."""
 

@@ -344,7 +344,7 @@ class ReadHandle(Leased):
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
         while True:
-            version = self.machine.fetch()
+            version = patience.look()
             state = version.state
             if isinstance(target, int):
                 self._check(state, target)
@@ -352,7 +352,7 @@ class ReadHandle(Leased):
                 self._check(state, MAX_TIME)
             if is_there(state):
                 return state
-            if deadline.has_passed():
+            if patience.is_over:
                 is_clock = self.schema.times is not None
                 hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
                 waited = (

@@ -12,9 +12,11 @@ from persist_lib.location.api import (
     BlobEntry,
     Change,
     Consensus,
+    HearsOfRows,
     ListsPages,
     Newest,
     Page,
+    PushesRows,
     Row,
     SendsInPieces,
     StaysInPlace,
@@ -176,6 +178,14 @@ class AroundConsensus(Around):
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         """Wait as `WakesWaiters.wait` does. It is no request, so it does not go through `around`."""
         return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        """Answer as `PushesRows.pushed` does. No request."""
+        return self.inner.pushed(key, after) if isinstance(self.inner, PushesRows) else None
+
+    def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
+        """Wait as `HearsOfRows.heard` does. No request."""
+        return self.inner.heard(longest_s) if isinstance(self.inner, HearsOfRows) else None
 
     def check_in_place(self) -> None:
         """Check as `StaysInPlace.check_in_place` does; do nothing if the wrapped store has no files. No request."""

@@ -13,6 +13,7 @@ from persist_lib.location.api import (
     Consensus,
     Newest,
     Page,
+    PushesRows,
     Row,
     SendsInPieces,
     Upload,
@@ -109,6 +110,9 @@ class ReadOnlyConsensus(RefusesWrites):
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         return isinstance(self._inner, WakesWaiters) and self._inner.wait(key, seqno, longest_s)
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        return self._inner.pushed(key, after) if isinstance(self._inner, PushesRows) else None
 
     def now(self) -> int:
         return self._inner.now()
