@@ -9,9 +9,12 @@ except the memory ones may also be used from several processes and after a fork.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from persist_lib.ids import SeqNo
+
+if TYPE_CHECKING:
+    from persist_lib.core.plan.debts import Debts
 
 
 class BlobEntry(NamedTuple):
@@ -243,6 +246,27 @@ class HearsOfRows(Protocol):
         """Wait up to `longest_s` seconds for news since the last call, and return the newest seqnos of their keys.
 
         Returns None at once if nothing can be heard now. News can get lost. For one thread at a time.
+        """
+        ...
+
+
+@runtime_checkable
+class AnswersDebts(Protocol):
+    """An optional protocol of a Consensus that knows what all shards call for, as a shard server does."""
+
+    @property
+    def answers_debts(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def debts(
+        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
+    ) -> Debts | None:
+        """Return what is due on all shards that this client sees, by looks with these settings.
+
+        The heads are linearizable, as those of `heads`. `done`: duties that were just done, and on which shards. Looks
+        at shards that have moved for `seconds`, and at no more than `most`; the others wait. None: it has other
+        settings.
         """
         ...
 

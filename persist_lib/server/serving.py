@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from persist_lib.client import Client
+from persist_lib.core.plan.debts import Debts
 from persist_lib.core.rights import needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
 from persist_lib.format import wire
@@ -32,6 +33,7 @@ from persist_lib.server.asking import ask
 from persist_lib.server.certificates import Certificates
 from persist_lib.server.following import Following
 from persist_lib.server.funnels import Funnels
+from persist_lib.server.looks import Looks
 from persist_lib.server.pushing import Pushing
 from persist_lib.server.raw import RAW, Raw
 from persist_lib.server.watching import Watching
@@ -41,6 +43,9 @@ READERS = 32
 """How many calls of the store, other than commits, are carried out at the same time."""
 LONGEST_S = 600.0
 """The longest timeout of a call that is believed."""
+SURVEYS = 2
+"""How many calls for what is due are carried out at the same time: one looks, and the next one waits for it."""
+DEBTS = tuple[str, dict[str, list[str]], int | None, float]
 CALLS_MOST = 4096
 """How many calls are served at the same time; more are refused before anything is done."""
 OPTIONS = [
@@ -91,6 +96,8 @@ class ShardServer:
         self._consensus = Announcing(client.consensus, self._pushing)
         self._watching = Watching(self._consensus, self._pushing, client.runtime)
         self._funnels = Funnels(client.blob, self._consensus, client.config, client.runtime, client.reads)
+        self._looks = Looks(client, self._consensus, self._funnels)
+        self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -121,6 +128,7 @@ class ShardServer:
         self._thread.join()
         self._loop.close()
         self._pool.shutdown()
+        self._surveys.shutdown()
 
     def _run(self, task: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
@@ -133,6 +141,7 @@ class ShardServer:
         handlers["commit"] = grpc.unary_unary_rpc_method_handler(partial(self._serve, wire.Commit, self._commit))
         follow = Following(self._pushing, self._caller).serve
         handlers[FOLLOW] = grpc.stream_stream_rpc_method_handler(follow)
+        handlers["debts"] = grpc.unary_unary_rpc_method_handler(partial(self._serve, DEBTS, self._debts))
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MOST)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         try:
@@ -176,6 +185,11 @@ class ShardServer:
         deadline = self._client.runtime.deadline(timeout_s)
         call = partial(raw.call, self._consensus, given)
         return raw.shown(await self._loop.run_in_executor(self._pool, within, deadline, call), caller)
+
+    async def _debts(self, given: Any, timeout_s: float, caller: Caller) -> Debts | None:
+        call = partial(self._looks.debts, caller, *given)
+        deadline = self._client.runtime.deadline(timeout_s)
+        return await self._loop.run_in_executor(self._surveys, within, deadline, call)
 
     async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller) -> list[wire.Answer]:
         proposed = [

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote
 
 from persist_lib.arguments import shown
+from persist_lib.core.plan.debts import Debts
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
@@ -166,6 +167,17 @@ class RpcConsensus:
 
     def heads(self) -> dict[str, SeqNo]:
         return self._call("heads", None, dict[str, SeqNo])
+
+    @property
+    def answers_debts(self) -> bool:
+        return True
+
+    def debts(
+        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
+    ) -> Debts | None:
+        asked = (settings, {duty: list(names) for duty, names in done.items()}, most, seconds)
+        found: Debts | None = self._call("debts", asked, Debts | None)
+        return found
 
     def now(self) -> int:
         return self._servers.now()

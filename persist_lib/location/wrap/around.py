@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
+    AnswersDebts,
     Blob,
     BlobEntry,
     Change,
@@ -25,6 +26,7 @@ from persist_lib.location.api import (
 )
 
 if TYPE_CHECKING:
+    from persist_lib.core.plan.debts import Debts
     from persist_lib.location.commands import Answered, Proposed, TakesCommands
 
 T = TypeVar("T")
@@ -186,6 +188,18 @@ class AroundConsensus(Around):
     def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
         """Wait as `HearsOfRows.heard` does. No request."""
         return self.inner.heard(longest_s) if isinstance(self.inner, HearsOfRows) else None
+
+    @property
+    def answers_debts(self) -> bool:
+        """Whether the innermost store answers `debts`."""
+        return isinstance(self.inner, AnswersDebts) and self.inner.answers_debts
+
+    def debts(
+        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
+    ) -> Debts | None:
+        """Answer as `AnswersDebts.debts` does. Only where `answers_debts` says so."""
+        inner = cast("AnswersDebts", self.inner)
+        return self.around(Operation("debts", ""), lambda: inner.debts(settings, done, most, seconds))
 
     def check_in_place(self) -> None:
         """Check as `StaysInPlace.check_in_place` does; do nothing if the wrapped store has no files. No request."""

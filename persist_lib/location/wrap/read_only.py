@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
+    AnswersDebts,
     Blob,
     BlobEntry,
     Change,
@@ -20,6 +22,9 @@ from persist_lib.location.api import (
     WakesWaiters,
 )
 from persist_lib.location.wrap.around import next_page
+
+if TYPE_CHECKING:
+    from persist_lib.core.plan.debts import Debts
 
 
 def read_only(doing: str) -> InvalidUsage:
@@ -113,6 +118,18 @@ class ReadOnlyConsensus(RefusesWrites):
 
     def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
         return self._inner.pushed(key, after) if isinstance(self._inner, PushesRows) else None
+
+    @property
+    def answers_debts(self) -> bool:
+        return isinstance(self._inner, AnswersDebts) and self._inner.answers_debts
+
+    def debts(
+        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
+    ) -> Debts | None:
+        """Refused where duties are to be noted as done."""
+        if done:
+            raise read_only("note duties as done")
+        return cast("AnswersDebts", self._inner).debts(settings, done, most, seconds)
 
     def now(self) -> int:
         return self._inner.now()
