@@ -37,9 +37,16 @@ class Looks:
         self._asked = self._answers = 0
         self._found: Survey | None = None
 
+    def ask(self) -> int:
+        """Note that a call has come. Returns its number: only a survey that begins from now on answers it."""
+        with self._lock:
+            self._asked += 1
+            return self._asked
+
     def debts(
-        self, caller: Caller, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
-    ) -> Debts | None:
+        self, number: int, caller: Caller, settings: str, done: Mapping[str, Sequence[str]], most: int | None,
+        seconds: float,
+    ) -> Debts | None:  # fmt: skip
         """What is due on the shards that a caller sees; None if it wants looks by other settings.
 
         Raises NotAllowed for duties done on shards that the caller may not maintain. Nothing was noted then.
@@ -48,15 +55,12 @@ class Looks:
             return None
         for name in {name for names in done.values() for name in names}:
             caller.check(name, MAINTAIN, "note duties as done on")
-        return _shown(self._survey(done, most, min(seconds, LONGEST_S)), caller)
+        return _shown(self._survey(number, done, most, min(seconds, LONGEST_S)), caller)
 
-    def _survey(self, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Survey:
-        with self._lock:
-            self._asked += 1
-            mine = self._asked
+    def _survey(self, number: int, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Survey:
         with self._turn:
-            if self._found is not None and self._answers >= mine and not done:
-                return self._found  # SUBTLE: that one began after this was asked for, so it knows all from before
+            if self._found is not None and self._answers >= number and not done:
+                return self._found  # SUBTLE: that one began after this call came, so it knows all from before
             with self._lock:
                 answers = self._asked
             found = self._surveyor.survey(done, most, seconds, None)

@@ -187,7 +187,7 @@ class ShardServer:
         return raw.shown(await self._loop.run_in_executor(self._pool, within, deadline, call), caller)
 
     async def _debts(self, given: Any, timeout_s: float, caller: Caller) -> Debts | None:
-        call = partial(self._looks.debts, caller, *given)
+        call = partial(self._looks.debts, self._looks.ask(), caller, *given)
         deadline = self._client.runtime.deadline(timeout_s)
         return await self._loop.run_in_executor(self._surveys, within, deadline, call)
 
