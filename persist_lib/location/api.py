@@ -259,9 +259,7 @@ class AnswersDebts(Protocol):
         """Whether it does."""
         ...
 
-    def debts(
-        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
-    ) -> Debts | None:
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
         """Return what is due on all shards that this client sees, by looks with these settings.
 
         The heads are linearizable, as those of `heads`. `done`: duties that were just done, and on which shards. Looks

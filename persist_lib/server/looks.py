@@ -71,7 +71,5 @@ class Looks:
 def _shown(survey: Survey, caller: Caller) -> Debts:
     names = {name for name in survey.heads if caller.rights_on(name)}
     looks = {name: look for name, look in survey.looks.items() if name in names}
-    moved = {
-        name: survey.heads[name] for name in names if name not in looks or looks[name].seqno != survey.heads[name]
-    }
+    moved = {name: survey.heads[name] for name in names if name not in looks or looks[name].seqno != survey.heads[name]}
     return Debts(survey.now, looks, moved, {name: why for name, why in survey.unread.items() if name in names})

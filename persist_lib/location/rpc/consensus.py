@@ -172,9 +172,7 @@ class RpcConsensus:
     def answers_debts(self) -> bool:
         return True
 
-    def debts(
-        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
-    ) -> Debts | None:
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
         asked = (settings, {duty: list(names) for duty, names in done.items()}, most, seconds)
         found: Debts | None = self._call("debts", asked, Debts | None)
         return found

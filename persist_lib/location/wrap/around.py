@@ -194,9 +194,7 @@ class AroundConsensus(Around):
         """Whether the innermost store answers `debts`."""
         return isinstance(self.inner, AnswersDebts) and self.inner.answers_debts
 
-    def debts(
-        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
-    ) -> Debts | None:
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
         """Answer as `AnswersDebts.debts` does. Only where `answers_debts` says so."""
         inner = cast("AnswersDebts", self.inner)
         return self.around(Operation("debts", ""), lambda: inner.debts(settings, done, most, seconds))

@@ -123,9 +123,7 @@ class ReadOnlyConsensus(RefusesWrites):
     def answers_debts(self) -> bool:
         return isinstance(self._inner, AnswersDebts) and self._inner.answers_debts
 
-    def debts(
-        self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float
-    ) -> Debts | None:
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
         """Refused where duties are to be noted as done."""
         if done:
             raise read_only("note duties as done")
