@@ -126,7 +126,8 @@ class Subscriptions:
         if now < one.refused_until:
             return None
         lines = [self._lines[server.address] for server in self._servers.order(one.shard)]
-        best = next((line for line in lines if not line.is_gone), None)
+        there = [line for line in lines if not line.is_gone]
+        best = there[0] if there else None
         current = self._at.get(one.shard)
         if best is not None and best is not current:
             if current is not None:

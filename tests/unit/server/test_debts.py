@@ -132,13 +132,15 @@ def test_what_the_server_commits_is_looked_at_in_its_memory(site: Debts) -> None
     client.survey()
     assert site.counting.reads() == ["heads"]
     with persist.open(site.url, config=CONFIG) as other:
-        move(other, NAMED[1], NAMED[2])
+        move(other, *NAMED[:3])
     site.counting.reads()
-    client.survey()
+    found = client.survey()
+    assert found.waiting == 0
+    assert found.looks[NAMED[0]].seqno == site.store.consensus.heads()[NAMED[0]]
     kinds = site.counting.reads()
     assert kinds.count("heads") == 1
     assert set(kinds) <= {"heads", "head", "scan"}
-    assert len(kinds) <= 1 + 2 * 3, "only the two that others have moved"
+    assert len(kinds) <= 1 + 3 * 3, "only the three that others have moved"
 
 
 def test_a_client_of_other_settings_looks_for_itself(site: Debts) -> None:

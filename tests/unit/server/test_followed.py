@@ -88,6 +88,8 @@ def test_rows_are_given_without_a_gap_or_not_at_all() -> None:
     assert seqnos(one.after(SeqNo(10), 0.0)) == [11]
     one.add(news(11, newest=11), 0.0)
     assert seqnos(one.after(SeqNo(10), 0.0)) == [11], "told twice"
+    one.add(news(14, newest=14), 0.0)
+    assert one.after(SeqNo(10), 0.0) is None, "11 is there, and 12 and 13 are not"
 
 
 def test_what_came_before_a_shard_was_told_is_looked_for() -> None:
