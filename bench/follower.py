@@ -1,4 +1,4 @@
-"""A writer or a listener of one shard, as a process of its own: `python -m bench.follower write|listen URL CONSENSUS N`.
+"""A writer or a listener of one shard, as a process: `python -m bench.follower write|listen URL CONSENSUS N`.
 
 It prints a line when it is ready and begins when it reads one. At the end it prints JSON: when each update was
 acknowledged, or when it came, by the clock that all processes of a machine share.

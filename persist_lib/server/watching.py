@@ -49,7 +49,8 @@ class Watching:
         """End the threads."""
         self._is_over = True
         self._wake.put(None)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._pool.shutdown()
 
     def look(self) -> None:

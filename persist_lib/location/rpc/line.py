@@ -21,7 +21,7 @@ from persist_lib.runtime.ambient import Runtime
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 """The pauses before a server that is gone is looked for again: the first one, and the longest."""
-UNABLE_S = 60.0
+UNABLE_S = 15.0
 """How long a server is not asked again that cannot tell news, or may not tell them to this client."""
 LINGER_S = 5.0
 LOST_S = 5.0

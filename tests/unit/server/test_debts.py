@@ -135,9 +135,9 @@ def test_what_the_server_commits_is_looked_at_in_its_memory(site: Debts) -> None
         move(other, *NAMED[:3])
     site.counting.reads()
     found = client.survey()
+    kinds = site.counting.reads()
     assert found.waiting == 0
     assert found.looks[NAMED[0]].seqno == site.store.consensus.heads()[NAMED[0]]
-    kinds = site.counting.reads()
     assert kinds.count("heads") == 1
     assert set(kinds) <= {"heads", "head", "scan"}
     assert len(kinds) <= 1 + 3 * 3, "only the three that others have moved"
