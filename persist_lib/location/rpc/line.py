@@ -6,6 +6,7 @@ gone, the shards are followed elsewhere, and the thread looks now and then wheth
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from persist_lib.format.pushed import FOLLOW, Pushed, decode_pushed, encode_foll
 from persist_lib.location.rpc.servers import CONNECT_S, NOT_DONE, Server
 from persist_lib.runtime.ambient import Runtime
 
+log = logging.getLogger("persist.push")
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 """The pauses before a server that is gone is looked for again: the first one, and the longest."""
@@ -100,7 +102,8 @@ class Line:
                 pause_s = UNABLE_S if error.code() in NOT_DONE else pause_s
             except PersistError:
                 pass
-            except Exception:  # noqa: BLE001 - a message that is none, a channel that was closed: as if the server were gone
+            except Exception:  # a message that is none, a channel that was closed: as if the server were gone
+                log.info("push from a shard server ended; it is tried again", exc_info=True)
                 pause_s = LONGEST_PAUSE_S
             pause_s = self._until_back(pause_s)
 
@@ -151,8 +154,11 @@ class Line:
                     self._wake.get(timeout=deadline.left_s())
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             if self._is_wanted():
-                with suppress(PersistError):
+                try:
                     self._server.connect(CONNECT_S)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the server is not back
+                    log.debug("the shard server is not back: %s", error)
+                else:
                     break
         self.is_gone = False
         return pause_s
