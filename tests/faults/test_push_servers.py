@@ -1,4 +1,4 @@
-"""Servers that are killed, paused and started again while listeners wait: these go on, and nothing is lost or doubled."""
+"""Servers that are killed, paused and started again while listeners wait: nothing is lost or doubled, and all go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server learns of rows that others commit: told by the store, or by looking at the heads; while anybody follows."""
+"""How a server learns of rows of others: told by the store, or by looking at heads; only while anybody follows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Site:
     def __init__(self, poll_s: float) -> None:
         self.store, self.hub, self.one = Store(), Pushing(), Subscriber()
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
         self.hub.start(self.loop)
         self.watching = Watching(Announcing(self.store, self.hub), self.hub, Runtime(), poll_s)
         self.watching.start()
@@ -78,6 +79,8 @@ class Site:
     def close(self) -> None:
         self.watching.close()
         self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
 
 
 def test_heads_are_looked_at_only_while_anybody_follows() -> None:
