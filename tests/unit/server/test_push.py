@@ -19,6 +19,7 @@ from persist_lib.format import wire
 from persist_lib.format.pushed import FOLLOW, News, Pushed, decode_pushed, encode_follow
 from persist_lib.ids import SeqNo
 from persist_lib.location.rpc import followed, line
+from persist_lib.location.rpc.followed import Followed
 from persist_lib.location.rpc.line import Line
 from persist_lib.location.rpc.subscriptions import Subscriptions
 from persist_lib.read import waiting
@@ -107,6 +108,20 @@ def test_a_row_that_is_never_pushed_costs_time_and_is_not_lost(site: Site, monke
     for _ in range(5):
         listener.wait_for(writer.append())
     assert listener.ids == [1, 2, 3, 4, 5]
+
+
+def test_a_timeout_is_never_told_by_what_was_pushed_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_checks(monkeypatch)
+    monkeypatch.setattr(waiting, "LONGEST_WAIT_S", 1e6)
+    monkeypatch.setattr(Followed, "add", lambda *_: None)  # nothing that is pushed comes
+    client = site.client(runtime=QUIET)
+    read, rows = client.open_reader("s"), []
+    waits = threading.Thread(target=lambda: rows.append(read.snapshot(1, timeout=3).to_arrow().num_rows))
+    waits.start()
+    eventually(lambda: is_told(client))
+    Writer(site.store, SCHEMA).append()
+    waits.join(60)
+    assert rows == [2]
 
 
 def test_where_rows_are_left_out_as_a_client_lags_it_reads_them(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
