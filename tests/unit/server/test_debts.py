@@ -195,6 +195,13 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     assert seen[0] == (10, len(NAMED))
     assert seen[-1] == (len(NAMED), len(NAMED))
     same(found, site.direct())
+    monkeypatch.setattr(looks, "LONGEST_S", 0.0)
+    with persist.open(site.url, config=CONFIG) as other:
+        move(other, *NAMED[16:19])
+    later = client.survey(seconds=0)
+    assert later.waiting == 3
+    assert later.heads == site.store.consensus.heads()
+    assert not {*NAMED[16:19]} & {name for duty in NAMES for name in later.due(duty)}, "by looks at what has moved"
 
 
 def test_those_that_ask_at_once_share_a_survey_that_begins_afterwards(site: Debts) -> None:
