@@ -19,7 +19,7 @@ from tests.interrupts.points import Interrupter, only_on_cpython_3_11
 from tests.interrupts.scenes import elsewhere, eventually
 from tests.worlds import SCHEMA, row
 
-pytestmark = [only_on_cpython_3_11]
+pytestmark = [only_on_cpython_3_11, pytest.mark.slow]
 
 
 @pytest.fixture

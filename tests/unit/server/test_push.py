@@ -157,7 +157,7 @@ def test_rows_of_another_shard_are_not_taken(site: Site, monkeypatch: pytest.Mon
     assert listener.ids == list(range(1, 11))
 
 
-@pytest.mark.parametrize("consensus", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("consensus", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("through", ["another server", "no server"])
 def test_rows_that_others_commit_are_pushed_too(
     tmp_path: Path, consensus: str, through: str, monkeypatch: pytest.MonkeyPatch
