@@ -19,23 +19,33 @@ import grpc
 import grpc.aio
 
 from persist_lib.client import Client
+from persist_lib.core.plan.debts import Debts
 from persist_lib.core.rights import needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
 from persist_lib.format import wire
+from persist_lib.format.pushed import FOLLOW
 from persist_lib.location.commands import Proposed
 from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access, Caller, anybody
+from persist_lib.server.announcing import Announcing
 from persist_lib.server.asking import ask
 from persist_lib.server.certificates import Certificates
+from persist_lib.server.following import Following
 from persist_lib.server.funnels import Funnels
+from persist_lib.server.looks import Looks
+from persist_lib.server.pushing import Pushing
 from persist_lib.server.raw import RAW, Raw
+from persist_lib.server.watching import Watching
 
 log = logging.getLogger("persist.server")
 READERS = 32
 """How many calls of the store, other than commits, are carried out at the same time."""
 LONGEST_S = 600.0
 """The longest timeout of a call that is believed."""
+SURVEYS = 2
+"""How many calls for what is due are carried out at the same time: one looks, and the next one waits for it."""
+DEBTS = tuple[str, dict[str, list[str]], int | None, float]
 CALLS_MOST = 4096
 """How many calls are served at the same time; more are refused before anything is done."""
 OPTIONS = [
@@ -82,7 +92,12 @@ class ShardServer:
         self._certificates = (
             None if tls_cert is None or tls_key is None else Certificates(tls_cert, tls_key, tls_client_ca)
         )
-        self._funnels = Funnels(client.blob, client.consensus, client.config, client.runtime, client.reads)
+        self._pushing = Pushing()
+        self._consensus = Announcing(client.consensus, self._pushing)
+        self._watching = Watching(self._consensus, self._pushing, client.runtime)
+        self._funnels = Funnels(client.blob, self._consensus, client.config, client.runtime, client.reads)
+        self._looks = Looks(client, self._consensus, self._funnels)
+        self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -97,19 +112,23 @@ class ShardServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
         self._funnels.start()
         self._thread.start()
+        self._pushing.start(self._loop)
         self.port = self._run(self._start())
+        self._watching.start()
         return self.port
 
     def stop(self, seconds: float = 10.0) -> None:
         """Take no more calls, serve those that wait for at most `seconds`, and end. Each call is answered."""
         self._funnels.stop()
         self._run(self._stop(seconds))
+        self._watching.close()
         self._funnels.give_up()
         self._funnels.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._pool.shutdown()
+        self._surveys.shutdown()
 
     def _run(self, task: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
@@ -120,6 +139,9 @@ class ShardServer:
             for name, raw in RAW.items()
         }
         handlers["commit"] = grpc.unary_unary_rpc_method_handler(partial(self._serve, wire.Commit, self._commit))
+        follow = Following(self._pushing, self._caller).serve
+        handlers[FOLLOW] = grpc.stream_stream_rpc_method_handler(follow)
+        handlers["debts"] = grpc.unary_unary_rpc_method_handler(partial(self._serve, DEBTS, self._debts))
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MOST)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         try:
@@ -134,6 +156,7 @@ class ShardServer:
         return int(port)
 
     async def _stop(self, seconds: float) -> None:
+        self._pushing.stop()
         if self._server is not None:
             await self._server.stop(seconds)
 
@@ -160,8 +183,13 @@ class ShardServer:
         for shard in raw.shards(given):
             caller.check(shard, raw.needed, f"{name} the log of")
         deadline = self._client.runtime.deadline(timeout_s)
-        call = partial(raw.call, self._client.consensus, given)
+        call = partial(raw.call, self._consensus, given)
         return raw.shown(await self._loop.run_in_executor(self._pool, within, deadline, call), caller)
+
+    async def _debts(self, given: Any, timeout_s: float, caller: Caller) -> Debts | None:
+        call = partial(self._looks.debts, self._looks.ask(), caller, *given)
+        deadline = self._client.runtime.deadline(timeout_s)
+        return await self._loop.run_in_executor(self._surveys, within, deadline, call)
 
     async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller) -> list[wire.Answer]:
         proposed = [

@@ -189,6 +189,9 @@ class PostgresConsensus:
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         return self._notifier is not None and self._notifier.wait(key, seqno, longest_s)
 
+    def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
+        return None if self._notifier is None else self._notifier.heard(longest_s)
+
     def now(self) -> int:
         """Return the server's time in ms since the epoch: that of its last answer, plus the time since then."""
         return self._clock.now(self._ask)

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote
 
 from persist_lib.arguments import shown
+from persist_lib.core.plan.debts import Debts
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
@@ -25,8 +26,10 @@ from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
+from persist_lib.location.rpc.subscriptions import Subscriptions
 from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.scheme import Opening
+from persist_lib.runtime.ambient import Runtime
 
 OPTIONS = ("credentials", "ca", "cert", "key")
 """What a URL may say besides. Each is the path of a file."""
@@ -47,7 +50,7 @@ def open_consensus(url: str, opening: Opening) -> RpcConsensus:
     credentials = Credentials(files.get("credentials"))
     if not url.startswith("persists:"):
         check_secret(addresses, credentials)
-    return RpcConsensus(Servers(addresses, opening.runtime, credentials, _tls(url, files)))
+    return RpcConsensus(Servers(addresses, opening.runtime, credentials, _tls(url, files)), opening.runtime)
 
 
 def _tls(url: str, files: Mapping[str, str]) -> Tls | None:
@@ -98,21 +101,26 @@ def _addresses(url: str, found: list[str]) -> list[str]:
 class RpcConsensus:
     """Consensus by way of shard servers. A read is linearizable where that of any Consensus is: they scan the store."""
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: Servers, runtime: Runtime | None = None) -> None:
         self._servers = servers
         self._call("now", None, type(None))
+        self._subscriptions = Subscriptions(servers, runtime or Runtime())
 
     def head(self, key: str) -> Row | None:
         return self._call("head", key, Row | None, route=key)
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         rows: list[Row] = []
+        began = self._subscriptions.scanning(key)
         while True:
             asked = (key, SeqNo(rows[-1].seqno + 1) if rows else from_seqno, limit - len(rows))
             page, is_last = self._call("scan", asked, tuple[list[Row], bool], route=key)
             rows += page
             if is_last or len(rows) >= limit:
-                return rows
+                break
+        if len(rows) < limit:
+            self._subscriptions.scanned(key, began, rows[-1].seqno if rows else SeqNo(0))
+        return rows
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         return self._call("compare_and_set", (key, expected, data), bool, route=key, reads=False)
@@ -160,10 +168,26 @@ class RpcConsensus:
     def heads(self) -> dict[str, SeqNo]:
         return self._call("heads", None, dict[str, SeqNo])
 
+    @property
+    def answers_debts(self) -> bool:
+        return True
+
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
+        asked = (settings, {duty: list(names) for duty, names in done.items()}, most, seconds)
+        found: Debts | None = self._call("debts", asked, Debts | None)
+        return found
+
     def now(self) -> int:
         return self._servers.now()
 
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+        return self._subscriptions.wait(key, seqno, longest_s)
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        return self._subscriptions.pushed(key, after)
+
     def close(self) -> None:
+        self._subscriptions.close()
         self._servers.close()
 
     def _call(
