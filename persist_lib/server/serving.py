@@ -177,6 +177,13 @@ class ShardServer:
             for request in requests:
                 request.is_dropped = True
         return [
-            wire.Answer(seqno, is_committed, None if refusal is None else wire.encode_refusal(refusal), rows)
-            for seqno, refusal, is_committed, rows in answers
+            wire.Answer(
+                one.seqno,
+                one.is_committed,
+                None if one.refusal is None else wire.encode_refusal(one.refusal),
+                one.rows,
+                one.outcome,
+                one.is_due,
+            )
+            for one in answers
         ]

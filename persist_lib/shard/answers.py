@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.state import State
+from persist_lib.core.state import Outcome, State
 from persist_lib.ids import SeqNo
 
 
@@ -15,6 +15,7 @@ class Committed(NamedTuple):
     """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts.
 
     In a row of several commands, `before` is the state that the ones before it left, and `after` that of the whole row.
+    With an `outcome` of an append, both may be an older state, as nothing was read back.
     """
 
     seqno: SeqNo
@@ -22,6 +23,7 @@ class Committed(NamedTuple):
     before: State
     after: State
     attempts: int
+    outcome: Outcome | None = None
 
 
 Build = Callable[[State, int], c.Command]
