@@ -15,6 +15,7 @@ from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.outcomes import outcome_since
 from persist_lib.core.state import Batch, State
 from persist_lib.frontier import MAX_TIME, Antichain, at
+from persist_lib.ids import SeqNo
 from persist_lib.times import END_S, PER_SECOND, Unit
 
 
@@ -45,8 +46,10 @@ def remembers_since(state: State, since: int) -> bool:
     return state.format >= REMEMBERS_OUTCOMES and bool(state.outcomes) and state.outcomes[0].seqno <= since
 
 
-def not_new(state: State, command: c.AppendNow) -> r.Refusal | None:
+def not_new(state: State, seqno: SeqNo, command: c.AppendNow) -> r.Refusal | None:
     """Why an append at the next time is refused before anything else is looked at; None if it was not committed yet."""
+    if command.since >= seqno:
+        return r.InvalidBounds(f"it is said to be made from v{command.since}, which is not before v{seqno}")
     if (outcome := outcome_since(state, command.token, command.since)) is not None:
         return r.AlreadyDone(outcome)
     if state.format < REMEMBERS_OUTCOMES:

@@ -71,7 +71,7 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return _add_rollup(state, seqno, command)
         case c.CompareAndAppend() | c.Append() | c.Absorb() if outcome := _remembered(state, command):
             return r.AlreadyDone(outcome)
-        case c.AppendNow() if refusal := not_new(state, command):
+        case c.AppendNow() if refusal := not_new(state, seqno, command):
             return refusal
         case c.CompareAndAppend(producer=(name, sequence)) | c.AppendNow(producer=(name, sequence)) if (
             refusal := is_not_new(state, name, sequence)

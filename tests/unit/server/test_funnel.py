@@ -467,7 +467,7 @@ def test_several_shards_are_committed_together_or_not_at_all(served):
     served.direct_commit(c.ReleaseHold("h", b"x"), "t")
     refused = joint(served, "t", SHARD, token=b"k")
     commit_together(refused)
-    assert answer(refused[0][1]) == (SeqNo(5), None, False, ()), "it would apply, and was not committed"
+    assert answer(refused[0][1]) == Answered(SeqNo(5)), "it would apply, and was not committed"
     assert answer(refused[1][1]).refusal == r.WrongOpaque("h", None, b"x")
     assert not served.client.machine("t").fetch().state.holds
     again = joint(served, "t", SHARD, is_repeated=True)
