@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import persist_lib as persist
 from bench.append import SMALL
 from bench.peer import Ready
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.serving import ShardServer
 
 SHARD = "busy"
@@ -33,10 +34,11 @@ def server(blobs: str, consensus: str) -> Iterator[Ready]:
 def clients(blobs: str, consensus: str, count: str, seconds: str) -> Iterator[Ready]:
     """So many clients, each with a thread, a connection and a writer of its own, which append at the next time.
 
-    `run` lets all of them append for so many seconds. It answers in JSON how long (s) each append of each took.
+    Leases last 15 minutes and are not renewed in the background, as that takes a process each. `run` lets all of them append for so many seconds. It answers in JSON how long (s) each append of each took.
     """
     with ExitStack() as stack:
-        opened = [stack.enter_context(persist.open(blobs, consensus)) for _ in range(int(count))]
+        runtime = Runtime(background=False)
+        opened = [stack.enter_context(persist.open(blobs, consensus, runtime=runtime)) for _ in range(int(count))]
         writers = [stack.enter_context(client.open_writer(SHARD, SMALL)) for client in opened]
         for write in writers:
             write.append_now([ROW])

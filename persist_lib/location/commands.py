@@ -35,7 +35,7 @@ class Answered(NamedTuple):
     Neither: the state at `seqno` accepts it, but it was not committed, as a command of another shard that was to be
     committed together with it was refused. `rows` are those of the log from the version that was known to this one, if
     they were at hand and are few. Of an append at the next time that was committed, `outcome` says which upper it left,
-    so that nothing has to be read back; but `is_due` says that its sender has to roll up.
+    so that nothing has to be read back; but `is_due` says that its sender has to roll up or to flush.
     """
 
     seqno: SeqNo

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.groups import Answer
+from persist_lib.core.plan.compaction import is_filling
 from persist_lib.core.state import State, Version
+from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.commands import Answered
 from persist_lib.maintain.rollups import is_duty
@@ -30,9 +33,17 @@ def committed(request: Request, diff: StateDiff, version: Version, rows: tuple[R
     return Answered(version.seqno, is_committed=True, rows=told, outcome=diff.outcomes.added[-1], is_due=is_due)
 
 
+def refused(request: Request, refusal: r.Refusal, seqno: SeqNo, rows: tuple[Row, ...]) -> Answered:
+    """The answer to a request that the version `seqno` refuses."""
+    return Answered(seqno, refusal, rows=() if isinstance(request.command, c.AppendNow) else rows)
+
+
 def due(lot: Sequence[Request], answers: Sequence[Answer], before: State | None, after: Version, every: int) -> int:
-    """The place of the request whose client has to roll up, as its append is the first of a row; -1 for none."""
-    if before is None or not is_duty(Committed(after.seqno, b"", before, after.state, 1), every):
+    """The place of the request whose client has to roll up or flush, as its append is a row's first; -1 for none."""
+    if before is None:
+        return -1
+    is_filled = is_filling(before, after.state, after.seqno)
+    if not (is_filled or is_duty(Committed(after.seqno, b"", before, after.state, 1), every)):
         return -1
     found = (
         place

@@ -28,7 +28,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.server.answering import committed, due
+from persist_lib.server.answering import committed, due, refused
 from persist_lib.server.queue import Queue
 from persist_lib.server.requests import Request
 from persist_lib.server.seen import Found, Seen
@@ -182,7 +182,7 @@ class Funnel:
             elif request.is_repeated and not _is_certain(answer, version.state, request):
                 request.fail(self.still_open(request, answer))
             else:
-                request.settle(Answered(version.seqno, answer, rows=rows))
+                request.settle(refused(request, answer, version.seqno, rows))
         return list(lot[len(answers) :])
 
     def settle(self, sent: Sequence[Prepared], send: Callable[[], bool], lot: Sequence[Request]) -> bool | None:

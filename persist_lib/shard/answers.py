@@ -16,6 +16,7 @@ class Committed(NamedTuple):
 
     In a row of several commands, `before` is the state that the ones before it left, and `after` that of the whole row.
     With an `outcome` of an append, both may be an older state, as nothing was read back.
+    `is_due`: a server says that its sender has to do the upkeep that it calls for.
     """
 
     seqno: SeqNo
@@ -24,6 +25,12 @@ class Committed(NamedTuple):
     after: State
     attempts: int
     outcome: Outcome | None = None
+    is_due: bool = False
+
+    @property
+    def is_read_back(self) -> bool:
+        """Whether its states are those before and after it."""
+        return self.before is not self.after
 
 
 Build = Callable[[State, int], c.Command]

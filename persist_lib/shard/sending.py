@@ -57,6 +57,8 @@ def commit_by_commands(
         if all(one is not None for one in done):
             return [one for one in done if one is not None]
         refusals = {at: answer.refusal for at, answer in enumerate(answers) if answer.refusal is not None}
+        if isinstance(commands[0], c.AppendNow) and isinstance(refusals.get(0), r.InlineFull):
+            return Undone(refusals)  # nothing of it depends on the state
         for machine, answer in zip(machines, answers, strict=True):
             _catch_up(machine, answer)
         commands, former = _make(wanted), commands
@@ -168,4 +170,4 @@ def committed_at(machine: Machine, answer: Answered, token: bytes, command: str,
             if (step.token, step.command) == (token, command):
                 break
             before = apply_diff(before, step.diff)
-    return Committed(seqno, token, before, found.after.state, attempts, answer.outcome)
+    return Committed(seqno, token, before, found.after.state, attempts, answer.outcome, answer.is_due)

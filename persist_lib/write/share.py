@@ -25,8 +25,8 @@ from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.write")
-ROLLUP_S = 5.0
-"""How long a rollup that is due may delay the return of an append that is committed."""
+UPKEEP_S = 5.0
+"""How long a rollup or a flush that is due may delay the return of an append that is committed."""
 
 Kind = type[c.CompareAndAppend | c.AppendNow | c.Append]
 Place = Callable[[Built, State], Batch]
@@ -87,7 +87,8 @@ class Share:
     def make_room(self) -> None:
         """After InlineFull, before the next attempt: make room in the state, or upload the batch as an object."""
         try:
-            if not self._flush():
+            # A server's clients are many, and the one that the server tells makes room (`housekeep`).
+            if self._kind is c.AppendNow or not self._flush():
                 self._built = self._builder.externalised(self._built)
         except Indeterminate as error:
             raise undoubted(self.machine.shard, error) from error
@@ -104,14 +105,18 @@ class Share:
             self._builder.discard()
 
     def housekeep(self, done: Done, deadline: Deadline) -> None:
-        """Roll up if that is this writer's duty. The append is committed already, so a failure is only logged."""
-        if not (isinstance(done, Committed) and is_duty(done, self.machine.config.rollup_every)):
+        """Roll up or flush if that is this writer's duty. The append is committed, so a failure is only logged."""
+        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
+        if not (isinstance(done, Committed) and done.is_read_back):
             return
         try:
-            rolling = self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))
-            within(rolling, lambda: write_rollup(self.machine, self._registration.id))
+            upkeep = self.machine.runtime.deadline(min(UPKEEP_S, deadline.remaining_s()))
+            if is_duty(done, self.machine.config.rollup_every):
+                within(upkeep, lambda: write_rollup(self.machine, self._registration.id))
+            if done.is_due and 2 * self.machine.state.inline_size >= INLINE_TOTAL_BYTES:
+                within(upkeep, self._flush)
         except PersistError as error:
-            log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
+            log.warning("shard %s: upkeep after an append failed: %s", self.machine.shard, error)
 
     def appended(self, done: Done, cost: Cost) -> Appended:
         """The acknowledgement of what was committed, now or by an earlier call with the same token."""
