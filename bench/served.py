@@ -34,7 +34,8 @@ def server(blobs: str, consensus: str) -> Iterator[Ready]:
 def clients(blobs: str, consensus: str, count: str, seconds: str) -> Iterator[Ready]:
     """So many clients, each with a thread, a connection and a writer of its own, which append at the next time.
 
-    Leases last 15 minutes and are not renewed in the background, as that takes a process each. `run` lets all of them append for so many seconds. It answers in JSON how long (s) each append of each took.
+    Leases last 15 minutes and are not renewed in the background, as that takes a process each. `run` lets all of them
+    append for so many seconds. It answers in JSON how long (s) each append of each took.
     """
     with ExitStack() as stack:
         runtime = Runtime(background=False)
