@@ -251,4 +251,4 @@ def test_the_shard_is_named_in_what_is_not_known(place: Place, write: persist.Wr
     place.taking.lost = 0
     assert ShardId(SHARD) in told.value.message
     assert since_of(told.value.token or b"") is not None
-    assert TOP != write.upper
+    assert write.upper != TOP
