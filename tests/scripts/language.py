@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -241,7 +242,8 @@ def schema(words: Words) -> Schema:
     def side(text: str) -> dict[str, str]:
         return dict(column.replace("!", " not null").split(":") for column in text.split(",") if column)
 
-    return Schema(side(words.get("key", "id:int64")), side(words.get("value")), times=words.get("times") or None)
+    times = cast("Unit | None", words.get("times") or None)
+    return Schema(side(words.get("key", "id:int64")), side(words.get("value")), times=times)
 
 
 def _ids(text: str) -> tuple[int, int]:
