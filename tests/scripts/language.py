@@ -41,6 +41,7 @@ from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.log import after, apply_row, next_group, next_row
+from persist_lib.times import Unit
 
 BYTES_EACH = 100
 """Size of an update in a script's parts."""
