@@ -29,6 +29,7 @@ BENCHMARKS = {
     "postgres-append": "bench.postgres:postgres_append",
     "postgres-lag": "bench.postgres_lag:postgres_lag",
     "contention": "bench.postgres:contention",
+    "server": "bench.server:server",
     "cost": "bench.cost:cost",
     "idle-passes": "bench.passes:idle_passes",
     "debt-to-rest": "bench.passes:debt_to_rest",

@@ -53,7 +53,7 @@ def postgres_append(quick: bool) -> list[Figure]:
             append(number)
         ours: list[float] = []
         peers: list[float] = []
-        with Peer("bench.bare:postgres_log", server.url, _row_bytes(server.url)) as bare:
+        with Peer("bench.bare:postgres_log", server.url, row_bytes(server.url)) as bare:
             for number in range(WARM, WARM + total, BLOCK):
                 ours += [timed(lambda n=n: append(n)) for n in range(number, number + BLOCK)]  # type: ignore[misc]
                 peers += bare.run(BLOCK)
@@ -67,7 +67,7 @@ def postgres_append(quick: bool) -> list[Figure]:
                    settings=bare.settings)]  # fmt: skip
 
 
-def _row_bytes(url: str) -> int:
+def row_bytes(url: str) -> int:
     """As large as our rows are at this moment."""
     with psycopg.connect(url) as connection:
         query = "SELECT avg(length(data)) FROM (SELECT data FROM persist.shard_log ORDER BY seqno DESC LIMIT 20) newest"
@@ -86,7 +86,7 @@ def contention(quick: bool) -> list[Figure]:
         with persist.open(*urls) as client, client.open_writer("busy", SMALL) as write:
             for n in range(WARM):
                 write.compare_and_append([{"id": n, "text": "x" * 1000, "_time": n}], n, n + 1)
-        size = _row_bytes(server.url)
+        size = row_bytes(server.url)
         with closing(BareLog.create(server.url, size)) as bare_log:
             settings = SETTINGS + bare_log.durability()
         return [

@@ -56,6 +56,23 @@ class CompareAndAppend(msgspec.Struct, frozen=True):
     now: int = 0
 
 
+class AppendNow(msgspec.Struct, frozen=True):
+    """Push `batch`, whose updates are all of one time, at the next time, wherever upper is then.
+
+    The next time is upper; where times are a clock, `now` (ms of the store's clock) if that is later. It is committed
+    once: `since` is a version that certainly does not have it, and a state that no longer remembers all appends since
+    then refuses it. In the log it is the `CompareAndAppend` that it came to.
+    """
+
+    writer: WriterId
+    token: bytes
+    batch: Batch
+    lease_until: int
+    since: SeqNo
+    producer: tuple[str, int] | None = None
+    now: int = 0
+
+
 class Append(msgspec.Struct, frozen=True):
     """Push the part of `batch` that lies beyond the shard's upper. For several writers of identical data."""
 
@@ -198,7 +215,15 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 Command = (
-    Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | Append | Absorb | DiscardPending
-    | Heartbeat | DowngradeSince | SetHold | ReleaseHold | ForgetProducer | SetRetention | Expire | Retire
-    | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired | EvolveSchema | Upgrade | Finish
+    Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | AppendNow | Append | Absorb
+    | DiscardPending | Heartbeat | DowngradeSince | SetHold | ReleaseHold | ForgetProducer | SetRetention | Expire
+    | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired | EvolveSchema | Upgrade | Finish
 )  # fmt: skip
+
+STORED_AS: dict[type, str] = {AppendNow: CompareAndAppend.__name__}
+"""The commands that the log calls by the name of another one, which comes to the same change."""
+
+
+def stored_name(command: Command) -> str:
+    """What the log calls this command."""
+    return STORED_AS.get(type(command)) or type(command).__name__

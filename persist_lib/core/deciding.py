@@ -8,6 +8,8 @@ decides that are ids, which are never reused, frontiers, which never move back, 
 from __future__ import annotations
 
 from persist_lib.core import commands as c
+from persist_lib.core.outcomes import outcome_since
+from persist_lib.core.placing import remembers_since
 from persist_lib.core.state import State
 
 
@@ -27,6 +29,10 @@ def _is_passed(state: State, command: c.Command) -> bool:
             return True
         case c.CompareAndAppend(_, _, batch) | c.Absorb(_, _, batch):
             return batch.lower < state.upper
+        case c.AppendNow(_, token, since=since):
+            # No frontier passes it: it goes wherever upper is. But no state commits it twice, or if it is not certain.
+            is_there = outcome_since(state, token, since) is not None
+            return is_there or not remembers_since(state, since) or state.upper.is_top()
         case c.Append(_, _, batch):
             return batch.upper <= state.upper
         case c.AddRollup(_, seqno):
@@ -46,7 +52,7 @@ def _is_gone(state: State, command: c.Command) -> bool:
     second time. So no registration may be applied twice: whoever applies commands looks for their tokens first.
     """
     match command:
-        case c.CompareAndAppend(id_) | c.Append(id_) | c.Absorb(id_) | c.ApplyCompaction(id_):
+        case c.CompareAndAppend(id_) | c.AppendNow(id_) | c.Append(id_) | c.Absorb(id_) | c.ApplyCompaction(id_):
             return id_ not in state.writers
         case c.AddRollup(id_):
             return id_ not in state.writers and not state.is_finished()

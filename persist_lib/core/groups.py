@@ -79,7 +79,12 @@ def _apply(state: State, seqno: SeqNo, command: c.Command) -> tuple[Answer, Stat
 def size_of(command: c.Command) -> int:
     """About how many bytes of a row the command takes."""
     match command:
-        case c.CompareAndAppend(_, _, batch) | c.Append(_, _, batch) | c.ApplyCompaction(_, _, batch):
+        case (
+            c.CompareAndAppend(_, _, batch)
+            | c.AppendNow(_, _, batch)
+            | c.Append(_, _, batch)
+            | c.ApplyCompaction(_, _, batch)
+        ):
             return COMMAND_BYTES + batch.inline_size + PART_BYTES * len(batch.parts)
         case c.Absorb(_, _, batch, absorbed):
             return COMMAND_BYTES + batch.inline_size + PART_BYTES * (len(batch.parts) + len(absorbed))

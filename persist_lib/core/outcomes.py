@@ -26,6 +26,16 @@ def find_outcome(state: State, token: bytes, lower: Antichain, upper: Antichain)
     return None if _is_cut(state, lower, upper) else next(found, None)
 
 
+def outcome_since(state: State, token: bytes, since: int) -> Outcome | None:
+    """The outcome of an append with this token that was committed after the version `since`, if it is remembered."""
+    for outcome in reversed(state.outcomes):
+        if outcome.seqno <= since:
+            return None
+        if outcome.token == token:
+            return outcome
+    return None
+
+
 def is_excluded(state: State, lower: Antichain, upper: Antichain) -> bool:
     """Whether an append of `[lower, upper)` that `find_outcome` does not know was not committed, and never will be.
 

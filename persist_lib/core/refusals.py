@@ -57,6 +57,13 @@ class AlreadyDone(msgspec.Struct, frozen=True):
     outcome: Outcome | None = None
 
 
+class Forgotten(msgspec.Struct, frozen=True):
+    """The shard remembers all appends after `remembered` only, so not whether this one was committed after `since`."""
+
+    since: SeqNo
+    remembered: SeqNo
+
+
 class AlreadyProduced(msgspec.Struct, frozen=True):
     """The producer has appended this sequence number, or a higher one: `last` says which, and where."""
 
@@ -162,5 +169,5 @@ class NothingDue(msgspec.Struct, frozen=True):
 Refusal = (
     Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
     | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue | OlderFormat
-    | StillPending | AlreadyProduced | TooManyProducers | WrongSequence | NeedsFormat
+    | StillPending | AlreadyProduced | TooManyProducers | WrongSequence | NeedsFormat | Forgotten
 )  # fmt: skip

@@ -39,6 +39,7 @@ BY_COMMAND: Mapping[type[c.Command], Needed | Callable[[Any], Needed]] = {
     c.RegisterReader: READ,
     c.CloneReader: READ,
     c.CompareAndAppend: APPEND,
+    c.AppendNow: APPEND,
     c.Append: APPEND,
     c.Absorb: APPEND,
     c.DiscardPending: WRITE,

@@ -24,6 +24,7 @@ from persist_lib.core.formats import (
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
+from persist_lib.core.placing import not_new, placed
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
@@ -70,7 +71,11 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return _add_rollup(state, seqno, command)
         case c.CompareAndAppend() | c.Append() | c.Absorb() if outcome := _remembered(state, command):
             return r.AlreadyDone(outcome)
-        case c.CompareAndAppend(producer=(name, sequence)) if refusal := is_not_new(state, name, sequence):
+        case c.AppendNow() if refusal := not_new(state, seqno, command):
+            return refusal
+        case c.CompareAndAppend(producer=(name, sequence)) | c.AppendNow(producer=(name, sequence)) if (
+            refusal := is_not_new(state, name, sequence)
+        ):
             return refusal
         case _ if state.is_finished():
             return r.Finished()
@@ -90,6 +95,9 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return clone(state, command)
         case c.CompareAndAppend() | c.Append() | c.Absorb():
             return _append(state, seqno, command)
+        case c.AppendNow():
+            append = placed(state, command)
+            return _append(state, seqno, append) if isinstance(append, c.CompareAndAppend) else append
         case c.DiscardPending():
             return discard(state, seqno, command)
         case c.Heartbeat(ids, lease_until):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from persist_lib.core.commands import Command
+from persist_lib.core.commands import STORED_AS, Command
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import (
     FIRST,
@@ -97,7 +97,7 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers")
-COMMANDS = frozenset(command.__name__ for command in get_args(Command))
+COMMANDS = frozenset(command.__name__ for command in get_args(Command) if command not in STORED_AS)
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)
 _states = msgspec.msgpack.Decoder(StoredState)

@@ -15,6 +15,7 @@ import msgspec
 from persist_lib import errors
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.state import Outcome
 from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, NewerFormat, PersistError
 from persist_lib.ids import SeqNo
 
@@ -59,12 +60,17 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What came of a command: where it was committed, or the name and fields of its refusal; and rows of the log."""
+    """What came of a command: where it was committed, or the name and fields of its refusal; and rows of the log.
+
+    `location.commands.Answered` says the same, and what the last two fields are.
+    """
 
     seqno: SeqNo
     is_committed: bool
     refusal: tuple[str, msgspec.Raw] | None = None
     rows: tuple[tuple[SeqNo, bytes], ...] = ()
+    outcome: Outcome | None = None
+    is_due: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode

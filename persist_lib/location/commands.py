@@ -13,6 +13,7 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.state import Outcome
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 
@@ -33,13 +34,16 @@ class Answered(NamedTuple):
 
     Neither: the state at `seqno` accepts it, but it was not committed, as a command of another shard that was to be
     committed together with it was refused. `rows` are those of the log from the version that was known to this one, if
-    they were at hand.
+    they were at hand and are few. Of an append at the next time that was committed, `outcome` says which upper it left,
+    so that nothing has to be read back; but `is_due` says that its sender has to roll up or to flush.
     """
 
     seqno: SeqNo
     refusal: r.Refusal | None = None
     is_committed: bool = False
     rows: tuple[Row, ...] = ()
+    outcome: Outcome | None = None
+    is_due: bool = False
 
 
 @runtime_checkable

@@ -13,20 +13,25 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
+from msgspec.structs import replace
+
+from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.deciding import is_out_for_ever
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.groups import CHANGES_MOST, Answer
+from persist_lib.core.placing import remembers_since
 from persist_lib.core.state import OUTCOMES_KEPT, TOKENS_KEPT, State, Version
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloaded, PersistError, TimedOut
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.server.answering import committed, due, refused
 from persist_lib.server.queue import Queue
 from persist_lib.server.requests import Request
-from persist_lib.server.seen import Seen
+from persist_lib.server.seen import Found, Seen
 from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.contention import give_way, wait_after_loss
 from persist_lib.shard.doubt import DOUBT_PAUSE_S, in_doubt, settle
@@ -127,7 +132,7 @@ class Funnel:
         self.seen.follow(version.seqno)
         left = []
         for request in lot:
-            found = self.seen.find(request, request.since)
+            found = self._found(request, version)
             if found == "unknown":
                 request.fail(self.forgotten(request))
             elif found != "not there":
@@ -136,6 +141,23 @@ class Funnel:
                 left.append(request)
         return left
 
+    def _found(self, request: Request, version: Version) -> Found:
+        """The row that committed a request, up to `version`.
+
+        An append at the next time is looked for here only where the state does not remember all appends since it was
+        made. If it is certainly not there, it counts as made from this version. If that would take reading old rows and
+        it was not sent before, it is refused, and its sender makes it anew.
+        """
+        command = request.command
+        if not isinstance(command, c.AppendNow) or remembers_since(version.state, command.since):
+            return self.seen.find(request, request.since)
+        if not request.is_repeated and command.since < self.seen.begins:
+            return "not there"
+        found = self.seen.look_up(request, command.since)
+        if found == "not there":
+            request.command = replace(command, since=version.seqno)
+        return found
+
     def prepared(self, version: Version, lot: Sequence[Request]) -> tuple[Prepared | None, tuple[Answer, ...]]:
         """The row of the first requests of a lot, and their answers."""
         now = self.machine.consensus.now()
@@ -143,18 +165,24 @@ class Funnel:
         group = prepare_group(self.machine, version, asked, now)
         return group.prepared, group.answers
 
-    def tell(self, lot: Sequence[Request], answers: Sequence[Answer], version: Version) -> list[Request]:
-        """Answer the first requests by `version`, which is committed and holds them. Returns the others."""
-        for request, answer in zip(lot, answers, strict=False):
+    def tell(
+        self, lot: Sequence[Request], answers: Sequence[Answer], version: Version, before: State | None = None
+    ) -> list[Request]:
+        """Answer the first requests by `version`, which is committed and holds them. Returns the others.
+
+        `before` is the state before the row that led to it, if there is a row.
+        """
+        rolls_up = due(lot, answers, before, version, self.machine.config.rollup_every)
+        for place, (request, answer) in enumerate(zip(lot, answers, strict=False)):
             rows = self.seen.rows(request.known, version.seqno)
             if isinstance(answer, StateDiff):
-                request.settle(Answered(version.seqno, is_committed=True, rows=rows))
+                request.settle(committed(request, answer, version, rows, is_due=place == rolls_up))
             elif isinstance(answer, PersistError):
                 request.fail(answer)
             elif request.is_repeated and not _is_certain(answer, version.state, request):
                 request.fail(self.still_open(request, answer))
             else:
-                request.settle(Answered(version.seqno, answer, rows=rows))
+                request.settle(refused(request, answer, version.seqno, rows))
         return list(lot[len(answers) :])
 
     def settle(self, sent: Sequence[Prepared], send: Callable[[], bool], lot: Sequence[Request]) -> bool | None:
@@ -210,8 +238,8 @@ class Funnel:
             if won:
                 machine.adopt(prepared, machine.runtime.monotonic() - started)
                 self.seen.committed(prepared.row, prepared.data)
-                committed = Version(prepared.row.seqno, prepared.state, b"")
-                self.queue.put_back(self.tell(lot, answers, committed))
+                after = Version(prepared.row.seqno, prepared.state, b"")
+                self.queue.put_back(self.tell(lot, answers, after, version.state))
                 return
             if won is None:
                 self.queue.put_back(lot[len(answers) :])

@@ -74,5 +74,5 @@ class Request:
         self.answer.set_exception(error)
 
 
-APPENDS = (c.CompareAndAppend, c.Append, c.Absorb)
+APPENDS = (c.CompareAndAppend, c.AppendNow, c.Append, c.Absorb)
 """The commands that the state itself remembers by their tokens."""

@@ -20,8 +20,8 @@ from persist_lib.shard.log import SCAN_ROWS, row_name
 ROWS_KEPT = 4096
 """How many rows' tokens are in memory, of each shard: some 100 bytes a command."""
 NO_MATTER = (*APPENDS, c.Heartbeat, c.Expire, c.Upgrade, c.Create)
-"""Commands that may be applied twice. An append moves upper, so that it never applies again. The others do nothing
-the second time."""
+"""Commands that may be applied twice. An append moves upper, so that it never applies again; one at the next time is
+known by its token, or refused (`core.placing`). The others do nothing the second time."""
 
 RECENT_ROWS = 64
 RECENT_BYTES = 256 * 1024
@@ -91,7 +91,11 @@ class Seen:
         """
         if isinstance(request.command, NO_MATTER):
             return "not there"
-        key = (request.token, type(request.command).__name__)
+        return self.look_up(request, since)
+
+    def look_up(self, request: Request, since: SeqNo) -> Found:
+        """The same of any command."""
+        key = (request.token, c.stored_name(request.command))
         if key in self._found:
             return self._found[key]
         at = SeqNo(since + 1)

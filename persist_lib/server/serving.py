@@ -29,6 +29,7 @@ from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access, Caller, anybody
 from persist_lib.server.announcing import Announcing
+from persist_lib.server.answers import Answers
 from persist_lib.server.asking import ask
 from persist_lib.server.certificates import Certificates
 from persist_lib.server.following import Following
@@ -109,6 +110,7 @@ class ShardServer:
         """
         _check_address(self._listen, is_safe=self._access is not None and self._certificates is not None)
         self._loop = asyncio.new_event_loop()
+        self._answers = Answers(self._loop)
         self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
         self._funnels.start()
         self._thread.start()
@@ -200,11 +202,18 @@ class ShardServer:
         deadline = self._client.runtime.deadline(timeout_s)
         requests = ask(self._funnels, proposed, given.token, caller.name, deadline, is_repeated=given.is_repeated)
         try:
-            answers = await asyncio.gather(*(asyncio.wrap_future(request.answer) for request in requests))
+            answers = await self._answers.of(requests)
         finally:
             for request in requests:
                 request.is_dropped = True
         return [
-            wire.Answer(seqno, is_committed, None if refusal is None else wire.encode_refusal(refusal), rows)
-            for seqno, refusal, is_committed, rows in answers
+            wire.Answer(
+                one.seqno,
+                one.is_committed,
+                None if one.refusal is None else wire.encode_refusal(one.refusal),
+                one.rows,
+                one.outcome,
+                one.is_due,
+            )
+            for one in answers
         ]

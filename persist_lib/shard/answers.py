@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.state import State
+from persist_lib.core.state import Outcome, State
 from persist_lib.ids import SeqNo
 
 
@@ -15,6 +15,8 @@ class Committed(NamedTuple):
     """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts.
 
     In a row of several commands, `before` is the state that the ones before it left, and `after` that of the whole row.
+    With an `outcome` of an append, both may be an older state, as nothing was read back.
+    `is_due`: a server says that its sender has to do the upkeep that it calls for.
     """
 
     seqno: SeqNo
@@ -22,6 +24,13 @@ class Committed(NamedTuple):
     before: State
     after: State
     attempts: int
+    outcome: Outcome | None = None
+    is_due: bool = False
+
+    @property
+    def is_read_back(self) -> bool:
+        """Whether its states are those before and after it."""
+        return self.before is not self.after
 
 
 Build = Callable[[State, int], c.Command]

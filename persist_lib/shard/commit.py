@@ -19,12 +19,14 @@ from typing import NamedTuple
 
 from persist_lib.config import Config
 from persist_lib.core import refusals as r
+from persist_lib.core.commands import stored_name
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.state import State, Version
+from persist_lib.core.state import Outcome, State, Version
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change
 from persist_lib.errors import InvalidUsage, NotFound, PersistError, TimedOut
 from persist_lib.format.log import LogRow, encode_row
+from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.wrap.around import takes_commands
@@ -124,6 +126,7 @@ class Machine:
         self.runtime = runtime
         self.turn = threading.RLock()
         self._version: Version | None = None
+        self._noted = Outcome(b"", SeqNo(0), MINIMUM)
         self._closed: str | None = None
         self.pace = Pace()
         enrol(self, Stage.SHARDS)
@@ -160,6 +163,22 @@ class Machine:
     def state(self) -> State:
         """The newest state this process knows."""
         return self.version.state
+
+    @property
+    def seen(self) -> SeqNo:
+        """The newest seqno of which this process knows that it is there. It may not know that version."""
+        return max(self._noted.seqno, self.version.seqno)
+
+    @property
+    def upper(self) -> Antichain:
+        """The newest upper this process knows."""
+        return self.state.upper.join(self._noted.upper)
+
+    def note(self, outcome: Outcome) -> None:
+        """Know that an append was committed, without reading the log up to there."""
+        with self.turn:
+            newest = max(self._noted.seqno, outcome.seqno)
+            self._noted = Outcome(b"", newest, self._noted.upper.join(outcome.upper))
 
     def times(self) -> Times:
         """How a call reads and shows the shard's times. A shard never changes that, so any version tells."""
@@ -198,7 +217,7 @@ class Machine:
     def forget(self) -> None:
         """Forget the known version, as it has been taken back."""
         with self.turn:
-            self._version = None
+            self._version, self._noted = None, Outcome(b"", SeqNo(0), MINIMUM)
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
         """Commit the command that `build` makes, or raise its refusal. If there is nothing to do, that is a success."""
@@ -245,7 +264,7 @@ class Machine:
             return diff
         state = apply_diff(version.state, diff)
         check_change(version.state, diff, state, seqno)
-        row = next_row(version, diff, state, token, type(command).__name__, now)
+        row = next_row(version, diff, state, token, stored_name(command), now)
         return Prepared(self, version, row, encode_row(row, state.format), state)
 
     def adopt(self, prepared: Prepared, took_s: float) -> None:

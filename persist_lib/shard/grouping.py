@@ -75,7 +75,7 @@ def prepare_group(machine: Machine, version: Version, asked: Sequence[Asked], no
 
 
 def _step(one: Asked, answer: Answer) -> Step:
-    command = type(one.command).__name__
+    command = c.stored_name(one.command)
     if isinstance(answer, StateDiff):
         return Step(one.token, command, one.sender, answer)
     told = str(answer).encode("utf-8", "replace").decode()  # it may quote what could never be stored

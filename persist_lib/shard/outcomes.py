@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 
 from persist_lib.core.diff import TraceEdit
-from persist_lib.core.outcomes import find_outcome, is_excluded
-from persist_lib.core.state import State
+from persist_lib.core.outcomes import find_outcome, is_excluded, outcome_since
+from persist_lib.core.placing import remembers_since
+from persist_lib.core.state import Outcome, State
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, ShardFinished, UpperMismatch
 from persist_lib.format.log import LogRow, decode_row
 from persist_lib.frontier import Antichain
@@ -38,6 +39,7 @@ class Verdict(msgspec.Struct, frozen=True):
     why: str
 
 
+FIRST_ROW = SeqNo(1)
 APPENDS = frozenset({"CompareAndAppend", "Append", "Absorb"})
 """The commands whose tokens are remembered."""
 
@@ -95,6 +97,34 @@ def judge(machine: Machine, token: bytes, lower: Antichain, upper: Antichain) ->
     return _before(machine, first.seqno, token, lower, upper) or _unknown(version.state, lower, upper)
 
 
+def find_since(machine: Machine, token: bytes, since: SeqNo) -> Outcome | SeqNo:
+    """The outcome of an append at the next time that was made from the version `since`, or a version without it.
+
+    Reads the shard afresh, and changes nothing. Raises Indeterminate if it is not known any more.
+    """
+    version = machine.fetch()
+    if (outcome := outcome_since(version.state, token, since)) is not None:
+        return outcome
+    if remembers_since(version.state, since):
+        return version.seqno
+    newest = since
+    for row in _rows(machine, SeqNo(since + 1)):
+        if row.seqno != newest + 1:
+            break
+        newest = row.seqno
+        for step in row.steps:
+            if step.token == token and step.command in APPENDS and step.diff is not None and step.diff.outcomes:
+                return step.diff.outcomes.added[-1]
+    if newest >= version.seqno:
+        return newest
+    raise Indeterminate(
+        f"shard {machine.shard}: whether the append with token {token.hex()} was committed before is not known any "
+        f"more: it was first sent after v{since}, the shard remembers its {len(version.state.outcomes)} newest "
+        "appends, and its log is truncated. This call wrote nothing. Read the shard to see what is there",
+        shard=machine.shard, token=token,
+    )  # fmt: skip
+
+
 def _by_state(state: State, token: bytes, lower: Antichain, upper: Antichain) -> Verdict | None:
     if (outcome := find_outcome(state, token, lower, upper)) is not None:
         return Verdict("committed", outcome.seqno, f"it was committed as v{outcome.seqno}")
@@ -139,9 +169,8 @@ def _appends(row: LogRow, token: bytes) -> Iterator[TraceEdit]:
             yield step.diff.trace
 
 
-def _rows(machine: Machine) -> Iterator[LogRow]:
-    """Every row of the log that is there, oldest first."""
-    at = SeqNo(0)
+def _rows(machine: Machine, at: SeqNo = FIRST_ROW) -> Iterator[LogRow]:
+    """Every row of the log that is there, from one on, oldest first."""
     while rows := machine.consensus.scan(machine.shard, at, SCAN_ROWS):
         for seqno, data in rows:
             yield decode_row(data, row_name(machine.shard, seqno))

@@ -15,6 +15,7 @@ from persist_lib.errors import (
     AlreadyProduced,
     CompactionRefused,
     HoldConflict,
+    Indeterminate,
     InvalidUsage,
     LeaseExpired,
     NotFound,
@@ -124,12 +125,19 @@ _Rare = (
 """Refusals that rarely reach a caller: the code that made the command deals with them, or checked for them before."""
 
 
-_OfProducers = r.AlreadyProduced | r.TooManyProducers | r.WrongSequence | r.StillPending
+_OfProducers = r.AlreadyProduced | r.TooManyProducers | r.WrongSequence | r.StillPending | r.Forgotten
 
 
 def _rarely_told(shard: ShardId, refusal: _Rare | _OfProducers, show: Callable[[Antichain], str]) -> PersistError:
-    """The exception for a refusal that is rare, or that is about producers or the pending area."""
+    """The exception for a refusal that is rare, or that is about producers, tokens or the pending area."""
     match refusal:
+        case r.Forgotten(since, remembered):
+            return Indeterminate(
+                f"shard {shard}: whether this append was committed before is not known: it was first sent after "
+                f"v{since}, and the shard remembers its appends after v{remembered}. This call wrote nothing. Repeat "
+                "it with the same token, and the log tells, unless it is truncated",
+                shard=shard, since=since, remembered=remembered,
+            )  # fmt: skip
         case r.AlreadyProduced(name, sequence, last):
             return AlreadyProduced(
                 f"shard {shard}: the producer {name!r} has appended number {last.sequence} already (as v{last.seqno}, "

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import apply_diff
+from persist_lib.core.state import Outcome
 from persist_lib.errors import Indeterminate, NotFound, TimedOut
+from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, Proposed, TakesCommands, undated
 from persist_lib.runtime.ambient import Deadline
@@ -55,6 +57,8 @@ def commit_by_commands(
         if all(one is not None for one in done):
             return [one for one in done if one is not None]
         refusals = {at: answer.refusal for at, answer in enumerate(answers) if answer.refusal is not None}
+        if isinstance(commands[0], c.AppendNow) and isinstance(refusals.get(0), r.InlineFull):
+            return Undone(refusals)  # nothing of it depends on the state
         for machine, answer in zip(machines, answers, strict=True):
             _catch_up(machine, answer)
         commands, former = _make(wanted), commands
@@ -109,8 +113,13 @@ def _plain(commands: Sequence[c.Command]) -> list[c.Command]:
 
 def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, attempts: int) -> Done | None:
     """The success that an answer tells, if it does."""
+    if answer.is_committed and answer.outcome is not None:
+        machine.note(answer.outcome)
+        if not (answer.rows or answer.is_due):
+            known = machine.ground().state
+            return Committed(answer.seqno, token, known, known, attempts, answer.outcome)
     if answer.is_committed:
-        return committed_at(machine, answer, token, type(command).__name__, attempts)
+        return committed_at(machine, answer, token, c.stored_name(command), attempts)
     return answer.refusal if isinstance(answer.refusal, r.AlreadyDone) else None
 
 
@@ -121,6 +130,9 @@ def _catch_up(machine: Machine, answer: Answered) -> None:
     was not, and does not lose the next race for that.
     """
     with machine.turn:
+        if isinstance(answer.refusal, r.Forgotten):  # the command is made anew from that seqno on, whatever was there
+            machine.note(Outcome(b"", answer.seqno, MINIMUM))
+            return
         if (known := machine.ground()).seqno >= answer.seqno:
             return
         found = followed(machine.shard, known, answer.rows)
@@ -151,11 +163,11 @@ def committed_at(machine: Machine, answer: Answered, token: bytes, command: str,
             except NotFound:
                 found = None
         if found is None:
-            return Committed(seqno, token, machine.state, machine.state, attempts)
+            return Committed(seqno, token, machine.state, machine.state, attempts, answer.outcome)
     before = found.before.state
     for step in found.row.steps:
         if step.diff is not None:
             if (step.token, step.command) == (token, command):
                 break
             before = apply_diff(before, step.diff)
-    return Committed(seqno, token, before, found.after.state, attempts)
+    return Committed(seqno, token, before, found.after.state, attempts, answer.outcome, answer.is_due)

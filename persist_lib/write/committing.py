@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.formats import PARTS_AT_A_TIME
+from persist_lib.core.placing import counted_at
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, UpperMismatch
@@ -34,10 +36,10 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.write.appending import check_newest, check_produced, inline_room, outrun, undoubted, whole
 from persist_lib.write.differences import Overwriting, Pair, Source, Upserting, check_all
-from persist_lib.write.layout import assembled, batch_of, counted_at
+from persist_lib.write.layout import assembled, batch_of
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Lent, Registration, lease_ended
-from persist_lib.write.share import Place, Share, commit_shares
+from persist_lib.write.share import Kind, Place, Share, commit_shares
 from persist_lib.write.staged import Staged
 from persist_lib.write.times import next_time
 from persist_lib.write.verbs import Changed
@@ -95,6 +97,8 @@ class Commit:
         bounds = staged[0].bounds
         if self._schema.constraints:
             return self._append_checked(builder, built, staged, when)
+        if bounds is None and when is None and self._is_placed():
+            return self._send(builder, built, whole, c.AppendNow)
         return self._send(builder, built, whole if bounds is not None else partial(self._next, when))
 
     def _append_checked(self, builder: Builder, built: Built, staged: Sequence[Staged], when: int | None) -> Appended:
@@ -219,12 +223,16 @@ class Commit:
             machine.runtime, self._deadline,
         )  # fmt: skip
 
-    def _send(self, builder: Builder, built: Built, place: Place) -> Appended:
+    def _is_placed(self) -> bool:
+        """Whether a server chooses the time."""
+        return self._machine.taker is not None and self._machine.state.format >= PARTS_AT_A_TIME
+
+    def _send(self, builder: Builder, built: Built, place: Place, kind: Kind = c.CompareAndAppend) -> Appended:
         """Commit a batch under the stage's id."""
         machine, registration = self._machine, self._registration
         token = machine.runtime.token()
         writer = registration.register(self._deadline)
-        share = Share(machine, registration, writer, builder, built, place, c.CompareAndAppend, token, self._producer)
+        share = Share(machine, registration, writer, builder, built, place, kind, token, self._producer)
         try:
             return commit_shares((share,), self._deadline, token, self._spent)[0]
         except LeaseExpired as error:

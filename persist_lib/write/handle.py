@@ -23,7 +23,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.errors import ConstraintViolated, Indeterminate, PersistError
 from persist_lib.frontier import MINIMUM, TOP, Antichain
-from persist_lib.ids import WriterId, parse_producer, parse_token
+from persist_lib.ids import SeqNo, WriterId, parse_producer, parse_token
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
@@ -36,6 +36,7 @@ from persist_lib.shard.leases import Leased, Leases
 from persist_lib.shard.outcomes import REFUSED, committed_before
 from persist_lib.times import Times
 from persist_lib.write.appending import check_produced, inline_room, parse_bounds, timed_out, undoubted, whole
+from persist_lib.write.appends import AppendsNow
 from persist_lib.write.committing import Prepared
 from persist_lib.write.constraints import check_constraints
 from persist_lib.write.doubts import Doubt, Doubts
@@ -44,12 +45,12 @@ from persist_lib.write.queue import Answer, Outbox, not_sent
 from persist_lib.write.registration import Registration
 from persist_lib.write.share import Kind, Place, Share, commit_shares
 from persist_lib.write.staging import Staging
-from persist_lib.write.verbs import Changed, Verbs
+from persist_lib.write.verbs import Changed
 
 __all__ = ["Appended", "Batching", "Changed", "WriteHandle"]
 
 
-class WriteHandle(Leased, Verbs, Staging):
+class WriteHandle(Leased, AppendsNow, Staging):
     """Writes to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
 
     def __init__(
@@ -75,7 +76,7 @@ class WriteHandle(Leased, Verbs, Staging):
     @property
     def upper(self) -> Antichain:
         """The newest upper of the shard that this process has seen. `fetch_upper` reads it from the location."""
-        return self.machine.state.upper
+        return self.machine.upper
 
     @property
     def id(self) -> WriterId:
@@ -442,14 +443,15 @@ class WriteHandle(Leased, Verbs, Staging):
         token: bytes | None,
         spent: Spending,
         producer: tuple[str, int] | None = None,
+        since: SeqNo | None = None,
     ) -> Appended:
         token = token or self.machine.runtime.token()
-        share = self._share(builder, built, place, kind, deadline, token, producer)
+        share = self._share(builder, built, place, kind, deadline, token, producer, since)
         return commit_shares((share,), deadline, token, spent)[0]
 
     def _share(
         self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes,
-        producer: tuple[str, int] | None = None,
+        producer: tuple[str, int] | None = None, since: SeqNo | None = None,
     ) -> Share:  # fmt: skip
         """A share of the batch that was built, under this writer's id. Registers the writer if it has no id yet."""
         try:
@@ -461,4 +463,4 @@ class WriteHandle(Leased, Verbs, Staging):
             if isinstance(error, Indeterminate):
                 raise undoubted(self.machine.shard, error) from error
             raise
-        return Share(self.machine, self._registration, writer, builder, built, place, kind, token, producer)
+        return Share(self.machine, self._registration, writer, builder, built, place, kind, token, producer, since)

@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from persist_lib.core.state import Batch, Part
@@ -58,7 +57,7 @@ def laid_out(parts: Iterable[Part]) -> Runs:
 def batch_of(
     parts: Iterable[Part], sums: Sums, bounds: tuple[Antichain, Antichain] | None, table: pa.Table | None = None
 ) -> Built:
-    """The batch of all these parts. Without bounds it is at time 0, for `counted_at`."""
+    """The batch of all these parts. Without bounds it is at time 0, for `core.placing.counted_at`."""
     runs = laid_out(parts)
     lower, upper = bounds or (MINIMUM, ONCE)
     batch = Batch(
@@ -92,9 +91,3 @@ def inline_tables(staged: Sequence[Staged], schema: Schema, schemas: Sequence[Sc
         for part in one.parts:
             if part.inline is not None:
                 yield decode_inline("a task's answer", part.inline, schemas[part.schema], schema)
-
-
-def counted_at(batch: Batch, lower: Antichain, time: int) -> Batch:
-    """The same updates, all at one time, in a batch from `lower` on."""
-    parts = tuple(part.counted_at(time) for part in batch.parts)
-    return msgspec.structs.replace(batch, lower=lower, upper=at(time + 1), parts=parts)

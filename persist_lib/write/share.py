@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
+from persist_lib.core.outcomes import outcome_since
 from persist_lib.core.plan.compaction import plan_flush, policy_of
-from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
+from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Outcome, State
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
-from persist_lib.ids import WriterId
+from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.compaction import carry_out, local_engine
@@ -24,10 +25,10 @@ from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.write")
-ROLLUP_S = 5.0
-"""How long a rollup that is due may delay the return of an append that is committed."""
+UPKEEP_S = 5.0
+"""How long a rollup or a flush that is due may delay the return of an append that is committed."""
 
-Kind = type[c.CompareAndAppend | c.Append]
+Kind = type[c.CompareAndAppend | c.AppendNow | c.Append]
 Place = Callable[[Built, State], Batch]
 """The batch to register, given what was built and the newest state."""
 
@@ -39,15 +40,17 @@ class Share:
     """
 
     __slots__ = (
-        "_builder", "_built", "_is_asked", "_kind", "_place", "_placed", "_producer", "_registration", "_token",
-        "_writer",
+        "_builder", "_built", "_is_asked", "_kind", "_place", "_placed", "_producer", "_registration", "_since",
+        "_token", "_writer",
         "machine",
     )  # fmt: skip
 
     def __init__(
         self, machine: Machine, registration: Registration, writer: WriterId, builder: Builder, built: Built,
         place: Place, kind: Kind, token: bytes, producer: tuple[str, int] | None = None,
+        since: SeqNo | None = None,
     ) -> None:  # fmt: skip
+        """`since`: of an append at the next time that is repeated, a version that does not have it."""
         self.machine = machine
         self._registration = registration
         self._writer = writer
@@ -57,6 +60,7 @@ class Share:
         self._kind = kind
         self._token = token
         self._producer = producer
+        self._since = since
         self._placed = built.batch
         self._is_asked = False
 
@@ -64,9 +68,14 @@ class Share:
         """The command, for the newest state and the store's clock (ms)."""
         self._placed, self._is_asked = self._place(self._built, state), True
         lease_until = now + self.machine.config.lease_ms
+        if self._kind is c.Append:
+            return c.Append(self._writer, self._token, self._placed, lease_until)
         if self._kind is c.CompareAndAppend:
             return c.CompareAndAppend(self._writer, self._token, self._placed, lease_until, self._producer, now)
-        return self._kind(self._writer, self._token, self._placed, lease_until)
+        # SUBTLE: a fresh token is nowhere but in what this call sent, and each of that is decided before this is called
+        # again. A token of an earlier call may be committed at any moment.
+        since = self.machine.seen if self._since is None else self._since
+        return c.AppendNow(self._writer, self._token, self._placed, lease_until, since, self._producer, now)
 
     def refused(self, refusal: r.Refusal) -> PersistError:
         """The exception for a refusal. If it says that this writer is not live, the next call registers a new one."""
@@ -78,7 +87,8 @@ class Share:
     def make_room(self) -> None:
         """After InlineFull, before the next attempt: make room in the state, or upload the batch as an object."""
         try:
-            if not self._flush():
+            # A server's clients are many, and the one that the server tells makes room (`housekeep`).
+            if self._kind is c.AppendNow or not self._flush():
                 self._built = self._builder.externalised(self._built)
         except Indeterminate as error:
             raise undoubted(self.machine.shard, error) from error
@@ -95,27 +105,43 @@ class Share:
             self._builder.discard()
 
     def housekeep(self, done: Done, deadline: Deadline) -> None:
-        """Roll up if that is this writer's duty. The append is committed already, so a failure is only logged."""
-        if not (isinstance(done, Committed) and is_duty(done, self.machine.config.rollup_every)):
+        """Roll up or flush if that is this writer's duty. The append is committed, so a failure is only logged."""
+        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
+        if not (isinstance(done, Committed) and done.is_read_back):
             return
         try:
-            rolling = self.machine.runtime.deadline(min(ROLLUP_S, deadline.remaining_s()))
-            within(rolling, lambda: write_rollup(self.machine, self._registration.id))
+            upkeep = self.machine.runtime.deadline(min(UPKEEP_S, deadline.remaining_s()))
+            if is_duty(done, self.machine.config.rollup_every):
+                within(upkeep, lambda: write_rollup(self.machine, self._registration.id))
+            if done.is_due and 2 * self.machine.state.inline_size >= INLINE_TOTAL_BYTES:
+                within(upkeep, self._flush)
         except PersistError as error:
-            log.warning("shard %s: could not roll up after an append: %s", self.machine.shard, error)
+            log.warning("shard %s: upkeep after an append failed: %s", self.machine.shard, error)
 
     def appended(self, done: Done, cost: Cost) -> Appended:
         """The acknowledgement of what was committed, now or by an earlier call with the same token."""
         if isinstance(done, Committed):
+            if self._kind is c.AppendNow:
+                outcome = done.outcome or outcome_since(done.after, self._token, done.seqno - 1)
+                return self._at(outcome, done.attempts, cost)
             # SUBTLE: not `done.after.upper`: others of the same row may have gone on from there.
             return Appended(done.seqno, self._placed.upper, self._placed.count, self._token, done.attempts, cost)
         if done.outcome is not None:
-            return Appended(done.outcome.seqno, done.outcome.upper, self._placed.count, self._token, 0, cost)
+            return self._at(done.outcome, 0, cost)
         version = self.machine.version
         if self._kind is c.Append:  # the shard had all of it already
             return Appended(version.seqno, version.state.upper, 0, self._token, 0, cost)
         # Another shard of the same append remembers that it was committed, and it was committed to all or to none.
         return Appended(version.seqno, self._placed.upper, self._placed.count, self._token, 0, cost)
+
+    def _at(self, outcome: Outcome | None, attempts: int, cost: Cost) -> Appended:
+        if outcome is None:
+            raise Indeterminate(
+                f"shard {self.machine.shard}: the append with token {self._token.hex()} is committed, but which upper "
+                "it left is not known any more, as many others came since. Do not append it again",
+                shard=self.machine.shard, token=self._token,
+            )  # fmt: skip
+        return Appended(outcome.seqno, outcome.upper, self._placed.count, self._token, attempts, cost)
 
     def _flush(self) -> bool:
         """Merge the newest inline batches into a part, so that the state has room again."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 
+from persist_lib.core.placing import time_after
 from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import MAX_TIME, Antichain, at
-from persist_lib.ids import ShardId, parse_token
+from persist_lib.frontier import Antichain, at
+from persist_lib.ids import SeqNo, ShardId, parse_token
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
-from persist_lib.times import END_S, PER_SECOND
 
 _TOKEN = struct.Struct(">4sQQ16s")
 _MARK = b"next"
+_SINCE = struct.Struct(">4sQ16s")
+_MARK_SINCE = b"past"
 
 
 def next_time(schema: Schema, shard: ShardId, upper: Antichain, runtime: Runtime) -> int:
@@ -22,14 +24,9 @@ def next_time(schema: Schema, shard: ShardId, upper: Antichain, runtime: Runtime
     A clock that goes back, or is behind another machine's, gives upper. Raises InvalidUsage where the shard is closed
     for writing, and at the end of all times: of a clock, at the end of the year 9999.
     """
-    least, unit = upper.time, schema.times
-    if least is not None and unit is None and least < MAX_TIME:
-        return least
-    if least is not None and unit is not None:
-        found = max(least, runtime.clock_ms() * PER_SECOND[unit] // 1_000)
-        if found < END_S * PER_SECOND[unit]:
-            return found
-    ends = "the shard is closed for writing" if least is None else "its times end there"
+    if (found := time_after(upper, schema.times, 0 if schema.times is None else runtime.clock_ms())) is not None:
+        return found
+    ends = "the shard is closed for writing" if upper.is_top() else "its times end there"
     raise InvalidUsage(
         f"shard {shard}: upper is {schema.show(upper)}, and {ends}, so there is no next time to write at. This call "
         "wrote nothing; write to another shard",
@@ -54,3 +51,15 @@ def bounds_of(token: object) -> tuple[bytes, Antichain, Antichain]:
         "Leave it out in the first call; to choose a token yourself, use compare_and_append",
         token=token,
     )
+
+
+def format_since(runtime: Runtime, since: SeqNo) -> bytes:
+    """A fresh token of an append at the next time, which carries a version that does not have it."""
+    return _SINCE.pack(_MARK_SINCE, since, runtime.token())
+
+
+def since_of(token: bytes) -> SeqNo | None:
+    """The version that a token of `format_since` carries; None for any other token."""
+    if len(token) == _SINCE.size and token.startswith(_MARK_SINCE):
+        return SeqNo(_SINCE.unpack(token)[1])
+    return None

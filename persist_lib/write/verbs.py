@@ -17,14 +17,14 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import parse_flag
-from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
+from persist_lib.convert.by_key import parse_keys, parse_rows
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Version
 from persist_lib.errors import Indeterminate, LeaseExpired, UpperMismatch
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import Antichain, at
-from persist_lib.ids import parse_producer
+from persist_lib.ids import SeqNo
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.keyset import Keys
@@ -38,7 +38,7 @@ from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import forgotten, judge
 from persist_lib.shard.refusals import named
-from persist_lib.write.appending import check_newest, check_produced, outrun, undoubted, whole
+from persist_lib.write.appending import check_newest, outrun, undoubted, whole
 from persist_lib.write.looking import Looking
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
@@ -105,39 +105,6 @@ class Verbs(ABC):
         `upsert`.
         """
         return self._change(self._deleting, parse_keys, keys, timeout, token, dry_run)
-
-    def append_now(
-        self,
-        updates: object,
-        *,
-        timeout: float | None = None,
-        token: bytes | None = None,
-        producer: tuple[str, int] | None = None,
-    ) -> Appended:
-        """Append updates at the next time: the shard's upper; where times are a clock, now if that is later.
-
-        `updates` is what `compare_and_append` takes, without `_time`; all of it is held in memory. The time is
-        `answer.upper.time - 1`. No updates are no append: nothing is written, and upper stays. `timeout`, `token` and
-        errors are those of `upsert`. SUBTLE: unlike an upsert, this call does the same again when it is repeated
-        without the token of its Indeterminate. With a `producer`, a name and a sequence number, it does not: it raises
-        AlreadyProduced, as `compare_and_append` says.
-        """
-        held: list[Lock] = []
-        try:
-            known, producer = None if token is None else bounds_of(token), parse_producer(producer)
-            empty = empty_table(self.schema.contents)
-            tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
-            table = pa.concat_tables([empty, *tables])
-            deadline = self._begin(timeout, held)
-            if known is None:
-                check_produced(self.machine, producer)
-            answer, _ = self._at_next_time(
-                lambda version, _: (version, table, Counts()), deadline, known, is_checked=False, producer=producer
-            )
-            return Appended(*msgspec.structs.astuple(answer)[: len(Appended.__struct_fields__)])
-        finally:
-            if held:
-                self._lock.release()
 
     def _change(
         self,
@@ -311,5 +278,5 @@ class Verbs(ABC):
     @abstractmethod
     def _commit(
         self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes | None,
-        spent: Spending, producer: tuple[str, int] | None = None,
+        spent: Spending, producer: tuple[str, int] | None = None, since: SeqNo | None = None,
     ) -> Appended: ...  # fmt: skip

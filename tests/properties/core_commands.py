@@ -120,6 +120,18 @@ class Commands:
             )
         return kind(writer, token, batch, self.lease())
 
+    def append_now(self, state: State) -> c.Command:
+        """Made from the newest version, or from one that is so old that the state may not remember all since then."""
+        writer = self.writer(state)
+        time = at(self.random.choice([0, state.upper.time or 0, self.random.randrange(300)]))
+        batch = self.batch(writer, time, at(min(MAX_TIME, (time.time or 0) + 1)))
+        batch = replace(self.uploaded_by_others(state, batch), lower=MINIMUM)
+        newest = state.outcomes[-1].seqno if state.outcomes else 0
+        since = newest if self.is_sane() else self.random.randint(0, newest + 1)
+        producer = self.producer(state) if self.random.random() < 0.2 else None
+        token = bytes([self.random.randrange(256), 3])
+        return c.AppendNow(writer, token, batch, self.lease(), SeqNo(since), producer, self.random.randrange(400))
+
     def producer(self, state: State) -> tuple[str, int]:
         name = self.random.choice(["query", "load", "☃"])
         last = state.producers.get(name)
@@ -221,6 +233,7 @@ class Commands:
         """One command; appends most often."""
         makers: list[Callable[[], c.Command]] = [
             lambda: self.append(state), lambda: self.append(state), lambda: self.append(state),
+            lambda: self.append_now(state),
             lambda: self.absorb(state) if self.random.random() < 0.7 else self.discard(state),
             lambda: self.compaction(state), lambda: self.maintenance(state, seqno), lambda: self.holders(state, seqno),
             lambda: self.holders(state, seqno),

@@ -17,6 +17,7 @@ from persist_lib.format.log import GENESIS, LogRow, Step, StoredState, decode_st
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, is_pending, uploader_of
 from persist_lib.shard.log import next_group
+from persist_lib.times import PER_SECOND
 from tests.properties.core_commands import Commands
 from tests.scripts.language import commit_and_check, commit_group_and_check, rollup_bytes
 
@@ -38,6 +39,7 @@ class Shard:
         self.appended: list[Batch] = []
         self.committed: dict[tuple[bytes, Antichain, Antichain], SeqNo] = {}
         self.excluded: list[tuple[bytes, Antichain, Antichain]] = []
+        self.placed: list[c.AppendNow] = []
         self.produced: dict[str, tuple[int, SeqNo, Antichain]] = {}
         self.refused: set[str] = set()
         self.accepted: set[str] = set()
@@ -77,7 +79,7 @@ class Shard:
         old, state = self.version, self.state
         self.version = commit_group_and_check(old, commands, applied)
         steps = [
-            Step(b"t", type(command).__name__, "", answer)
+            Step(b"t", c.stored_name(command), "", answer)
             for command, answer in zip(commands, applied.answers, strict=False)
             if isinstance(answer, StateDiff)
         ]  # fmt: skip
@@ -95,7 +97,7 @@ class Shard:
 
     def commit(self, command: c.Command, diff: StateDiff) -> None:
         old = self.version
-        row = LogRow(self.next_seqno, b"t", type(command).__name__, 0, old.digest, None, diff)
+        row = LogRow(self.next_seqno, b"t", c.stored_name(command), 0, old.digest, None, diff)
         self.version = commit_and_check(old, diff, command)
         self.keep(row)
         self.account(old.state, self.state, command, diff)
@@ -110,15 +112,28 @@ class Shard:
         if isinstance(command, (c.CompareAndAppend, c.Append, c.Absorb)):
             self.appended.append(command.batch)
             self.committed[command.token, old.upper, command.batch.upper] = self.version.seqno
-        if isinstance(command, c.CompareAndAppend) and command.producer is not None:
+        if isinstance(command, c.AppendNow):
+            self.check_placed(old, new, command)
+        if isinstance(command, (c.CompareAndAppend, c.AppendNow)) and command.producer is not None:
             name, sequence = command.producer
             assert sequence > self.produced.get(name, (-1,))[0], "no number is committed twice, nor a lower one"
-            self.produced[name] = (sequence, self.version.seqno, command.batch.upper)
+            self.produced[name] = (sequence, self.version.seqno, new.upper)
         if isinstance(command, c.ForgetProducer):
             del self.produced[command.name]
         found = {name: (last.sequence, last.seqno, last.upper) for name, last in new.producers.items()}
         assert found == self.produced
         self.check_step(old, new, diff, command)
+
+    def check_placed(self, old: State, new: State, command: c.AppendNow) -> None:
+        """It is at one time, which is upper or later, and it is committed once."""
+        assert command not in self.placed, "nothing is placed twice"
+        self.placed.append(command)
+        self.appended.append(command.batch)
+        self.committed[command.token, old.upper, new.upper] = self.version.seqno
+        time = (new.upper.time or 0) - 1
+        assert old.upper.is_before(time)
+        assert {(part.time_lower, part.time_upper) for part in new.trace[-1].parts} <= {(time, time)}
+        assert new.times is None or time >= command.now * PER_SECOND[new.times] // 1000
 
     def check_step(self, old: State, new: State, diff: StateDiff, command: c.Command) -> None:
         assert old.since <= new.since

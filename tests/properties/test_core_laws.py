@@ -67,6 +67,17 @@ class CoreMachine(RuleBasedStateMachine):
                 answer = self.shard.run(c.CompareAndAppend(WriterId("w1"), token, batch, 0))
                 assert answer == r.AlreadyDone(outcome)
 
+    @rule()
+    def what_was_put_at_the_next_time_is_sent_again(self):
+        """However late, and though nothing but its token tells that it was there: it is never committed again."""
+        for command in self.shard.placed[-8:]:
+            answer = self.shard.run(command)
+            if not isinstance(answer, (r.Forgotten, r.NeedsFormat)):
+                assert isinstance(answer, r.AlreadyDone)
+                assert answer.outcome is not None
+                assert answer.outcome.token == command.token
+                assert answer.outcome in self.shard.state.outcomes
+
     @rule(random=st.randoms(use_true_random=False))
     def somebody_asks_what_was_excluded(self, random):
         commands = Commands(random)

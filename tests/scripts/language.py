@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -40,6 +41,7 @@ from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.log import after, apply_row, next_group, next_row
+from persist_lib.times import Unit
 
 BYTES_EACH = 100
 """Size of an update in a script's parts."""
@@ -113,7 +115,7 @@ def commit_group_and_check(version: Version, commands: Sequence[c.Command], appl
     check_group(applied.diffs, state, seqno)
     check_state(state, seqno)
     steps = [
-        Step(getattr(command, "token", b"token"), type(command).__name__, "somebody",
+        Step(getattr(command, "token", b"token"), c.stored_name(command), "somebody",
              answer if isinstance(answer, StateDiff) else None, "" if isinstance(answer, StateDiff) else repr(answer))
         for command, answer in zip(commands, applied.answers, strict=False)
     ]  # fmt: skip
@@ -137,7 +139,7 @@ def commit_and_check(version: Version, diff: StateDiff, command: c.Command) -> V
     seqno = SeqNo(version.seqno + 1)
     check_change(version.state, diff, state, seqno)
     check_state(state, seqno)
-    row = next_row(version, diff, state, b"token", type(command).__name__, 1)
+    row = next_row(version, diff, state, b"token", c.stored_name(command), 1)
     data = encode_row(row, state.format)
     decoded = decode_row(data, "row")
     assert decoded == row
@@ -236,12 +238,13 @@ def batch(words: Words) -> Batch:
 
 
 def schema(words: Words) -> Schema:
-    """`key=id:int64 value=a:string,b:int64`."""
+    """`key=id:int64 value=a:string,b:int64 times=ms`."""
 
     def side(text: str) -> dict[str, str]:
         return dict(column.replace("!", " not null").split(":") for column in text.split(",") if column)
 
-    return Schema(side(words.get("key", "id:int64")), side(words.get("value")))
+    times = cast("Unit | None", words.get("times") or None)
+    return Schema(side(words.get("key", "id:int64")), side(words.get("value")), times=times)
 
 
 def _ids(text: str) -> tuple[int, int]:
@@ -258,6 +261,13 @@ def _append(kind: type[c.CompareAndAppend | c.Append]) -> Callable[[Words], c.Co
         return kind(writer, token, batch(words), until)
 
     return build
+
+
+def _append_now(words: Words) -> c.Command:
+    writer, token, until = WriterId(identifier(words.take())), words.get("token").encode(), words.number("until")
+    since, now, name = SeqNo(words.number("made")), words.number("now"), words.get("producer")
+    producer = (name, words.number("sequence")) if name else None
+    return c.AppendNow(writer, token, batch(words), until, since, producer, now)
 
 
 def _absorb(words: Words) -> c.Command:
@@ -304,6 +314,7 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "register-writer": _writer_purpose,
     "register-reader": lambda w: c.RegisterReader(ReaderId(identifier(w.take())), w.number("until"), w.get("purpose")),
     "compare-and-append": _append(c.CompareAndAppend),
+    "append-now": _append_now,
     "append": _append(c.Append),
     "absorb": _absorb,
     "discard": lambda w: c.DiscardPending(tuple((key(word), 100) for word in w.plain)),

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, Indeterminate, SinceViolation
+from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, SinceViolation
 from persist_lib.format.log import decode_row
 from persist_lib.location import Location, open_location
 from persist_lib.location.api import Newest
@@ -116,6 +116,7 @@ class ServedStory(Story):
         self.random = self.simulation.random
         self.keepers: list[ServedActor] = []
         self.toggled = 0
+        self.placed: Counter[str] = Counter()
 
     def run(self) -> str:
         config = persist.Config(format=self.random.choice([3, 4, 4]))
@@ -125,6 +126,8 @@ class ServedStory(Story):
             self.served.servers.append(self.funnels(self.spawn_server(number)))
         for _ in range(2):
             self.spawn("toggler")
+        for _ in range(3):
+            self.spawn("placer")
         return super().run()
 
     def spawn_server(self, number: int) -> ServedActor:
@@ -174,6 +177,43 @@ class ServedStory(Story):
                 except (SinceViolation, Determinate):
                     actor.sleep(0.1)
 
+    def placer(self, actor: Actor) -> None:
+        """Append wherever upper is. Nothing but its token keeps such an append from being there twice."""
+        with actor.client(self.config) as client:
+            write = client.open_writer(SHARD, SCHEMA)
+            while not self.is_over():
+                number = len(self.outcomes) + 1
+                self.outcomes[number] = "unknown"
+                rows = [self.row(number, i, 0) for i in range(actor.random.choice([1, 3, 20]))]
+                for row in rows:
+                    del row["_time"]
+                try:
+                    self.outcomes[number] = self.place(write, number, rows)
+                except (LeaseExpired, Determinate):
+                    self.outcomes[number] = "no"
+                client.heartbeat()
+                actor.sleep(actor.random.random() / 4)
+
+    def place(self, write: persist.WriteHandle, number: int, rows: list[dict[str, Any]]) -> str:
+        """An unknown outcome is asked for by its token, now or after others came, or never."""
+        token = None
+        for _ in range(20):
+            try:
+                upper = write.append_now(rows, token=token).upper.time or 0
+            except Indeterminate as error:
+                if "token" not in error.fields or write.machine.runtime.random.random() < 0.1:
+                    return "unknown"
+                token = cast("bytes", error.fields["token"])
+            except (LeaseExpired, Determinate):
+                if token is not None:
+                    return "unknown"
+                raise
+            else:
+                self.bounds[number] = (upper - 1, upper)
+                self.placed["again" if token else "at once"] += 1
+                return "ack"
+        return "unknown"
+
 
 @pytest.mark.parametrize("seed", seeds()[:4] if len(seeds()) == 12 else seeds())
 def test_through_servers_nothing_is_lost_doubled_or_left_either(seed: int) -> None:
@@ -185,9 +225,10 @@ def test_through_servers_nothing_is_lost_doubled_or_left_either(seed: int) -> No
         raise
     outcomes = Counter(story.outcomes.values())
     print(f"{dict(outcomes)}, {story.simulation.crashes} crashes, {story.simulation.steps} steps")
-    print(f"{story.served.shared} rows by commands, {story.toggled} moves of holds")
+    print(f"{story.served.shared} rows by commands, {story.toggled} moves of holds, placed: {dict(story.placed)}")
     assert outcomes["ack"], "somebody got on"
     assert story.toggled
+    assert story.placed["at once"]
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -25,10 +25,13 @@ from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain
+from persist_lib.ids import SeqNo
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.times import show_frontier
 
+FLUSHED_AGAIN = 64
+"""After so many rows another writer flushes, where the first one did not."""
 Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs."""
 
@@ -183,6 +186,12 @@ def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # no
     while start > 0 and (_has_inline(trace[start - 1]) or not trace[start - 1].count):
         start -= 1
     return _request(state, trace[start:end], "flush", policy) if end else None
+
+
+def is_filling(before: State, after: State, seqno: SeqNo) -> bool:
+    """Whether somebody has to flush after a row: inline batches take half of their room; and again if nobody did."""
+    half = INLINE_TOTAL_BYTES // 2
+    return after.inline_size >= half and (before.inline_size < half or seqno % FLUSHED_AGAIN == 0)
 
 
 def _has_inline(batch: Batch) -> bool:

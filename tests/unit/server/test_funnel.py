@@ -14,6 +14,7 @@ from persist_lib.errors import Determinate, Indeterminate, Overloaded, TimedOut
 from persist_lib.format.log import GROUP
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, format_writer_id
+from persist_lib.location.commands import Answered
 from persist_lib.server.funnel import OF_A_WRITER_MOST
 from persist_lib.server.queue import OF_A_CLIENT_MOST, WAITING_MOST
 from persist_lib.server.seen import RECENT_BYTES, RECENT_ROWS
@@ -42,7 +43,7 @@ def test_what_waits_becomes_one_row_in_which_each_has_its_answer(served):
     again = served.put(append(0, 10, token=b"a"), b"a", client="loader")
     served.funnel.turn()
     seqno = answer(first).seqno
-    assert answer(first) == answer(second) == (seqno, None, True, ())
+    assert answer(first) == answer(second) == Answered(seqno, None, True)
     assert answer(refused).refusal == r.WrongOpaque("h", b"y", None)
     assert isinstance(answer(again).refusal, r.AlreadyDone)
     assert answer(again).refusal.outcome.seqno == seqno
@@ -93,7 +94,7 @@ def test_after_a_lost_race_all_of_the_group_is_computed_again(served):
     served.consensus.before = rival
     served.funnel.turn()
     assert answer(first).refusal == r.NotLive((W1,))
-    assert answer(second) == (SeqNo(5), None, True, ())
+    assert answer(second) == Answered(SeqNo(5), None, True)
     assert served.rows()[-1].steps[1].token == b"b"
     check_world(served.client, SHARD)
 
@@ -105,7 +106,7 @@ def test_where_only_refusals_remain_a_linearizable_read_comes_first(served):
     known = served.funnel.machine.version
     made = served.put(hold("h", b"y"))
     served.funnel.turn()
-    assert answer(made) == (known.seqno + 2, None, True, ())
+    assert answer(made) == Answered(SeqNo(known.seqno + 2), None, True)
     refused = served.put(hold("h", b"z"))
     served.consensus.asked.clear()
     served.funnel.turn()
@@ -466,7 +467,7 @@ def test_several_shards_are_committed_together_or_not_at_all(served):
     served.direct_commit(c.ReleaseHold("h", b"x"), "t")
     refused = joint(served, "t", SHARD, token=b"k")
     commit_together(refused)
-    assert answer(refused[0][1]) == (SeqNo(5), None, False, ()), "it would apply, and was not committed"
+    assert answer(refused[0][1]) == Answered(SeqNo(5)), "it would apply, and was not committed"
     assert answer(refused[1][1]).refusal == r.WrongOpaque("h", None, b"x")
     assert not served.client.machine("t").fetch().state.holds
     again = joint(served, "t", SHARD, is_repeated=True)

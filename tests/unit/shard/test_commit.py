@@ -451,6 +451,7 @@ REFUSALS: list[r.Refusal] = [
     r.StillPending("-pending/w/b", at(9), at(3)),
     r.AlreadyProduced("q", 1, Produced(2, SeqNo(7), at(3), 0)), r.TooManyProducers("q", 1000),
     r.WrongSequence("q", 1, None), r.WrongSequence("q", 1, 2), r.NeedsFormat("the producer 'q'", 3, 2),
+    r.Forgotten(SeqNo(3), SeqNo(7)),
 ]  # fmt: skip
 
 

@@ -1,0 +1,273 @@
+"""Appends at the next time on servers: each is put where upper is when its turn comes, and none is put there twice."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from persist_lib.core import commands as c
+from persist_lib.core import outcomes, placing
+from persist_lib.core import refusals as r
+from persist_lib.core.state import Batch, Outcome
+from persist_lib.errors import Indeterminate
+from persist_lib.frontier import MINIMUM, at
+from persist_lib.ids import SeqNo, WriterId
+from persist_lib.location.commands import Answered
+from persist_lib.server.answering import FOLLOWED_BYTES
+from persist_lib.server.seen import Seen
+from tests.unit.server.serving import LEASE_MS, W1, W2, Lost, Served, answer, append, error
+from tests.worlds import World
+
+SINCE = SeqNo(3)
+"""The version after the two writers were registered."""
+
+
+@pytest.fixture
+def world():
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def served(world):
+    return Served(world)
+
+
+def now(token: bytes, writer: WriterId = W1, since: int = SINCE) -> c.AppendNow:
+    """An append of no updates at the next time."""
+    return c.AppendNow(writer, token, Batch(0, 1, MINIMUM, at(1), MINIMUM, 0, 0, 0), LEASE_MS, SeqNo(since))
+
+
+def put(served, token, funnel=None, writer=W1, since=SINCE, **options):
+    return served.put(now(token, writer, since), token, funnel, known=since, **options)
+
+
+def placed(served) -> list[tuple[bytes, int | None]]:
+    """The tokens of all appends in the log, and the uppers that they left."""
+    steps = [step for row in served.rows() for step in row.steps]
+    return [
+        (one.token, one.upper.time)
+        for step in steps if step.diff is not None and step.diff.outcomes is not None
+        for one in step.diff.outcomes.added if one.token
+    ]  # fmt: skip
+
+
+def test_those_that_come_at_once_become_one_row_at_times_of_their_own(served):
+    made = [put(served, bytes([number]), writer=[W1, W2][number % 2], client=str(number)) for number in range(5)]
+    served.funnel.turn()
+    assert [answer(one) for one in made] == [
+        Answered(SeqNo(4), None, True, (), Outcome(bytes([number]), SeqNo(4), at(number + 1))) for number in range(5)
+    ]
+    assert placed(served) == [(bytes([number]), number + 1) for number in range(5)]
+
+
+def test_it_is_put_where_upper_is_after_a_lost_race(served):
+    made = put(served, b"a")
+
+    def rival():
+        served.consensus.before = lambda: None
+        served.direct_commit(append(0, 40, W2))
+
+    served.consensus.before = rival
+    served.funnel.turn()
+    assert answer(made).outcome == Outcome(b"a", SeqNo(5), at(41))
+
+
+def test_with_explicit_times_in_one_row_the_one_that_comes_second_loses_politely(served):
+    first, second = put(served, b"a", client="a"), served.put(append(0, 5, W2), b"b", client="b")
+    third = put(served, b"c", client="c")
+    served.funnel.turn()
+    assert answer(first).outcome.upper == at(1)
+    assert answer(second).refusal == r.WrongUpper(at(0), at(1))
+    assert answer(third).outcome.upper == at(2)
+
+
+def test_readers_of_older_releases_find_in_the_row_the_append_that_it_came_to(world):
+    """The same bytes, whatever made them: neither the log's format nor its names of commands know of it."""
+    rows = []
+    for command in (now(b"t"), c.CompareAndAppend(W1, b"t", Batch(0, 1, at(0), at(1), MINIMUM, 0, 0, 0), LEASE_MS)):
+        made = World()
+        try:
+            served = Served(made, 3)
+            served.put(command, b"t")
+            served.funnel.turn()
+            rows.append(made.inner.consensus.scan("s", SeqNo(0), 99)[-1].data)
+        finally:
+            made.close()
+    assert rows[0] == rows[1]
+
+
+# *Committed at most once*: no frontier ever passes such a command, so that only its token and its writer keep it out.
+
+
+def test_a_paused_server_that_goes_on_does_not_put_it_there_again(served):
+    """The client sent it to A, which was paused, and then to B, which committed it. Then A goes on."""
+    a, b = served.funnel, served.server()
+    held = put(served, b"a", a)
+    sent = put(served, b"a", b, is_repeated=True)
+    b.turn()
+    served.direct_commit(append(1, 9, W2))
+    a.turn()
+    assert answer(sent).outcome == Outcome(b"a", SeqNo(4), at(1))
+    assert answer(held).refusal == r.AlreadyDone(Outcome(b"a", SeqNo(4), at(1)))
+    assert [token for token, _ in placed(served)] == [b"a", b"t"]
+
+
+def test_a_first_sending_that_comes_late_is_not_taken_for_new(served):
+    """It was on its way for so long that the server that gets it has seen the row of the repetition already."""
+    a, b = served.funnel, served.server()
+    sent = put(served, b"a", b, is_repeated=True)
+    b.turn()
+    served.put(append(1, 9, W2), b"x", a)
+    a.turn()
+    late = put(served, b"a", a)
+    a.turn()
+    assert answer(sent).is_committed
+    assert answer(late).refusal == r.AlreadyDone(Outcome(b"a", SeqNo(4), at(1)))
+    assert [token for token, _ in placed(served)] == [b"a", b"t"]
+
+
+def test_twice_in_one_row_it_is_committed_once(served):
+    made = [put(served, b"a", client=client) for client in "ab"]
+    served.funnel.turn()
+    assert answer(made[0]).is_committed
+    assert answer(made[1]).refusal.outcome == Outcome(b"a", SeqNo(4), at(1))
+
+
+def test_its_row_is_found_in_a_group_after_an_unknown_outcome(served):
+    made = [put(served, token, client=str(token)) for token in (b"a", b"b")]
+
+    def lost():
+        served.consensus.after = lambda: None
+        raise Lost
+
+    served.consensus.after = lost
+    served.funnel.turn()
+    assert [answer(one).outcome.upper for one in made] == [at(1), at(2)]
+    assert len(placed(served)) == 2
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A shard remembers its last three appends only."""
+    monkeypatch.setattr(outcomes, "OUTCOMES_KEPT", 3)
+
+
+def many(served, funnel, count=5):
+    for number in range(count):
+        served.put(append(10 + number, 11 + number, W2), bytes([number]), funnel)
+        funnel.turn()
+
+
+def forgotten(served, a, b):
+    """It is sent to both, B commits it, and so many others that the state forgets it."""
+    a.machine.fetch()
+    a.seen.follow(a.machine.version.seqno)
+    held = put(served, b"a", a)
+    put(served, b"a", b, is_repeated=True)
+    b.turn()
+    served.put(append(1, 10, W2), b"x", b)
+    b.turn()
+    many(served, b)
+    state = b.machine.version.state
+    assert not placing.remembers_since(state, SINCE)
+    return held
+
+
+def test_what_the_state_has_forgotten_is_found_in_the_rows(served, few):
+    a, b = served.funnel, served.server()
+    held = forgotten(served, a, b)
+    a.turn()
+    assert answer(held)[:3] == (SeqNo(4), None, True)
+    assert [token for token, _ in placed(served)].count(b"a") == 1
+
+
+def test_what_neither_the_state_nor_the_rows_tell_is_unknown_and_not_committed(served, few):
+    a, b = served.funnel, served.server()
+    forgotten(served, a, b)
+    c_ = served.server()
+    newest = c_.machine.fetch().seqno
+    served.world.inner.consensus.truncate("s", SeqNo(7))
+    repeated, fresh = put(served, b"a", c_, is_repeated=True), put(served, b"a", c_, client="other")
+    c_.turn()
+    assert isinstance(error(repeated), Indeterminate)
+    assert answer(fresh).refusal == r.Forgotten(SINCE, b.machine.version.state.outcomes[0].seqno)
+    assert [token for token, _ in placed(served)].count(b"a") == 0, "its row is truncated, and there is no other"
+    assert c_.machine.fetch().seqno == newest
+
+
+def test_an_old_one_that_the_rows_do_not_have_is_put_there(served, few):
+    funnel = served.funnel
+    served.put(append(0, 10, W2), b"x")
+    funnel.turn()
+    funnel.seen.begins = SINCE  # as if it had served the shard since then
+    many(served, funnel)
+    made = put(served, b"a")
+    served.consensus.asked.clear()
+    funnel.turn()
+    assert answer(made).outcome.upper == at(16)
+    assert served.consensus.asked == ["compare_and_set"], "from memory"
+
+
+def test_a_first_sending_from_an_old_version_does_not_make_a_server_read_old_rows(served, few):
+    served.put(append(0, 10, W2), b"x")
+    served.funnel.turn()
+    many(served, served.funnel)
+    other = served.server()
+    made = put(served, b"a", other)
+    other.machine.fetch()
+    served.consensus.asked.clear()
+    other.turn()
+    assert isinstance(answer(made).refusal, r.Forgotten)
+    assert served.consensus.asked == ["scan"], "the read that a refusal needs"
+
+
+def test_that_it_is_not_committed_is_told_once_its_writer_is_retired(served):
+    served.direct_commit(c.Retire(W1))
+    gone = put(served, b"a", is_repeated=True)
+    served.funnel.turn()
+    assert answer(gone).refusal == r.NotLive((W1,))
+    served.direct_commit(c.CompareAndAppend(W2, b"z", Batch(0, 1, at(0), at(7), MINIMUM, 0, 0, 0), LEASE_MS))
+    passed = put(served, b"b", writer=W2, is_repeated=True)
+    served.funnel.turn()
+    assert answer(passed).is_committed, "no frontier passes it"
+
+
+# *A client gets what it needs, and no more*: in a row of many commands, all of it for each would be their square.
+
+
+def test_the_row_of_many_does_not_go_to_each_of_them(served):
+    served.funnel.machine.fetch()
+    made = [put(served, bytes([number]), writer=[W1, W2][number % 2], client=str(number)) for number in range(100)]
+    served.funnel.turn()
+    sizes = [sum(len(row.data) for row in one.answer.result(0).rows) for one in made]
+    assert len(served.rows()[-1].steps) == 100
+    assert sum(sizes) <= FOLLOWED_BYTES
+    lone = put(served, b"lone", since=4)
+    served.funnel.turn()
+    assert [row.seqno for row in lone.answer.result(0).rows] == [5], "a lone client follows the log"
+
+
+def test_one_client_of_a_row_has_to_roll_up(served):
+    every = served.funnel.machine.config.rollup_every
+    while served.funnel.machine.ground().seqno < every - 1:
+        served.put(c.Heartbeat((W1,), 2**51 + served.funnel.machine.ground().seqno))
+        served.funnel.turn()
+    made = [put(served, bytes([number]), client=str(number)) for number in range(50)]
+    served.funnel.turn()
+    assert answer(made[0]).seqno == every
+    assert [answer(one).is_due for one in made] == [True] + 49 * [False]
+    assert made[0].answer.result(0).is_due
+
+
+def test_what_a_server_knows_of_tokens_is_by_the_names_of_the_log(served):
+    put(served, b"a")
+    served.funnel.turn()
+    fresh = Seen(served.funnel.machine.shard, served.consensus)
+    fresh.begins = fresh.ends = SINCE
+    fresh.follow(SeqNo(4))
+    look = partial(fresh.look_up, since=SINCE)
+    assert look(served.request(now(b"a"), b"a")) == 4
+    assert look(served.request(now(b"b"), b"b")) == "not there"
