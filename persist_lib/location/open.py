@@ -140,6 +140,7 @@ class _Stores:
         self.blob: Blob | None = None
 
     def url_of(self, url: str) -> str:
+        url = url_of(url, "store")
         scheme = scheme_of(url, "store")
         _consensus_opener(scheme, url)
         return scheme.named(scheme.canonical(url), self._opening)

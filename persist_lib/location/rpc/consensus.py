@@ -138,8 +138,8 @@ class RpcConsensus:
                 return self._sent(proposed, token, timeout_s, is_repeated=is_repeated)
             except Gone as gone:
                 if behind is None:
-                    raise gone.error from gone.__cause__
-                behind.leave(gone.error)
+                    raise gone.told() from gone
+                behind.leave(gone)
         # SUBTLE: never as rows of this client's own. A server that is paused may hold the command, and only the heart
         # looks for its token and says "not committed" of nothing else than what can never be.
         return behind.heart().commit_commands(proposed, token, deadline.left_s(), is_repeated=is_repeated)
@@ -150,7 +150,7 @@ class RpcConsensus:
         commands = tuple((one.shard, one.known, *wire.encode_command(one.command)) for one in proposed)
         asked = wire.Commit(token, is_repeated, commands)
         route = min(one.shard for one in proposed)
-        found = self._servers.try_call("commit", asked, list[wire.Answer], route=route, reads=False, seconds=timeout_s)
+        found = self._servers.call("commit", asked, list[wire.Answer], route=route, reads=False, seconds=timeout_s)
         return [
             Answered(
                 one.seqno, one.refusal and wire.decode_refusal(*one.refusal), one.is_committed,
@@ -193,9 +193,9 @@ class RpcConsensus:
         """The answer of a server or, where none is there, what `alone` does to the store behind them."""
         if self._behind is None or not self._behind.is_in_use:
             try:
-                return self._servers.try_call(name, arguments, kind, route=route, seconds=None, reads=reads)
+                return self._servers.call(name, arguments, kind, route=route, seconds=None, reads=reads)
             except Gone as gone:
                 if self._behind is None:
-                    raise gone.error from gone.__cause__
-                self._behind.leave(gone.error)
+                    raise gone.told() from gone
+                self._behind.leave(gone)
         return alone(self._behind.consensus())

@@ -119,13 +119,6 @@ class Servers:
         """The store's clock (ms), as of the newest answer and this process's clock since then."""
         return self._ahead_ms + int(self.runtime.monotonic() * 1000)
 
-    def call(self, name: str, arguments: object, kind: Any, *, route: str, seconds: float | None, reads: bool) -> Any:
-        """As `try_call`; Determinate also if no server is there."""
-        try:
-            return self.try_call(name, arguments, kind, route=route, seconds=seconds, reads=reads)
-        except Gone as gone:
-            raise gone.error from gone.__cause__
-
     def is_there(self, seconds: float) -> bool:
         """Whether a server answers now, each within so many seconds. Makes one request of each that does not."""
         for server in self._servers:
@@ -136,9 +129,7 @@ class Servers:
             return True
         return False
 
-    def try_call(
-        self, name: str, arguments: object, kind: Any, *, route: str, seconds: float | None, reads: bool
-    ) -> Any:
+    def call(self, name: str, arguments: object, kind: Any, *, route: str, seconds: float | None, reads: bool) -> Any:
         """Ask a server, and return its answer, of type `kind`. Waits at most `seconds`, or the caller's deadline.
 
         Servers that cannot be reached are passed over and, if the call only `reads`, those that do not answer as well.
@@ -165,7 +156,7 @@ class Servers:
                 gone = Determinate(f"{error}; nothing was changed")
         if told is not None:
             raise told
-        raise Gone(gone)
+        raise Gone(gone.message, **gone.fields) from gone
 
     def close(self) -> None:
         """End all connections."""
@@ -192,12 +183,12 @@ class Servers:
         return iter(sorted(order, key=lambda server: server.shunned_until > now))
 
 
-class Gone(Exception):
-    """No server is there: none could be reached or, for a call that only reads, answered. `error` says so to users."""
+class Gone(Determinate):
+    """No server is there: none could be reached or, for a call that only reads, answered."""
 
-    def __init__(self, error: Determinate) -> None:
-        super().__init__(error.message)
-        self.error = error
+    def told(self) -> Determinate:
+        """The same as an error that users know."""
+        return Determinate(self.message, **self.fields)
 
 
 class _Unanswered(Exception):
