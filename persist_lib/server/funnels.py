@@ -21,7 +21,7 @@ from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.funnel import Funnel
-from persist_lib.server.requests import Request
+from persist_lib.server.requests import Observe, Request, unobserved
 from persist_lib.server.together import commit_together
 from persist_lib.shard.commit import Machine
 
@@ -41,9 +41,10 @@ class Funnels:
     """What a server serves. `submit` and `submit_together` may be called from any thread; each request is answered."""
 
     def __init__(
-        self, blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None = None
-    ) -> None:
-        self._make = partial(_funnel, blob, consensus, config, runtime, reads)
+        self, blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None = None,
+        observe: Observe = unobserved,
+    ) -> None:  # fmt: skip
+        self._make = partial(_funnel, blob, consensus, config, runtime, reads, observe)
         self._funnels: dict[ShardId, Funnel] = {}
         self._lock = threading.Lock()
         self._in_line: set[ShardId] = set()
@@ -101,6 +102,16 @@ class Funnels:
                     task()
                     return True
         return False
+
+    def known(self) -> int:
+        """How many shards' states are in memory."""
+        return len(self._funnels)
+
+    def waiting(self) -> list[int]:
+        """How many commands wait in each shard where some do."""
+        with self._lock:
+            waiting = [self._funnels[shard] for shard in self._in_line if shard in self._funnels]
+        return [len(funnel.queue) for funnel in waiting]
 
     def is_idle(self) -> bool:
         """Whether nothing waits and no turn is under way."""
@@ -170,6 +181,7 @@ def _serve(line: Line) -> None:
 
 
 def _funnel(
-    blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None, shard: ShardId
-) -> Funnel:
-    return Funnel(Machine(shard, blob, consensus, config, runtime, reads))
+    blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None, observe: Observe,
+    shard: ShardId,
+) -> Funnel:  # fmt: skip
+    return Funnel(Machine(shard, blob, consensus, config, runtime, reads), observe)

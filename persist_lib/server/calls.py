@@ -1,0 +1,153 @@
+"""The calls of clients: who may make them, what they are answered, and how much of them is under way.
+
+A caller is known before its message is read, so that a stranger cannot make the server take one. A call for the store
+runs in a thread of a pool; a commit waits in the loop until the funnels have answered it, so that thousands can wait.
+When a client goes, its commands are dropped unless they were sent already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from persist_lib.core import refusals as r
+from persist_lib.core.rights import needed_for
+from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
+from persist_lib.format import wire
+from persist_lib.location.api import Consensus
+from persist_lib.location.commands import Proposed
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.server.access import Access, Caller, anybody
+from persist_lib.server.asking import ask
+from persist_lib.server.funnels import Funnels
+from persist_lib.server.load import Load
+from persist_lib.server.measures import Measures, outcome_of
+from persist_lib.server.raw import RAW, Raw
+
+log = logging.getLogger("persist.server")
+LONGEST_S = 600.0
+"""The longest timeout of a call that is believed."""
+RECEIVE_S = 20.0
+"""How long a message may take to arrive."""
+URGENT_BYTES = 4096
+"""A larger message is not only a heartbeat."""
+Carry = Callable[[Any, float, Caller, int], Awaitable[Any]]
+
+
+class Calls:
+    """What a server answers. `consensus` is asked directly, in threads of `pool`. For one thread: a server's loop."""
+
+    def __init__(
+        self, consensus: Consensus, funnels: Funnels, access: Access | None, runtime: Runtime, pool: Executor,
+        measures: Measures,
+    ) -> None:  # fmt: skip
+        self._consensus, self._funnels, self._access = consensus, funnels, access
+        self._runtime, self._pool, self._measures = runtime, pool, measures
+        self.load = Load()
+
+    def handlers(self) -> dict[str, Any]:
+        """The handler of each call, by its name."""
+        # SUBTLE: as if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
+        return {
+            "commit": grpc.stream_unary_rpc_method_handler(
+                partial(self._serve, "commit", wire.Commit, self._commit)
+            ),
+            **{
+                name: grpc.stream_unary_rpc_method_handler(
+                    partial(self._serve, name, raw.kind, partial(self._raw, name, raw))
+                )
+                for name, raw in RAW.items()
+            },
+        }  # fmt: skip
+
+    def caller(self, context: Any) -> Caller:
+        """Who makes a call. Raises NotAuthenticated."""
+        return anybody(context.peer()) if self._access is None else self._access.caller(context.invocation_metadata())
+
+    async def _serve(self, name: str, kind: Any, carry: Carry, _messages: object, context: Any) -> bytes:
+        """Carry out a call, and encode its answer or its error."""
+        now, started = self._consensus.now, self._runtime.monotonic()
+        received, outcome, reply = b"", "gone", b""
+        try:
+            caller = self.caller(context)
+            received = await _message(context)
+            given, timeout_s = wire.decode_call(received, kind)
+            value = await carry(given, min(timeout_s, LONGEST_S), caller, len(received))
+            reply, outcome = wire.encode_reply(value, now()), self._outcome(value)
+        except PersistError as error:
+            reply, outcome = wire.encode_error(error, now()), outcome_of(error)
+        except Exception as error:
+            log.exception("a call failed")
+            reply, outcome = wire.encode_error(Indeterminate(f"the server failed: {error!r}"), now()), "unknown"
+        finally:
+            self._measures.served(name, outcome, self._runtime.monotonic() - started, len(received), len(reply))
+        return reply
+
+    def _outcome(self, value: Any) -> str:
+        refusals = [
+            one.refusal[0]
+            for one in (value if isinstance(value, list) else ())
+            if isinstance(one, wire.Answer) and one.refusal is not None and one.refusal[0] != r.AlreadyDone.__name__
+        ]
+        for name in refusals:
+            self._measures.refused(name)
+        return "refused" if refusals else "ok"
+
+    async def _raw(self, name: str, raw: Raw, given: Any, timeout_s: float, caller: Caller, size: int) -> Any:
+        for shard in raw.shards(given):
+            caller.check(shard, raw.needed, f"{name} the log of")
+        deadline = self._runtime.deadline(timeout_s)
+        call = partial(raw.call, self._consensus, given)
+        with self._taken(caller, 1, size):
+            loop = asyncio.get_running_loop()
+            return raw.shown(await loop.run_in_executor(self._pool, within, deadline, call), caller)
+
+    async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller, size: int) -> list[wire.Answer]:
+        proposed = [
+            Proposed(shard, wire.decode_command(name, fields), known) for shard, known, name, fields in given.commands
+        ]
+        for one in proposed:  # all of them before the first is taken
+            caller.check(one.shard, needed_for(one.command), f"{type(one.command).__name__} on")
+        deadline = self._runtime.deadline(timeout_s)
+        # Heartbeats are in none of the bounds: who has much to do with a server must not expire for that.
+        is_urgent = size <= URGENT_BYTES and {name for _, _, name, _ in given.commands} <= {"Heartbeat"}
+        with self._taken(caller, 0 if is_urgent else len(proposed), 0 if is_urgent else size):
+            requests = ask(self._funnels, proposed, given.token, caller.name, deadline, is_repeated=given.is_repeated)
+            try:
+                answers = await asyncio.gather(*(asyncio.wrap_future(request.answer) for request in requests))
+            finally:
+                for request in requests:
+                    request.is_dropped = True
+        return [
+            wire.Answer(seqno, is_committed, None if refusal is None else wire.encode_refusal(refusal), rows)
+            for seqno, refusal, is_committed, rows in answers
+        ]
+
+    @contextmanager
+    def _taken(self, caller: Caller, commands: int, size: int) -> Iterator[None]:
+        self.load.take(caller.name, commands, size)
+        try:
+            yield
+        finally:
+            self.load.give_back(caller.name, commands, size)
+
+
+async def _message(context: Any) -> bytes:
+    """The message of a call. Raises InvalidUsage if there is none, or it does not arrive in time."""
+    try:
+        async with asyncio.timeout(RECEIVE_S):
+            found = await context.read()
+    except TimeoutError as late:
+        raise InvalidUsage(f"the message did not arrive within {RECEIVE_S:g} s. Nothing was done") from late
+    if not isinstance(found, bytes):
+        raise InvalidUsage("the call came without a message. Nothing was done")
+    return found
