@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +23,7 @@ from persist_lib.core.rights import needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
 from persist_lib.format import wire
 from persist_lib.location.api import Consensus
-from persist_lib.location.commands import Proposed
+from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access, Caller, anybody
@@ -32,6 +32,7 @@ from persist_lib.server.funnels import Funnels
 from persist_lib.server.load import Load
 from persist_lib.server.measures import Measures, outcome_of
 from persist_lib.server.raw import RAW, Raw
+from persist_lib.server.requests import Request
 
 log = logging.getLogger("persist.server")
 LONGEST_S = 600.0
@@ -53,6 +54,8 @@ class Calls:
         self._consensus, self._funnels, self._access = consensus, funnels, access
         self._runtime, self._pool, self._measures = runtime, pool, measures
         self.load = Load()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._gives_up = False
 
     def handlers(self) -> dict[str, Any]:
         """The handler of each call, by its name."""
@@ -72,6 +75,12 @@ class Calls:
     def caller(self, context: Any) -> Caller:
         """Who makes a call. Raises NotAuthenticated."""
         return anybody(context.peer()) if self._access is None else self._access.caller(context.invocation_metadata())
+
+    def give_up(self) -> None:
+        """Answer all commits that wait as unknown."""
+        self._gives_up = True
+        for task in self._waiting:
+            task.cancel()
 
     async def _serve(self, name: str, kind: Any, carry: Carry, _messages: object, context: Any) -> bytes:
         """Carry out a call, and encode its answer or its error."""
@@ -121,16 +130,31 @@ class Calls:
         # Heartbeats are in none of the bounds: who has much to do with a server must not expire for that.
         is_urgent = size <= URGENT_BYTES and {name for _, _, name, _ in given.commands} <= {"Heartbeat"}
         with self._taken(caller, 0 if is_urgent else len(proposed), 0 if is_urgent else size):
-            requests = ask(self._funnels, proposed, given.token, caller.name, deadline, is_repeated=given.is_repeated)
-            try:
-                answers = await asyncio.gather(*(asyncio.wrap_future(request.answer) for request in requests))
-            finally:
-                for request in requests:
-                    request.is_dropped = True
+            answers = await self._answers(
+                ask(self._funnels, proposed, given.token, caller.name, deadline, is_repeated=given.is_repeated)
+            )
         return [
             wire.Answer(seqno, is_committed, None if refusal is None else wire.encode_refusal(refusal), rows)
             for seqno, refusal, is_committed, rows in answers
         ]
+
+    async def _answers(self, requests: Sequence[Request]) -> list[Answered]:
+        task: Any = asyncio.current_task()
+        self._waiting.add(task)
+        try:
+            return await asyncio.gather(*(asyncio.wrap_future(request.answer) for request in requests))
+        except asyncio.CancelledError:
+            if not self._gives_up:  # the client is gone
+                raise
+            raise Indeterminate(
+                f"shard {requests[0].shard}: this server ended before the store answered. It is not known whether the "
+                f"command with token {requests[0].token.hex()} was committed; repeat it with the same token",
+                shard=requests[0].shard, token=requests[0].token,
+            ) from None  # fmt: skip
+        finally:
+            self._waiting.discard(task)
+            for request in requests:
+                request.is_dropped = True
 
     @contextmanager
     def _taken(self, caller: Caller, commands: int, size: int) -> Iterator[None]:

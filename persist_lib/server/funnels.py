@@ -45,6 +45,7 @@ class Funnels:
         observe: Observe = unobserved,
     ) -> None:  # fmt: skip
         self._make = partial(_funnel, blob, consensus, config, runtime, reads, observe)
+        self._runtime = runtime
         self._funnels: dict[ShardId, Funnel] = {}
         self._lock = threading.Lock()
         self._in_line: set[ShardId] = set()
@@ -126,12 +127,17 @@ class Funnels:
         """Serve no more requests either. Each is answered soon: if its row was sent without an answer, as unknown."""
         self._each(Funnel.give_up)
 
-    def close(self) -> None:
-        """End the threads, after the turns that are under way. Call `stop` or `give_up` before."""
+    def close(self, seconds: float = 3600.0) -> bool:
+        """End the threads, after the turns that are under way. Call `stop` or `give_up` before.
+
+        Returns whether they have ended, within `seconds`.
+        """
+        deadline = self._runtime.deadline(seconds)
         for _, line in self._threads:
             line.put(None)
         for thread, _ in self._threads:
-            thread.join()
+            thread.join(deadline.remaining_s())
+        return not any(thread.is_alive() for thread, _ in self._threads)
 
     def _funnel(self, shard: ShardId) -> Funnel:
         found = self._funnels.pop(shard, None) or self._make(shard)

@@ -121,27 +121,36 @@ class ShardServer:
         figures(self._measures, self._funnels, self._calls.load, self._access, self._certificates, self.port)
         return self.port
 
-    def stop(self, seconds: float = 10.0) -> None:
+    def stop(self, seconds: float = 10.0) -> bool:
         """Take no more calls, serve those that wait for at most `seconds`, and end. Each call is answered.
 
-        Probes are told first. What is still in doubt after that time is answered as unknown.
+        Probes are told first. What is still in doubt after that time is answered as unknown. Returns whether all
+        threads have ended: one that waits for the store, which does not answer, ends when the store's timeout does.
         """
         self._run(self._not_ready())
         self._funnels.stop()
         if self._server is not None:
-            stopped: Future[None] = asyncio.run_coroutine_threadsafe(self._server.stop(seconds + ANSWER_S), self._loop)
-            try:
-                stopped.result(seconds)
-            except Late:
-                self._funnels.give_up()
-                stopped.result()
+            self._drain(self._server, seconds)
         self._funnels.give_up()
-        self._funnels.close()
+        ended = self._funnels.close(ANSWER_S)
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._pool.shutdown()
+        self._pool.shutdown(wait=ended, cancel_futures=True)
+        return ended
+
+    def _drain(self, server: grpc.aio.Server, seconds: float) -> None:
+        stopped: Future[None] = asyncio.run_coroutine_threadsafe(server.stop(seconds + 2 * ANSWER_S), self._loop)
+        for longest_s, gives_up in ((seconds, self._funnels.give_up), (ANSWER_S, self._give_up)):
+            try:
+                return stopped.result(longest_s)
+            except Late:
+                gives_up()
+        return stopped.result()
+
+    def _give_up(self) -> None:
+        self._loop.call_soon_threadsafe(self._calls.give_up)
 
     def _run(self, task: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()

@@ -16,7 +16,7 @@ class Relay:
     def __init__(self, target: int) -> None:
         self._target = target
         self._changed = threading.Condition()
-        self.asked = self.answered = 0
+        self.asked = self.answered = self.bytes_asked = 0
         self.holds_answers = False
         self._clients: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -62,6 +62,7 @@ class Relay:
         with contextlib.suppress(OSError), client:
             while data := client.recv(1 << 16):
                 server.sendall(data)
+                self.bytes_asked += len(data)
                 self._count("asked", frames.data(data))
 
     def _answer(self, client: socket.socket, server: socket.socket) -> None:

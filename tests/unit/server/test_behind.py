@@ -140,7 +140,7 @@ def test_the_url_means_the_same_in_any_process(site: Site, tmp_path: Path, monke
         monkeypatch.chdir("/")
         assert client.consensus_url == f"persist://127.0.0.1:{site.port}?store={quote(site.url, safe='')}"
         site.stop()
-        again = pickle.loads(pickle.dumps(client.location))  # noqa: S301 - our own
+        again = pickle.loads(pickle.dumps(client.location))
         assert isinstance(again, Location)
         assert again == client.location
         again.close()

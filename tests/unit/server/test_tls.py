@@ -151,8 +151,9 @@ def test_it_listens_elsewhere_than_on_loopback_only_with_both(site: Site, missin
 )
 def test_files_that_are_wrong_are_refused_at_the_start(site: Site, given: dict[str, str]) -> None:
     paths = {"cert": site.cert, "key": site.key, "tokens": site.tokens, "none": site.folder / "none"}
+    options: Any = {name: paths[path] for name, path in given.items()}
     with pytest.raises(InvalidUsage, match="TLS"):
-        ShardServer(site.store, "127.0.0.1:0", **{name: paths[path] for name, path in given.items()})
+        ShardServer(site.store, "127.0.0.1:0", **options)
 
 
 def test_options_of_tls_that_are_wrong_are_refused(site: Site) -> None:
