@@ -169,7 +169,7 @@ def test_figures_count_what_was_answered(site: Site) -> None:
 
         assert more('persist_server_calls_total{call="commit",outcome="ok"}') == 5
         assert more('persist_server_calls_total{call="commit",outcome="refused"}') >= 1
-        assert more('persist_server_refusals_total{refusal="UpperMismatch"}') >= 1
+        assert more('persist_server_refusals_total{refusal="WrongUpper"}') >= 1
         assert more("persist_server_commit_seconds_count") == 5
         assert more("persist_server_row_commands_sum") == 5
         assert more("persist_server_received_bytes_total") > 500
