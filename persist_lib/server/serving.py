@@ -114,7 +114,7 @@ class ShardServer:
         """
         _check_address(self._listen, is_safe=self._access is not None and self._certificates is not None)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="persist-server", daemon=True)
         self._funnels.start()
         self._thread.start()
         self.port = self._run(self._start())
@@ -151,6 +151,10 @@ class ShardServer:
 
     def _give_up(self) -> None:
         self._loop.call_soon_threadsafe(self._calls.give_up)
+
+    def _serve(self) -> None:
+        # SUBTLE: a method, so that the thread refers to the server. One that nobody refers to would end with it.
+        self._loop.run_forever()
 
     def _run(self, task: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 from collections.abc import Iterator
@@ -194,6 +195,14 @@ def test_a_call_without_a_message_is_refused(site: Site) -> None:
         empty.send(frame(HEADERS, headers("commit"), END_HEADERS | END_STREAM, 1))
         with pytest.raises(InvalidUsage, match="without a message"):
             wire.decode_reply(empty.answer(), object)
+
+
+def test_a_server_that_nobody_refers_to_serves_on(site: Site) -> None:
+    port = ShardServer(site.store, "127.0.0.1:0").start()
+    gc.collect()
+    with Connection(port) as one:
+        one.call("now", wire.encode_call(None, 5))
+        assert wire.decode_reply(one.answer(), type(None))[0] is None
 
 
 def test_silent_connections_hold_up_nobody(site: Site) -> None:
