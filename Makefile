@@ -70,8 +70,10 @@ takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 ti
 servers: $(PROJECT) ## shard servers killed and paused under load, KILLS=100 times, on SQLite and PostgreSQL
 	PERSIST_SERVER_KILLS=$(or $(KILLS),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/faults/test_shard_servers.py
 
-serve: $(PROJECT) ## a shard server of LOCATION=file:./data (and CONSENSUS=…) on LISTEN=127.0.0.1:7600
-	.venv/bin/persist --location $(or $(LOCATION),file:./data) $(if $(CONSENSUS),--consensus $(CONSENSUS)) serve --listen $(or $(LISTEN),127.0.0.1:7600)
+serve: $(PROJECT) ## a shard server of LOCATION=file:./data (and CONSENSUS=…) on LISTEN=127.0.0.1:7600, pages on HTTP=127.0.0.1:7601; TOKENS= CERT= KEY= CLIENT_CA= files
+	.venv/bin/persist --location $(or $(LOCATION),file:./data) $(if $(CONSENSUS),--consensus $(CONSENSUS)) serve \
+		--listen $(or $(LISTEN),127.0.0.1:7600) --http $(or $(HTTP),127.0.0.1:7601) $(if $(TOKENS),--token-file $(TOKENS)) \
+		$(if $(CERT),--tls-cert $(CERT)) $(if $(KEY),--tls-key $(KEY)) $(if $(CLIENT_CA),--tls-client-ca $(CLIENT_CA))
 
 event-kills: $(PROJECT) ## a payments ledger killed KILLS=200 times at random and at each step, on every kind of store, and while its log moves
 	PERSIST_EVENT_KILLS=$(or $(KILLS),200) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_event_kills.py

@@ -51,11 +51,14 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import unquote
 
 # Greedy up to the last `@`, as a password may hold one, or a slash or a space, where it is not encoded as it should be.
 # After a host that no `@` follows, digits are a port.
 USERINFO = re.compile(r"(://[^\s:/@'\"]*):(?!\d+(?:[/?,'\"\s]|$)).*@", re.DOTALL)
 OPTION = re.compile(r"((?:password|passphrase|secret|token)\w*=)[^&\s'\"]+", re.IGNORECASE)
+STORE = re.compile(r"(\bstore=[a-z0-9+.]*)([^\s'\"]*)", re.IGNORECASE)
+"""A URL within a URL, which may be quoted."""
 HIDDEN = "***"
 
 
@@ -63,7 +66,12 @@ def redacted(text: str) -> str:
     """A URL, or a text with URLs in it, without passwords. Rather too little of it is left than too much."""
     if "://" in text:
         text = USERINFO.sub(rf"\1:{HIDDEN}@", text)
-    return OPTION.sub(rf"\1{HIDDEN}", text) if "=" in text else text
+    return OPTION.sub(rf"\1{HIDDEN}", STORE.sub(_store, text)) if "=" in text else text
+
+
+def _store(found: re.Match[str]) -> str:
+    plain = unquote(unquote(found[2]))
+    return found[0] if plain in (found[2], redacted(plain)) else f"{found[1]}:{HIDDEN}"
 
 
 class PersistError(Exception):

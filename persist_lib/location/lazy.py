@@ -9,7 +9,7 @@ from typing import Any
 from persist_lib.core.cost import FREE, Prices
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.api import Blob, Consensus, Puts
-from persist_lib.location.scheme import Opening, Scheme
+from persist_lib.location.scheme import Opening, Scheme, named_already
 
 
 def lazy_scheme(
@@ -21,10 +21,11 @@ def lazy_scheme(
     puts: str | None = None,
     prices: Prices = FREE,
     tells_requests: bool = False,
+    is_named: bool = False,
 ) -> Scheme:
     """Return the scheme that `module` implements by its functions open_blob, open_consensus and canonical.
 
-    `puts` is the module with open_puts, if there is one.
+    `puts` is the module with open_puts, if there is one. `is_named`: it also has the function `named`.
 
     A missing package raises InvalidUsage, which names the `extra` to install, when the scheme is used.
     """
@@ -44,9 +45,12 @@ def lazy_scheme(
     def canonical(url: str) -> str:
         return call("canonical", url)
 
+    def named(url: str, opening: Opening) -> str:
+        return call("named", url, opening)
+
     return Scheme(
         open_blob if has_blob else None, open_consensus if has_consensus else None, canonical, prices, tells_requests,
-        puts=open_puts if puts else None,
+        puts=open_puts if puts else None, named=named if is_named else named_already,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@
     s3+cas://bucket/prefix                                   blobs and consensus, without a database
     persist://host:7600,host:7601                            consensus only, by way of shard servers
     persists://host:7600?ca=/path                            the same over TLS
+    persist://host:7600?store=postgresql://user@host/db      the same, or that store itself where no server answers
 
 Other packages add schemes as entry points of the group `persist.locations`: its name is the scheme, its object a
 `Scheme`.
@@ -49,7 +50,7 @@ _S3_ALONE = lazy_scheme(
     "persist_lib.location.s3.consensus", "s3",
     has_blob=True, has_consensus=True, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
 )  # fmt: skip
-_RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", has_blob=False, has_consensus=True)
+_RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", has_blob=False, has_consensus=True, is_named=True)
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": embedded.SCHEME,
@@ -111,7 +112,9 @@ def open_location(
     Raises InvalidUsage for a URL that is invalid or of an unknown scheme, and NewerFormat for a location of a newer
     release. A call with `create` can be repeated: it opens what exists.
     """
-    opening = Opening(create and not read_only, read_only, clock, runtime or Runtime())
+    runtime = runtime or Runtime()
+    stores = _Stores(Opening(False, read_only, clock, runtime))
+    opening = Opening(create and not read_only, read_only, clock, runtime, stores)
     url, consensus = url_of(url), None if consensus is None else url_of(consensus, "consensus")
     scheme = scheme_of(url)
     url = scheme.named(scheme.canonical(url), opening)
@@ -121,12 +124,31 @@ def open_location(
         consensus_url = consensus_scheme.named(consensus_scheme.canonical(consensus), opening)
     # Both openers before any request, so that an error in either URL is raised first.
     blob_of, consensus_of = _blob_opener(scheme, url), _consensus_opener(consensus_scheme, consensus_url)
-    blob = _open_blob(blob_of, url, opening)
+    blob = stores.blob = _open_blob(blob_of, url, opening)
     try:
         return Location(url, consensus_url, read_only, blob, _open_consensus(consensus_of, consensus_url, opening))
     except BaseException:
         blob.close()
         raise
+
+
+class _Stores:
+    """Opens what stands behind the servers of a location. `blob` is set when the location's blobs are open."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self.blob: Blob | None = None
+
+    def url_of(self, url: str) -> str:
+        url = url_of(url, "store")
+        scheme = scheme_of(url, "store")
+        _consensus_opener(scheme, url)
+        return scheme.named(scheme.canonical(url), self._opening)
+
+    def open(self, url: str) -> tuple[Blob, Consensus]:
+        if self.blob is None:
+            raise InvalidUsage("a store behind servers is opened after the blobs of its location")
+        return self.blob, _open_consensus(_consensus_opener(scheme_of(url, "store"), url), url, self._opening)
 
 
 def open_puts(url: Place, *, runtime: Runtime | None = None) -> Puts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import parse_qsl
 
 from persist_lib.core.cost import FREE, Prices
@@ -11,6 +12,18 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.location.api import Blob, Consensus, Puts
 from persist_lib.location.clock import Clock, machine_clock
 from persist_lib.runtime.ambient import Runtime
+
+
+class Stores(Protocol):
+    """Another place of the location's consensus, for a Consensus that goes there when its own does not answer."""
+
+    def url_of(self, url: str) -> str:
+        """The URL of a Consensus, which means the same in any process. Raises InvalidUsage for one that is none."""
+        ...
+
+    def open(self, url: str) -> tuple[Blob, Consensus]:
+        """The location's blobs, and the Consensus at such a URL, which exists. Close the Consensus after use."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +37,7 @@ class Opening:
     read_only: bool = False
     clock: Clock = machine_clock
     runtime: Runtime = field(default_factory=Runtime)
+    stores: Stores | None = None
 
 
 def unchanged(url: str) -> str:

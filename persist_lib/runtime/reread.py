@@ -29,6 +29,10 @@ class Reread(Generic[T]):
         self._lock = threading.Lock()
         self._marks = self._look()
         self._value = self._read()
+        self.failures = 0
+        """How many versions of the files could not be read or were wrong."""
+        self.is_stale = False
+        """Whether the newest version was, so that a former one is in force."""
 
     def get(self) -> T:
         """The value by the files as they are now."""
@@ -38,8 +42,9 @@ class Reread(Generic[T]):
             if marks != self._marks:
                 self._marks = marks
                 try:
-                    self._value = self._read()
+                    self._value, self.is_stale = self._read(), False
                 except InvalidUsage as error:
+                    self.failures, self.is_stale = self.failures + 1, True
                     log.warning("%s; what was read before stays in force", error.message)
                 else:
                     log.info("%s was read anew", self._what)

@@ -69,6 +69,16 @@ class Access:
         """Raises InvalidUsage if the file cannot be read or is wrong. No message has a token."""
         self._callers = Reread([path], f"the token file {path}", lambda found: _parse(found[0], path))
 
+    def failures(self) -> int:
+        """How many versions of the file could not be read or were wrong."""
+        self._callers.get()
+        return self._callers.failures
+
+    def is_stale(self) -> bool:
+        """Whether the file as it is now is wrong, so that a former version is in force."""
+        self._callers.get()
+        return self._callers.is_stale
+
     def caller(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> Caller:
         """The client that made a call with this metadata. Raises NotAuthenticated."""
         given = [value for name, value in metadata or () if name == "authorization"]

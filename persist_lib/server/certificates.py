@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -30,6 +32,21 @@ class Certificates:
             self._files.get(), self._files.get, require_client_authentication=self._client_ca is not None
         )
 
+    def failures(self) -> int:
+        """How many versions of the files could not be read or were wrong."""
+        self._files.get()
+        return self._files.failures
+
+    def is_stale(self) -> bool:
+        """Whether the files as they are now are wrong, so that former ones are in force."""
+        self._files.get()
+        return self._files.is_stale
+
+    def not_after(self) -> float:
+        """When the first certificate of the chain in force expires, in seconds since 1970."""
+        self._files.get()
+        return self._not_after
+
     def _checked(self, found: Sequence[bytes]) -> grpc.ServerCertificateConfiguration:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -42,6 +59,35 @@ class Certificates:
                 f"the TLS files {self._cert}, {self._key} and {self._client_ca} are not a certificate, its unencrypted "
                 f"private key and authorities of clients, all in PEM: {error}"
             ) from error
+        self._not_after = min(not_after(found[0].decode("latin-1")), default=0.0)
         return grpc.ssl_server_certificate_configuration(
             [(found[1], found[0])], root_certificates=found[2] if self._client_ca is not None else None
         )
+
+
+PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+SEQUENCE, UTC_TIME, VERSION = 0x30, 0x17, 0xA0
+
+
+def not_after(chain: str) -> Iterator[float]:
+    """When each certificate of a chain in PEM expires, in seconds since 1970. They were read by `ssl` before."""
+    for found in PEM.findall(chain):
+        (_, certificate), *_ = _values(ssl.PEM_cert_to_DER_cert(found))
+        (_, signed), *_ = _values(certificate)
+        kinds = [one for one in _values(signed) if one[0] != VERSION]
+        _, (kind, told) = _values(kinds[3][1])  # after the serial number, the algorithm and the issuer
+        years = "%y" if kind == UTC_TIME else "%Y"
+        yield dt.datetime.strptime(told.decode(), f"{years}%m%d%H%M%SZ").replace(tzinfo=dt.UTC).timestamp()
+
+
+def _values(data: bytes) -> list[tuple[int, bytes]]:
+    """The values that follow each other in DER: the tag and the content of each."""
+    found = []
+    while data:
+        tag, length, start = data[0], data[1], 2
+        if length & 0x80:
+            start += length & 0x7F
+            length = int.from_bytes(data[2:start], "big")
+        found.append((tag, data[start : start + length]))
+        data = data[start + length :]
+    return found

@@ -30,7 +30,7 @@ from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.server.answering import committed, due, refused
 from persist_lib.server.queue import Queue
-from persist_lib.server.requests import Request
+from persist_lib.server.requests import Observe, Request, unobserved
 from persist_lib.server.seen import Found, Seen
 from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.contention import give_way, wait_after_loss
@@ -55,8 +55,8 @@ class Funnel:
     `machine.turn` is held whenever the shard is changed, so that commits of several shards at once fit in.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, observe: Observe = unobserved) -> None:
+        self.machine, self.observe = machine, observe
         self.queue = Queue(machine.shard)
         self.seen = Seen(machine.shard, machine.consensus)
         self._gives_up = False
@@ -236,7 +236,9 @@ class Funnel:
                 continue
             won = self._send(prepared, lot[: len(answers)])
             if won:
-                machine.adopt(prepared, machine.runtime.monotonic() - started)
+                took_s = machine.runtime.monotonic() - started
+                machine.adopt(prepared, took_s)
+                self.observe(machine.shard, len(answers), took_s)
                 self.seen.committed(prepared.row, prepared.data)
                 after = Version(prepared.row.seqno, prepared.state, b"")
                 self.queue.put_back(self.tell(lot, answers, after, version.state))

@@ -21,7 +21,7 @@ from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.funnel import Funnel
-from persist_lib.server.requests import Request
+from persist_lib.server.requests import Observe, Request, unobserved
 from persist_lib.server.together import commit_together
 from persist_lib.shard.commit import Machine
 
@@ -41,9 +41,11 @@ class Funnels:
     """What a server serves. `submit` and `submit_together` may be called from any thread; each request is answered."""
 
     def __init__(
-        self, blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None = None
-    ) -> None:
-        self._make = partial(_funnel, blob, consensus, config, runtime, reads)
+        self, blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None = None,
+        observe: Observe = unobserved,
+    ) -> None:  # fmt: skip
+        self._make = partial(_funnel, blob, consensus, config, runtime, reads, observe)
+        self._runtime = runtime
         self._funnels: dict[ShardId, Funnel] = {}
         self._lock = threading.Lock()
         self._in_line: set[ShardId] = set()
@@ -107,6 +109,16 @@ class Funnels:
                     return True
         return False
 
+    def known(self) -> int:
+        """How many shards' states are in memory."""
+        return len(self._funnels)
+
+    def waiting(self) -> list[int]:
+        """How many commands wait in each shard where some do."""
+        with self._lock:
+            waiting = [self._funnels[shard] for shard in self._in_line if shard in self._funnels]
+        return [len(funnel.queue) for funnel in waiting]
+
     def is_idle(self) -> bool:
         """Whether nothing waits and no turn is under way."""
         with self._lock:
@@ -120,12 +132,17 @@ class Funnels:
         """Serve no more requests either. Each is answered soon: if its row was sent without an answer, as unknown."""
         self._each(Funnel.give_up)
 
-    def close(self) -> None:
-        """End the threads, after the turns that are under way. Call `stop` or `give_up` before."""
+    def close(self, seconds: float = 3600.0) -> bool:
+        """End the threads, after the turns that are under way. Call `stop` or `give_up` before.
+
+        Returns whether they have ended, within `seconds`.
+        """
+        deadline = self._runtime.deadline(seconds)
         for _, line in self._threads:
             line.put(None)
         for thread, _ in self._threads:
-            thread.join()
+            thread.join(deadline.remaining_s())
+        return not any(thread.is_alive() for thread, _ in self._threads)
 
     def _funnel(self, shard: ShardId) -> Funnel:
         found = self._funnels.pop(shard, None) or self._make(shard)
@@ -175,6 +192,7 @@ def _serve(line: Line) -> None:
 
 
 def _funnel(
-    blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None, shard: ShardId
-) -> Funnel:
-    return Funnel(Machine(shard, blob, consensus, config, runtime, reads))
+    blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None, observe: Observe,
+    shard: ShardId,
+) -> Funnel:  # fmt: skip
+    return Funnel(Machine(shard, blob, consensus, config, runtime, reads), observe)

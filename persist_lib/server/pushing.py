@@ -53,7 +53,7 @@ class _Trail:
 
 
 class Pushing:
-    """`saw`, `knows` and `behind` may be called from any thread, everything else in the event loop."""
+    """`saw`, `knows`, `behind` and `followers` may be called from any thread, everything else in the event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,6 +98,10 @@ class Pushing:
     def is_followed(self) -> bool:
         """Whether anybody follows anything."""
         return bool(self._trails)
+
+    def followers(self) -> int:
+        """How many clients have a stream."""
+        return len(self._subscribers)
 
     def join(self, subscriber: Subscriber) -> None:
         """Know a client."""

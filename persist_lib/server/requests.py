@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from persist_lib.core import commands as c
 from persist_lib.errors import Indeterminate, PersistError
 from persist_lib.ids import SeqNo, ShardId, WriterId
@@ -76,3 +78,9 @@ class Request:
 
 APPENDS = (c.CompareAndAppend, c.AppendNow, c.Append, c.Absorb)
 """The commands that the state itself remembers by their tokens."""
+Observe = Callable[[str, int, float], object]
+"""Called with a shard's name, how many commands a row of it answered, and how many seconds its commit took."""
+
+
+def unobserved(_shard: str, _commands: int, _seconds: float) -> None:
+    """What is called where nobody measures."""

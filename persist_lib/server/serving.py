@@ -1,57 +1,63 @@
-"""The server itself: calls over gRPC, served by an event loop in a thread of its own.
+"""The server itself: its start, its end, and what it listens on. Its calls are in `calls`.
 
-A call for the store runs in a thread of a pool; a commit waits in the loop until the funnels have answered it, so that
-thousands can wait. When a client goes, its commands are dropped unless they were sent already.
+An event loop in a thread of its own serves them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import threading
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
 
 from persist_lib.client import Client
-from persist_lib.core.plan.debts import Debts
-from persist_lib.core.rights import needed_for
-from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage
 from persist_lib.format import wire
 from persist_lib.format.pushed import FOLLOW
-from persist_lib.location.commands import Proposed
 from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.wrap.deadline import within
-from persist_lib.server.access import Access, Caller, anybody
+from persist_lib.server.access import Access
 from persist_lib.server.announcing import Announcing
-from persist_lib.server.answers import Answers
-from persist_lib.server.asking import ask
+from persist_lib.server.calls import Calls, Debts
 from persist_lib.server.certificates import Certificates
+from persist_lib.server.figures import figures
 from persist_lib.server.following import Following
 from persist_lib.server.funnels import Funnels
 from persist_lib.server.looks import Looks
+from persist_lib.server.measures import CONTENT_TYPE, Measures
+from persist_lib.server.pages import Page, Pages
 from persist_lib.server.pushing import Pushing
-from persist_lib.server.raw import RAW, Raw
+from persist_lib.server.readiness import LOOK_S, Readiness
 from persist_lib.server.watching import Watching
 
 log = logging.getLogger("persist.server")
 READERS = 32
 """How many calls of the store, other than commits, are carried out at the same time."""
-LONGEST_S = 600.0
-"""The longest timeout of a call that is believed."""
 SURVEYS = 2
 """How many calls for what is due are carried out at the same time: one looks, and the next one waits for it."""
-DEBTS = tuple[str, dict[str, list[str]], int | None, float]
-CALLS_MOST = 4096
-"""How many calls are served at the same time; more are refused before anything is done."""
+CALLS_MOST = 16_384
+"""How many calls there are at the same time, heartbeats and those that are refused included. gRPC refuses more."""
+CONNECTIONS_MOST = 8192
+"""The most connections; more are closed at once. Fewer where the process may open fewer files: half of them."""
+ANSWER_S = 2.0
+"""At the end, how long to wait for answers to reach those whose commands were given up."""
 OPTIONS = [
     ("grpc.max_send_message_length", wire.MOST_BYTES), ("grpc.max_receive_message_length", wire.MOST_BYTES),
     ("grpc.so_reuseport", 0), ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+    ("grpc.max_metadata_size", 8192), ("grpc.absolute_max_metadata_size", 16_384),
+    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # also for the first frames: a silent connection is closed then
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.keepalive_time_ms", 60_000), ("grpc.keepalive_timeout_ms", 20_000),
 ]  # fmt: skip
 
 
@@ -77,12 +83,14 @@ class ShardServer:
     def __init__(
         self, client: Client, listen: str = "127.0.0.1:7600", *, token_file: Path | None = None,
         tls_cert: Path | None = None, tls_key: Path | None = None, tls_client_ca: Path | None = None,
+        http: str | None = None, named_shards: int = 0,
     ) -> None:  # fmt: skip
         """`token_file` lists the clients and their rights (`server.access`); without it, everybody may do everything.
 
         `tls_cert` and `tls_key` are a certificate chain and its key, in PEM; with `tls_client_ca`, clients need a
-        certificate of one of these authorities besides. All files are read anew when they change. Raises InvalidUsage
-        if one cannot be read or is wrong, or for a certificate without its key.
+        certificate of one of these authorities besides. All files are read anew when they change. At `http`, pages tell
+        health and figures; `named_shards` of them have names there. Raises InvalidUsage if a file cannot be read or is
+        wrong, or for a certificate without its key.
         """
         self._client, self._listen = client, listen
         self._access = None if token_file is None else Access(token_file)
@@ -93,59 +101,89 @@ class ShardServer:
         self._certificates = (
             None if tls_cert is None or tls_key is None else Certificates(tls_cert, tls_key, tls_client_ca)
         )
-        self._pushing = Pushing()
-        self._consensus = Announcing(client.consensus, self._pushing)
-        self._watching = Watching(self._consensus, self._pushing, client.runtime)
-        self._funnels = Funnels(client.blob, self._consensus, client.config, client.runtime, client.reads)
-        self._looks = Looks(client, self._consensus, self._funnels)
-        self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
+        runtime, self._pushing = client.runtime, Pushing()
+        consensus = Announcing(client.consensus, self._pushing)
+        self._watching = Watching(consensus, self._pushing, runtime)
+        self._measures = Measures(named_shards, lambda: runtime.clock_ms() / 1000)
+        self._funnels = Funnels(
+            client.blob, consensus, client.config, runtime, client.reads, observe=self._measures.committed
+        )
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
+        self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
+        debts = Debts(Looks(client, consensus, self._funnels), self._surveys)
+        self._calls = Calls(consensus, self._funnels, self._access, runtime, self._pool, self._measures, debts)
+        look = partial(consensus.head, "-ready")
+        self._readiness = Readiness(lambda: within(runtime.deadline(LOOK_S), look), runtime.monotonic)
+        self._pages = None if http is None else Pages(http, self._shown())
         self._server: grpc.aio.Server | None = None
-        self.port = 0
+        self.port = self.http_port = 0
 
     def start(self) -> int:
-        """Begin to serve, and return the port. Raises InvalidUsage if the address cannot be listened on.
+        """Begin to serve, and return the port. Raises InvalidUsage if an address cannot be listened on.
 
-        Without both tokens and TLS, only addresses of the loopback interface are taken.
+        Without both tokens and TLS, only addresses of the loopback interface are taken. The store has answered then, or
+        had some seconds to.
         """
         _check_address(self._listen, is_safe=self._access is not None and self._certificates is not None)
         self._loop = asyncio.new_event_loop()
-        self._answers = Answers(self._loop)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="persist-server", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="persist-server", daemon=True)
         self._funnels.start()
         self._thread.start()
         self._pushing.start(self._loop)
         self.port = self._run(self._start())
         self._watching.start()
+        figures(
+            self._measures, self._funnels, self._calls.load, self._pushing, self._access, self._certificates, self.port
+        )
         return self.port
 
-    def stop(self, seconds: float = 10.0) -> None:
-        """Take no more calls, serve those that wait for at most `seconds`, and end. Each call is answered."""
+    def stop(self, seconds: float = 10.0) -> bool:
+        """Take no more calls, serve those that wait for at most `seconds`, and end. Each call is answered.
+
+        Probes are told first. What is still in doubt after that time is answered as unknown. Returns whether all
+        threads have ended: one that waits for the store, which does not answer, ends when the store's timeout does.
+        """
+        self._run(self._not_ready())
         self._funnels.stop()
-        self._run(self._stop(seconds))
+        if self._server is not None:
+            self._drain(self._server, seconds)
         self._watching.close()
         self._funnels.give_up()
-        self._funnels.close()
+        ended = self._funnels.close(ANSWER_S)
+        self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._pool.shutdown()
-        self._surveys.shutdown()
+        for pool in (self._pool, self._surveys):
+            pool.shutdown(wait=ended, cancel_futures=True)
+        return ended
+
+    def _drain(self, server: grpc.aio.Server, seconds: float) -> None:
+        stopped: Future[None] = asyncio.run_coroutine_threadsafe(server.stop(seconds + 2 * ANSWER_S), self._loop)
+        for longest_s, gives_up in ((seconds, self._funnels.give_up), (ANSWER_S, self._give_up)):
+            try:
+                return stopped.result(longest_s)
+            except Late:
+                gives_up()
+        return stopped.result()
+
+    def _give_up(self) -> None:
+        self._loop.call_soon_threadsafe(self._calls.give_up)
+
+    def _serve(self) -> None:
+        # SUBTLE: a method, so that the thread refers to the server. One that nobody refers to would end with it.
+        self._loop.run_forever()
 
     def _run(self, task: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
 
     async def _start(self) -> int:
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(partial(self._serve, raw.kind, partial(self._raw, name, raw)))
-            for name, raw in RAW.items()
-        }
-        handlers["commit"] = grpc.unary_unary_rpc_method_handler(partial(self._serve, wire.Commit, self._commit))
-        follow = Following(self._pushing, self._caller).serve
-        handlers[FOLLOW] = grpc.stream_stream_rpc_method_handler(follow)
-        handlers["debts"] = grpc.unary_unary_rpc_method_handler(partial(self._serve, DEBTS, self._debts))
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MOST)
+        options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MOST)
+        following = Following(self._pushing, self._calls.caller)
+        handlers = {**self._calls.handlers(), FOLLOW: grpc.stream_stream_rpc_method_handler(following.serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._readiness, server)
         try:
             if self._certificates is None:
                 port = server.add_insecure_port(self._listen)
@@ -153,67 +191,36 @@ class ShardServer:
                 port = server.add_secure_port(self._listen, self._certificates.credentials())
         except RuntimeError as error:
             raise InvalidUsage(f"cannot listen on {self._listen}: {error}", listen=self._listen) from error
+        if self._pages is not None:
+            self.http_port = await self._pages.start()
         await server.start()
         self._server = server
+        self._looking = asyncio.create_task(self._readiness.run(self._pool))
+        await self._readiness.first(LOOK_S)
         return int(port)
 
-    async def _stop(self, seconds: float) -> None:
+    async def _not_ready(self) -> None:
+        self._readiness.stop()
         self._pushing.stop()
-        if self._server is not None:
-            await self._server.stop(seconds)
 
-    def _caller(self, context: Any) -> Caller:
-        return anybody(context.peer()) if self._access is None else self._access.caller(context.invocation_metadata())
+    async def _end(self) -> None:
+        self._looking.cancel()
+        if self._pages is not None:
+            await self._pages.stop()
 
-    async def _serve(
-        self, kind: Any, call: Callable[[Any, float, Caller], Awaitable[Any]], data: bytes, context: Any
-    ) -> bytes:
-        """Carry out a call, and encode its answer or its error."""
-        now = self._client.consensus.now
-        try:
-            caller = self._caller(context)
-            given, timeout_s = wire.decode_call(data, kind)
-            value = await call(given, min(timeout_s, LONGEST_S), caller)
-            return wire.encode_reply(value, now())
-        except PersistError as error:
-            return wire.encode_error(error, now())
-        except Exception as error:
-            log.exception("a call failed")
-            return wire.encode_error(Indeterminate(f"the server failed: {error!r}"), now())
+    def _shown(self) -> dict[str, Any]:
+        def ready() -> Page:
+            why_not = self._readiness.why_not()
+            return Page("200 OK", b"ready\n") if why_not is None else Page("503 Service Unavailable", why_not.encode())
 
-    async def _raw(self, name: str, raw: Raw, given: Any, timeout_s: float, caller: Caller) -> Any:
-        for shard in raw.shards(given):
-            caller.check(shard, raw.needed, f"{name} the log of")
-        deadline = self._client.runtime.deadline(timeout_s)
-        call = partial(raw.call, self._consensus, given)
-        return raw.shown(await self._loop.run_in_executor(self._pool, within, deadline, call), caller)
+        return {
+            "/healthz": lambda: Page("200 OK", b"alive\n"),
+            "/readyz": ready,
+            "/metrics": lambda: Page("200 OK", self._measures.shown(), CONTENT_TYPE),
+        }
 
-    async def _debts(self, given: Any, timeout_s: float, caller: Caller) -> Debts | None:
-        call = partial(self._looks.debts, self._looks.ask(), caller, *given)
-        deadline = self._client.runtime.deadline(timeout_s)
-        return await self._loop.run_in_executor(self._surveys, within, deadline, call)
 
-    async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller) -> list[wire.Answer]:
-        proposed = [
-            Proposed(shard, wire.decode_command(name, fields), known) for shard, known, name, fields in given.commands
-        ]
-        for one in proposed:  # all of them before the first is taken
-            caller.check(one.shard, needed_for(one.command), f"{type(one.command).__name__} on")
-        deadline = self._client.runtime.deadline(timeout_s)
-        requests = ask(self._funnels, proposed, given.token, caller.name, deadline, is_repeated=given.is_repeated)
-        try:
-            answers = await self._answers.of(requests)
-        finally:
-            for request in requests:
-                request.is_dropped = True
-        return [
-            wire.Answer(
-                one.seqno,
-                one.is_committed,
-                None if one.refusal is None else wire.encode_refusal(one.refusal),
-                one.rows,
-                one.outcome,
-                one.is_due,
-            )
-            for one in answers
-        ]
+def most_connections() -> int:
+    """How many connections there may be, so that files are left for the store."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MOST if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_MOST, soft // 2))

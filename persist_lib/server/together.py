@@ -96,6 +96,7 @@ def _commit(shares: Sequence[Share]) -> None:
         if won:
             for share, one in zip(shares, prepared, strict=True):
                 share.funnel.machine.adopt(one, took_s)
+                share.funnel.observe(share.shard, 1, took_s)
                 share.funnel.seen.committed(one.row, one.data)
                 rows = share.funnel.seen.rows(share.request.known, one.row.seqno)
                 share.request.settle(Answered(one.row.seqno, is_committed=True, rows=rows))

@@ -170,7 +170,7 @@ def test_a_sensor_asks_a_shard_server_once_for_all_shards(
         repository = build_definitions(settings).get_repository_def()
         given = Persist(location=f"file:{folder}", consensus=url, config=SMALL)
         data = tick(repository, "compaction_debt", instance, given)
-        assert server._looks._asked == 1
+        assert server._calls.looks._asked == 1
         assert store.metrics().operations["heads"].calls == 1, "nobody else asked for them"
         given.teardown_after_execution(dg.build_init_resource_context())
         server.stop(0.1)

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import grpc
 
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.format.wire import MOST_BYTES, SERVICE, decode_reply, encode_call
 from persist_lib.location.rpc.credentials import Credentials
 from persist_lib.location.rpc.tls import Tls
@@ -117,35 +117,51 @@ class Servers:
     ) -> None:  # fmt: skip
         credentials = credentials or Credentials()
         self._servers = [Server(address, runtime, credentials, tls) for address in addresses]
-        self._runtime = runtime
+        self.runtime = runtime
         self._ahead_ms = 0
 
     def now(self) -> int:
         """The store's clock (ms), as of the newest answer and this process's clock since then."""
-        return self._ahead_ms + int(self._runtime.monotonic() * 1000)
+        return self._ahead_ms + int(self.runtime.monotonic() * 1000)
+
+    def is_there(self, seconds: float) -> bool:
+        """Whether a server answers now, each within so many seconds. Makes one request of each that does not."""
+        for server in self._servers:
+            try:
+                server.connect(seconds)
+            except PersistError:
+                continue
+            return True
+        return False
 
     def call(self, name: str, arguments: object, kind: Any, *, route: str, seconds: float | None, reads: bool) -> Any:
         """Ask a server, and return its answer, of type `kind`. Waits at most `seconds`, or the caller's deadline.
 
         Servers that cannot be reached are passed over and, if the call only `reads`, those that do not answer as well.
-        Raises Indeterminate if a server got the call and did not answer, and Determinate if none got it.
+        Raises Gone if that is so of all: none did anything. Raises Indeterminate if a server got the call and did not
+        answer, and what a server told, if none carried it out.
         """
         seconds = patience_s(CALL_S) if seconds is None else seconds
-        deadline = self._runtime.deadline(max(0.001, seconds))
-        last: Exception = Determinate("no shard server was asked; nothing was done")
+        deadline = self.runtime.deadline(max(0.001, seconds))
+        told: Determinate | None = None
+        gone = Determinate("no shard server was asked; nothing was done")
         for server in self._by_turn(route):
             try:
                 channel = server.connect(min(CONNECT_S, deadline.left_s()))
+            except Determinate as error:
+                gone = error
+                continue
+            try:
                 return self._ask(server, channel, name, arguments, kind, deadline.left_s())
             except Determinate as error:  # it did nothing: perhaps another one can
-                last = error
+                told = error
             except _Unanswered as error:
                 if not reads:
                     raise Indeterminate(f"{error}; it is not known what was done") from error
-                last = error
-        if isinstance(last, _Unanswered):
-            raise Determinate(f"{last}; nothing was changed") from last
-        raise last
+                gone = Determinate(f"{error}; nothing was changed")
+        if told is not None:
+            raise told
+        raise Gone(gone.message, **gone.fields) from gone
 
     def order(self, route: str) -> list[Server]:
         """All servers, in an order that depends on the route alone."""
@@ -166,13 +182,21 @@ class Servers:
         except grpc.RpcError as error:
             raise _failed(server, name, error) from error
         value, now = decode_reply(data, kind)
-        self._ahead_ms = now - int(self._runtime.monotonic() * 1000)
+        self._ahead_ms = now - int(self.runtime.monotonic() * 1000)
         return value
 
     def _by_turn(self, route: str) -> Iterator[Server]:
         """The servers, those first that answered of late; else in an order that depends on the route alone."""
-        now = self._runtime.monotonic()
+        now = self.runtime.monotonic()
         return iter(sorted(self.order(route), key=lambda server: server.shunned_until > now))
+
+
+class Gone(Determinate):
+    """No server is there: none could be reached or, for a call that only reads, answered."""
+
+    def told(self) -> Determinate:
+        """The same as an error that users know."""
+        return Determinate(self.message, **self.fields)
 
 
 class _Unanswered(Exception):

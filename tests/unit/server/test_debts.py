@@ -210,9 +210,9 @@ def test_those_that_ask_at_once_share_a_survey_that_begins_afterwards(site: Debt
     site.counting.reads()
     server = site.servers[0]
     with ThreadPoolExecutor(6) as pool:
-        with server._looks._turn:  # all of them come while a survey is under way
+        with server._calls.looks._turn:  # all of them come while a survey is under way
             answers = [pool.submit(client.survey) for client in clients]
-            while server._looks._asked < 7:
+            while server._calls.looks._asked < 7:
                 threading.Event().wait(0.005)
             move(site.store, NAMED[5])
         found = [answer.result(30) for answer in answers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ from persist_lib.format.log import GROUP, decode_row
 from persist_lib.ids import SeqNo
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.server import calls
 from persist_lib.server.serving import ShardServer
 from persist_lib.testing import check_swept, check_world, contents_of
+from tests.faults.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, frame, headers
 from tests.worlds import SCHEMA, row
 
 CONFIG = persist.Config(format=4, timeout_s=20)
@@ -173,6 +176,33 @@ def test_a_message_that_is_too_large_is_refused(site: Site) -> None:
         channel.unary_unary(f"/{wire.SERVICE}/now")(bytes(wire.MOST_BYTES + 1), timeout=20)
     assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     site.client().open_writer("s", SCHEMA).append_now([row(1)])
+
+
+def test_a_message_that_does_not_end_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "RECEIVE_S", 0.2)
+    with Connection(site.servers[0].port) as slow:
+        slow.send(frame(HEADERS, headers("commit"), END_HEADERS, 1))
+        slow.send(frame(DATA, b"\x00" + (1000).to_bytes(4, "big") + b"begun", 0, 1))
+        with pytest.raises(InvalidUsage, match="did not arrive"):
+            wire.decode_reply(slow.answer(), object)
+        slow.call("now", wire.encode_call(None, 5), stream=3)
+        assert wire.decode_reply(slow.answer(), type(None))[0] is None
+    site.client().open_writer("s", SCHEMA).append_now([row(1)])
+
+
+def test_a_call_without_a_message_is_refused(site: Site) -> None:
+    with Connection(site.servers[0].port) as empty:
+        empty.send(frame(HEADERS, headers("commit"), END_HEADERS | END_STREAM, 1))
+        with pytest.raises(InvalidUsage, match="without a message"):
+            wire.decode_reply(empty.answer(), object)
+
+
+def test_a_server_that_nobody_refers_to_serves_on(site: Site) -> None:
+    port = ShardServer(site.store, "127.0.0.1:0").start()
+    gc.collect()
+    with Connection(port) as one:
+        one.call("now", wire.encode_call(None, 5))
+        assert wire.decode_reply(one.answer(), type(None))[0] is None
 
 
 def test_silent_connections_hold_up_nobody(site: Site) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from persist_lib.format import wire
 from persist_lib.location.rpc.consensus import open_consensus
 from persist_lib.location.scheme import Opening
 from persist_lib.server.serving import ShardServer
+from persist_lib.testing import contents_of
 from tests.unit.server.certificates import Authority
 from tests.worlds import SCHEMA, row
 
@@ -151,8 +155,9 @@ def test_it_listens_elsewhere_than_on_loopback_only_with_both(site: Site, missin
 )
 def test_files_that_are_wrong_are_refused_at_the_start(site: Site, given: dict[str, str]) -> None:
     paths = {"cert": site.cert, "key": site.key, "tokens": site.tokens, "none": site.folder / "none"}
+    options: Any = {name: paths[path] for name, path in given.items()}
     with pytest.raises(InvalidUsage, match="TLS"):
-        ShardServer(site.store, "127.0.0.1:0", **{name: paths[path] for name, path in given.items()})
+        ShardServer(site.store, "127.0.0.1:0", **options)
 
 
 def test_options_of_tls_that_are_wrong_are_refused(site: Site) -> None:
@@ -171,3 +176,40 @@ def test_what_speaks_no_tls_is_not_served(site: Site) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{site.server.port}") as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary(f"/{wire.SERVICE}/now")(b"", timeout=2)
     site.reach(site.at(site.authority.ca))
+
+
+def test_certificates_and_tokens_are_replaced_under_load_and_no_call_fails(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.serve(token_file=site.tokens)
+    monkeypatch.setenv("PERSIST_TOKEN", TOKEN)
+    site.store.open_writer("s", SCHEMA).close()
+    ends, written = threading.Event(), [0, 0, 0, 0]
+
+    def write(number: int) -> None:
+        while not ends.is_set():  # a connection for each, as only those get what is new
+            with persist.open(site.url, consensus=site.at(site.authority.ca), config=CONFIG) as client:
+                client.open_writer("s", SCHEMA).append_now([row(number)])
+                written[number] += 1
+
+    def more(count: int) -> None:
+        target = sum(written) + count
+        while sum(written) < target:
+            assert not any(one.done() for one in writers), [one.exception(0) for one in writers if one.done()]
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, number) for number in range(4)]
+        try:
+            for turn in range(10):
+                site.authority.issue(site.cert, site.key)
+                rights = f'[clients.a]\ntoken = "{TOKEN}"\nrights = {{ "*" = ["append", "read"] }}'
+                site.tokens.with_suffix(".new").write_text(f"{rights}\n# {turn}")
+                site.tokens.with_suffix(".new").replace(site.tokens)
+                more(4)
+        finally:
+            ends.set()
+        for one in writers:
+            one.result(60)
+    with site.store.open_reader("s") as read:
+        assert sum(contents_of(read.snapshot((read.fetch_upper().time or 0) - 1).to_arrow()).values()) == sum(written)
