@@ -77,7 +77,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("impatient")
 def test_a_call_broken_anywhere_loses_doubles_and_hangs_nothing(fault: Fault, servers: int) -> None:
     whole, _ = run(servers, 0, None)
-    chosen = random.Random(f"{os.environ.get('PERSIST_SEED')} {fault} {servers}").sample(range(1, whole.calls + 1), SOME)
+    chosen = random.Random(f"{os.environ.get('PERSIST_SEED')} {fault} {servers}").sample(
+        range(1, whole.calls + 1), SOME
+    )
     told: Counter[tuple[str, str]] = Counter()
     for index in range(1, whole.calls + 1) if HAS_TIME else chosen:
         plan, workload = run(servers, index, fault)

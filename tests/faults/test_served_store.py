@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,10 @@ def proxy() -> Iterator[Proxy]:
 def run(proxy: Proxy, folder: Path, index: int, fault: Fault | None) -> tuple[int, Workload]:
     """The workload, while request number `index` of the server breaks. Returns how many requests there were."""
     name = os.urandom(8).hex()
-    blobs, options = f"file:{folder}/{name}", {"persist_schema": f"t{name}"}
+    blobs, schema = f"file:{folder}/{name}", f"t{name}"
     at = {"config": CONFIG.model_copy(update={"timeout_s": SERVER_S}), "runtime": Runtime(background=False)}
-    with persist.open(blobs, servers.postgres_at(**options)) as witness:
-        store = persist.open(blobs, servers.postgres_at(proxy.port, **options), **at)  # type: ignore[arg-type]
+    with persist.open(blobs, servers.postgres_at(persist_schema=schema)) as witness:
+        store = persist.open(blobs, servers.postgres_at(proxy.port, persist_schema=schema), **at)  # type: ignore[arg-type]
         server = ShardServer(store, "127.0.0.1:0")
         patient = CONFIG.model_copy(update={"timeout_s": CLIENT_S})
         address = f"persist://127.0.0.1:{server.start()}"
@@ -72,5 +73,7 @@ def test_a_request_of_a_server_broken_anywhere_loses_doubles_and_hangs_nothing(
     drawn = random.Random(f"{os.environ.get('PERSIST_SEED')} {fault}")
     chosen = drawn.sample(range(1, whole), 1 if fault in BLACK_HOLES else SOME)
     every = range(1, whole, 8 if fault in BLACK_HOLES else 1)
-    told = [(index, *one) for index in (every if HAS_TIME else chosen) for one in run(proxy, tmp_path, index, fault)[1].told]
+    told: list[Any] = []
+    for index in every if HAS_TIME else chosen:
+        told += [(index, *one) for one in run(proxy, tmp_path, index, fault)[1].told]
     print(f"{fault.name}, {whole} requests: {told}")

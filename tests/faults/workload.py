@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import persist_lib as persist
@@ -21,6 +22,14 @@ def rows(*ids: int, time: int, word: str = "w") -> list[dict[str, Any]]:
     return [{"id": id_, "word": word, "_time": time} for id_ in ids]
 
 
+def tokened(call: Callable[..., Any], token: bytes | None) -> Any:
+    return call(token=token)
+
+
+def untokened(call: Callable[[], Any], _token: bytes | None) -> Any:
+    return call()
+
+
 class Workload:
     """One run: `run`, then `check` by a client that nothing is broken for. `told`: what calls raised, by their names."""
 
@@ -30,6 +39,7 @@ class Workload:
         self.expected: Counter[tuple[Any, Any]] = Counter()
         self.heard: Counter[tuple[Any, int]] = Counter()
         self.upper = 0
+        self.has_failed = False
 
     def until_done(self, name: str, call: Call) -> Any:
         """Repeat a call as its user does: with its token where that is told. Raises AssertionError if it never ends."""
@@ -40,7 +50,6 @@ class Workload:
             except (Determinate, Indeterminate, LeaseExpired) as error:
                 token = cast("bytes | None", error.fields.get("token")) or token
                 self.told.append((name, type(error).__name__))
-                print(name, repr(error))
         raise AssertionError(f"{name} is not done after {ATTEMPTS} attempts: {self.told[-ATTEMPTS:]}")
 
     def run(self) -> None:
@@ -59,14 +68,13 @@ class Workload:
         self.explicit(1)
         self.hear()
         for handle in (self.read, self.write, self.other):
-            self.until_done("close", lambda _, handle=handle: handle.close())
+            self.until_done("close", partial(untokened, handle.close))
 
     def explicit(self, count: int) -> None:
         for _ in range(count):
             lower, data = self.upper, rows(self.upper, 100 + self.upper, time=self.upper)
-            self.until_done(
-                "compare_and_append", lambda token: self.write.compare_and_append(data, lower, lower + 1, token=token)
-            )
+            call = partial(self.write.compare_and_append, data, lower, lower + 1)
+            self.until_done("compare_and_append", partial(tokened, call))
             self.expect(data, lower + 1)
 
     def definite(self) -> None:
@@ -93,7 +101,7 @@ class Workload:
 
     def holds(self) -> None:
         for name in ("kept", "gone"):
-            self.until_done("set_hold", lambda _, name=name: self.client.set_hold("s", name, 1))
+            self.until_done("set_hold", partial(untokened, partial(self.client.set_hold, "s", name, 1)))
         self.until_done("release_hold", lambda _: self.release("gone"))
         self.until_done("downgrade", lambda _: self.read.downgrade_since(2))
 
@@ -126,11 +134,19 @@ class Workload:
         self.until_done("collect", lambda _: self.client.collect("s"))
 
     def hear(self) -> None:
-        events = self.until_done("poll", lambda _: self.listen.poll())
-        for event in events:
+        for event in self.until_done("poll", lambda _: self.poll()):
             if isinstance(event, persist.Updates):
                 for row, time, diff in updates_of(event.table):
                     self.heard[row, time] += diff
+
+    def poll(self) -> list[Any]:
+        """What is new. A listener that has failed says so for ever: another one goes on where it stopped."""
+        if self.has_failed:
+            self.listen = self.read.listen((self.listen.frontier.time or 1) - 1)
+        self.has_failed = True
+        found = self.listen.poll()
+        self.has_failed = False
+        return found
 
     def expect(self, data: list[dict[str, Any]], upper: int) -> None:
         for row in data:
