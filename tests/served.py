@@ -1,4 +1,4 @@
-"""A world whose clients go through shard servers, which a test cuts off and replaces, also in the middle of a commit."""
+"""A world whose clients go through shard servers, which a test cuts off and replaces, also amid a commit."""
 
 from __future__ import annotations
 

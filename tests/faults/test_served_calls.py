@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -65,10 +64,9 @@ def run(servers: int, index: int, fault: Fault | None) -> tuple[Plan, Workload]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that waits hardly longer for an answer than its call may take."""
     monkeypatch.setattr(rpc, "GRACE_S", 0.1)
-    yield
 
 
 @pytest.mark.timeout(3600 if HAS_TIME else 120)

@@ -31,7 +31,7 @@ def untokened(call: Callable[[], Any], _token: bytes | None) -> Any:
 
 
 class Workload:
-    """One run: `run`, then `check` by a client that nothing is broken for. `told`: what calls raised, by their names."""
+    """One run: `run`, then `check` by a client that nothing is broken for. `told`: what calls raised, by name."""
 
     def __init__(self, client: persist.Client) -> None:
         self.client = client

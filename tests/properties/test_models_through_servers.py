@@ -232,7 +232,8 @@ def test_in_this_world_commands_of_several_clients_do_share_a_row() -> None:
         schema = SCHEMAS[0]
         clients = [world.client() for _ in range(3)]
         first, second = (client.open_writer("s", schema) for client in clients[:2])
-        assert first.id and second.id
+        assert first.id
+        assert second.id
         world.at_once(
             "s",
             lambda: first.compare_and_append([], 0, 1), lambda: second.compare_and_append([], 1, 2),
