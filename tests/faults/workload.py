@@ -103,7 +103,7 @@ class Workload:
         for name in ("kept", "gone"):
             self.until_done("set_hold", partial(untokened, partial(self.client.set_hold, "s", name, 1)))
         self.until_done("release_hold", lambda _: self.release("gone"))
-        self.until_done("downgrade", lambda _: self.read.downgrade_since(2))
+        self.until_done("downgrade", lambda _: self.read.downgrade_since(1))
 
     def release(self, name: str) -> None:
         """Repeated after an unknown outcome, it finds that there is no such hold any more: then it is done."""
