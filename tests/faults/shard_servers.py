@@ -174,14 +174,11 @@ class Site:
     def listen(self, client: persist.Client) -> None:
         """Hear each update once, at its time, whatever becomes of the servers and of the listener."""
         read = client.open_reader(SHARD)
-        while True:
+        while not self.ends.is_set():
             try:
                 with read.listen(max(0, self.frontier - 1)) as listen:
                     self.hear(listen)
-                return
             except (Determinate, Indeterminate, LeaseExpired):
-                if self.ends.is_set():
-                    return
                 read = self.patiently(lambda: client.open_reader(SHARD)) or read
 
     def hear(self, listen: persist.Listen) -> None:
@@ -263,7 +260,8 @@ class Site:
             with self.reader.changes(None, self.frontier - 1) as found:
                 for row, at, diff in updates_of(found.to_arrow()):
                     expected[row, at] += diff if at else 0
-        assert {key: n for key, n in self.heard.items() if key[1] < self.frontier} == {key: n for key, n in expected.items() if n}
+        heard = {key: n for key, n in self.heard.items() if key[1] < self.frontier}
+        assert heard == {key: n for key, n in expected.items() if n}
 
     def close(self) -> None:
         self.ends.set()

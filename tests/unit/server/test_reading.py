@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
-# *Reads that must be linearizable (the orphan audit, opening, `fetch`) scan the store; memory serves hints and commits.*
+# *Reads that must be linearizable (the orphan audit, opening, `fetch`) scan the store; memory serves hints.*
 
 
 def test_what_others_committed_is_fetched_though_the_server_does_not_know_it(site: Site) -> None:
