@@ -25,7 +25,7 @@ from tests.properties.test_library_model import CHANGES, SCHEMAS, Change, Librar
 from tests.properties.test_verbs_model import VerbsMachine
 from tests.served import ServedWorld, Sharing, TwoServers
 
-EXAMPLES = int(os.environ.get("PERSIST_SERVED_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("PERSIST_SERVED_EXAMPLES", "2"))
 WHICH = st.integers(0, 1)
 
 

@@ -55,7 +55,8 @@ class Served(SimulatedConsensus):
         )
         for request in requests:
             request.answer.add_done_callback(lambda _: actor.rouse())
-        world.keepers[world.servers.index(server)].rouse()
+        for keeper in world.keepers:
+            keeper.rouse()
         while not all(request.answer.done() for request in requests):
             actor.doze(until.left_s())
             if until.has_passed() and not all(request.answer.done() for request in requests):
