@@ -126,8 +126,6 @@ class ServedSimulation(Simulation):
 class ServedStory(Story):
     """The story of a busy shard, told through servers."""
 
-    steps = 6000
-
     def __init__(self, seed: int, chaos: Chaos = CHAOS) -> None:
         super().__init__(seed, chaos)
         self.served = self.simulation = ServedSimulation(seed, chaos)
