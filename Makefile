@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # each other, so two files of them run side by side.
 HEAVY := spark or dagster or torture
 
-.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills servers serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 ti
 
 servers: $(PROJECT) ## shard servers killed and paused under load, KILLS=100 times, on SQLite and PostgreSQL
 	PERSIST_SERVER_KILLS=$(or $(KILLS),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/faults/test_shard_servers.py
+
+served-models: $(PROJECT) ## the library's models through shard servers that are replaced meanwhile, EXAMPLES=50 of each
+	PERSIST_SERVED_EXAMPLES=$(or $(EXAMPLES),50) PERSIST_SEED=fresh $(PYTEST) -n 2 --timeout=0 tests/properties/test_models_through_servers.py
 
 serve: $(PROJECT) ## a shard server of LOCATION=file:./data (and CONSENSUS=…) on LISTEN=127.0.0.1:7600, pages on HTTP=127.0.0.1:7601; TOKENS= CERT= KEY= CLIENT_CA= files
 	.venv/bin/persist --location $(or $(LOCATION),file:./data) $(if $(CONSENSUS),--consensus $(CONSENSUS)) serve \

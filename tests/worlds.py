@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import persist_lib as persist
 from persist_lib.format.log import StoredState, encode_state
-from persist_lib.location import open_location
+from persist_lib.location import Location, open_location
 from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Rival
 from persist_lib.testing.faults import Plan
 from persist_lib.testing.model import Update, updates_from
@@ -56,12 +57,10 @@ class World:
         rival: Rival | None = None,
         read_only: bool = False,
     ) -> persist.Client:
-        location = open_location(self.inner.url, self.inner.consensus_url, clock=self.clock, read_only=read_only)
+        location = self.reach(read_only=read_only)
         consensus = location.consensus
-        if not self.inner.consensus_url.startswith(("memory:", "file:")):
-            consensus = Clocked(consensus, self.clock)
         if plan is not None:
-            consensus = FaultyConsensus(consensus, plan, self.clock.sleep)
+            consensus = self.faulty(consensus, plan)
         consensus = RecordingConsensus(consensus, self.requests)
         if rival is not None:
             rival.inner = consensus
@@ -69,9 +68,24 @@ class World:
         blob = FaultyBlob(location.blob, plan, self.clock.sleep) if plan is not None else location.blob
         location = replace(location, blob=RecordingBlob(blob, self.requests), consensus=consensus)
         self.seed += 1
-        client = persist.open(location, config=config, runtime=self.clock.runtime(self.seed))
+        client = persist.open(location, config=config, runtime=self.runtime(self.seed))
         self.clients.append(client)
         return client
+
+    def reach(self, *, read_only: bool = False) -> Location:
+        """The location as another process opens it, by the clock of the test."""
+        location = open_location(self.inner.url, self.inner.consensus_url, clock=self.clock, read_only=read_only)
+        if self.inner.consensus_url.startswith(("memory:", "file:")):
+            return location
+        return replace(location, consensus=Clocked(location.consensus, self.clock))
+
+    def runtime(self, seed: int) -> Runtime:
+        """What a client has for a clock, sleep and randomness."""
+        return self.clock.runtime(seed)
+
+    def faulty(self, consensus: Consensus, plan: Plan) -> Consensus:
+        """A Consensus that fails as planned."""
+        return FaultyConsensus(consensus, plan, self.clock.sleep)
 
     def count(self, *kinds: str) -> int:
         return sum(1 for request in self.requests if not kinds or request.kind in kinds)

@@ -15,7 +15,8 @@ from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 
 T = TypeVar("T")
-RACED = frozenset({"compare_and_set", "compare_and_set_many"})
+RACED = frozenset({"compare_and_set", "compare_and_set_many", "commit_commands"})
+"""Through a shard server, the commands are sent where a client would make its compare-and-set otherwise."""
 
 
 class Rival(AroundConsensus):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from persist_lib.location.api import Blob, Consensus
-from tests.conformance.stores import BLOBS, CONSENSUSES, BlobKind, ConsensusKind
+from tests.conformance.stores import BLOBS, CONSENSUSES, BlobKind, ConsensusKind, stop_servers
 
 PROCESSES = 8
 CROWD = 32
@@ -57,8 +57,9 @@ def consensus_kind(consensus_name: str) -> ConsensusKind:
 
 
 @pytest.fixture
-def consensus_url(consensus_kind: ConsensusKind, tmp_path: Path) -> str:
-    return consensus_kind.prepare(tmp_path)
+def consensus_url(consensus_kind: ConsensusKind, tmp_path: Path) -> Iterator[str]:
+    yield consensus_kind.prepare(tmp_path)
+    stop_servers()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import persist_lib as persist
@@ -30,7 +31,7 @@ def _blob(url: str, read_only: bool = False) -> Blob:
 
 
 def _consensus(url: str, read_only: bool = False) -> Consensus:
-    blobs = "memory:" if url.startswith(("postgres", "persist:")) else url
+    blobs = "memory:" if url.startswith(("postgres", "persist")) else url
     return open_location(blobs, url, create=not read_only, read_only=read_only).consensus
 
 
@@ -77,12 +78,38 @@ def _pooled_url(_: Path) -> str:
     return servers.postgres_at(servers.pooler().port, persist_schema=f"t{os.urandom(8).hex()}")
 
 
-def _served_url(path: Path) -> str:
-    """Two shard servers of one fresh place, in this process; other processes reach them by the same URL."""
+_stops: list[Callable[[], None]] = []
+
+
+def stop_servers() -> None:
+    """Stop what `prepare` started in this process for one place, if anything."""
+    while _stops:
+        _stops.pop()()
+
+
+def _served_url(path: Path, count: int = 2, **options: Path) -> str:
+    """Shard servers of one fresh place, in this process; other processes reach them by the same URL."""
     from persist_lib.server.serving import ShardServer  # noqa: PLC0415 - not in every process that races
 
-    started = [ShardServer(persist.open(f"file:{path}/served"), "127.0.0.1:0") for _ in range(2)]
+    store = persist.open(f"file:{path}/served")
+    _stops.append(store.close)
+    started = [ShardServer(store, "127.0.0.1:0", **options) for _ in range(count)]
+    _stops.extend(partial(server.stop, 0) for server in started)
     return "persist://" + ",".join(f"127.0.0.1:{server.start()}" for server in started)
+
+
+def _secured_url(path: Path) -> str:
+    """The same, one server, with TLS and a token, which the client has in a file."""
+    from tests.unit.server.certificates import Authority  # noqa: PLC0415
+
+    cert, key, tokens, own = (path / name for name in ("cert.pem", "key.pem", "tokens.toml", "token"))
+    authority = Authority(path / "authority", "one")
+    authority.issue(cert, key)
+    own.write_text(os.urandom(16).hex())
+    rights = '{ "*" = ["append", "read", "maintain"] }'
+    tokens.write_text(f'[clients.all]\ntoken = "{own.read_text()}"\nrights = {rights}\n')
+    url = _served_url(path, 1, token_file=tokens, tls_cert=cert, tls_key=key)
+    return f"{url.replace('persist:', 'persists:')}?ca={authority.ca}&credentials={own}"
 
 
 def _s3_cas_url(path: Path) -> str:
@@ -133,8 +160,8 @@ CONSENSUSES = {
     "s3, pages of three": ConsensusKind(
         _s3_cas_url, _paged_s3_consensus, is_shared=False, has_transactions=False, more_than_a_page=10
     ),
-    # Processes race through servers in tests/faults/test_shard_servers.py.
-    "shard servers": ConsensusKind(_served_url, is_shared=False, rows_to_race_for=40, more_than_a_page=100),
+    "shard servers": ConsensusKind(_served_url, rows_to_race_for=40, more_than_a_page=100),
+    "shard server, TLS and a token": ConsensusKind(_secured_url, rows_to_race_for=20, more_than_a_page=50),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),
 }
 

@@ -33,10 +33,13 @@ class Fault(Enum):
 
 
 class Proxy:
-    """Forwards a port of its own to `target`. Since the last `at`: `requests`, and `struck`, how many of them broke."""
+    """Forwards a port of its own to `target`. Since the last `at`: `requests`, and `struck`, how many of them broke.
 
-    def __init__(self, target: int, delay_s: float = 0.3) -> None:
-        self._target = target
+    `target` may be changed for connections to come. Without one, each is closed at once.
+    """
+
+    def __init__(self, target: int | None, delay_s: float = 0.3) -> None:
+        self.target = target
         self._delay_s = delay_s
         self._lock = threading.Lock()
         self._fault: Fault | None = None
@@ -77,7 +80,9 @@ class Proxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(("127.0.0.1", self._target))
+                if (target := self.target) is None:
+                    raise ConnectionRefusedError
+                server = socket.create_connection(("127.0.0.1", target))
             except OSError:
                 client.close()
                 continue

@@ -5,114 +5,22 @@ Nothing that was acknowledged is lost, nothing is there twice, and everybody get
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, UpperMismatch
-from persist_lib.format.log import GROUP, decode_row
-from persist_lib.ids import SeqNo
-from persist_lib.testing import check_world, contents_of
 from tests.conformance.stores import CONSENSUSES
+from tests.faults.shard_servers import CONFIG, SHARD, Site, Told, check_order
 from tests.worlds import SCHEMA
 
-SHARD = "s"
 KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "3"))
-WRITERS = 6
-CONFIG = persist.Config(format=4, timeout_s=30)
-
-
-class Server:
-    """A process that serves a location, on the same port each time it is started."""
-
-    def __init__(self, url: str, consensus: str | None) -> None:
-        self._url, self._consensus, self.port = url, consensus, 0
-        self.process: subprocess.Popen[str] | None = None
-        self.start()
-
-    def start(self) -> None:
-        where = ["--location", self._url, *(["--consensus", self._consensus] if self._consensus else [])]
-        command = [sys.executable, "-m", "persist_lib.cli", *where, "--json", "serve", "--drain", "1"]
-        self.process = subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{self.port}"], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.port = int(json.loads(self.process.stdout.readline())["listening"].rpartition(":")[2])
-
-    def kill(self, how: int = signal.SIGKILL) -> None:
-        assert self.process is not None
-        self.process.send_signal(how)
-        self.process.wait(20)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def pause(self, seconds: float) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        self.process.send_signal(signal.SIGCONT)
-
-
-class Site:
-    def __init__(self, url: str, consensus: str | None) -> None:
-        self.url = url
-        self.store = persist.open(url, consensus, config=CONFIG)
-        self.store.open_writer(SHARD, SCHEMA).close()
-        self.servers = [Server(url, consensus) for _ in range(2)]
-        self.acked: list[int] = []
-        self.doubted: list[int] = []
-        self.ends = threading.Event()
-
-    @property
-    def served(self) -> str:
-        return "persist://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
-
-    def write(self, number: int) -> None:
-        """Append one row after the other; what is in doubt is asked for by its token until it is known."""
-        with persist.open(self.url, self.served, config=CONFIG) as client:
-            write = client.open_writer(SHARD, SCHEMA)
-            for n in range(1_000_000):
-                if self.ends.is_set():
-                    return
-                id_, at = number * 1_000_000 + n, write.upper.time or 0
-                token: bytes | None = None
-                while True:
-                    rows = [{"id": id_, "word": "x", "_time": at}]
-                    try:
-                        write.compare_and_append(rows, at, at + 1, token=token)
-                        self.acked.append(id_)
-                        break
-                    except UpperMismatch:
-                        at, token = write.upper.time or 0, None
-                    except Indeterminate as error:
-                        token = cast("bytes | None", error.fields.get("token")) or token
-                        if token is None:
-                            self.doubted.append(id_)
-                            break
-                    except (Determinate, LeaseExpired):
-                        time.sleep(0.05)
-
-    def check(self) -> dict[str, Any]:
-        check_world(self.store, SHARD)
-        with self.store.open_reader(SHARD) as read:
-            told = contents_of(read.snapshot((read.fetch_upper().time or 0) - 1).to_arrow())
-        assert set(told.values()) == {1}, "doubled"
-        there = {int(data[0]) for data in told}
-        assert set(self.acked) <= there, "lost"
-        assert there <= {*self.acked, *self.doubted}, "what was refused is there"
-        rows = [decode_row(one.data, "row") for one in self.store.consensus.scan(SHARD, SeqNo(0), 100_000)]
-        return {"acked": len(self.acked), "rows": len(rows), "groups": sum(one.command == GROUP for one in rows)}
+WRITERS = 5
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -120,17 +28,14 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     url = CONSENSUSES[request.param].prepare(tmp_path)
     made = Site(url, None) if request.param == "sqlite" else Site(f"file:{tmp_path}/blobs", url)
     yield made
-    for server in made.servers:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
-    made.store.close()
+    made.close()
 
 
 def test_servers_are_killed_and_paused_under_load_and_nothing_is_lost_or_doubled(site: Site) -> None:
     drawn = random.Random(os.environ.get("PERSIST_SEED", "7"))
-    writers = [threading.Thread(target=site.write, args=(n,)) for n in range(WRITERS)]
-    for writer in writers:
-        writer.start()
+    threads = [site.start(site.write, n) for n in range(WRITERS)]
+    threads += [site.start(role) for role in (site.listen, site.look, site.hold, site.tend)]
+    threads += [site.start(site.pair, n) for n in range(2)]
     for _ in range(KILLS):
         time.sleep(drawn.uniform(0.2, 0.8))
         victim = drawn.choice(site.servers)
@@ -139,15 +44,19 @@ def test_servers_are_killed_and_paused_under_load_and_nothing_is_lost_or_doubled
         else:
             victim.kill(drawn.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
             victim.start()
-    before = len(site.acked)
-    time.sleep(1)
+    before, paired = len(site.acked), len(site.paired)
+    patience = persist.Runtime().deadline(60)
+    while not patience.has_passed() and (len(site.acked) <= before or len(site.paired) <= paired):
+        time.sleep(0.05)
     site.ends.set()
-    for writer in writers:
-        writer.join(60)
-    assert not any(writer.is_alive() for writer in writers), "hung"
-    found = site.check()
-    print(found)
+    for thread in threads:
+        thread.join(60)
+    assert not [thread.name for thread in threads if thread.is_alive()], "hung"
+    print(site.check())
     assert len(site.acked) > before, "everybody gets on"
+    assert len(site.paired) > paired
+    assert site.moves
+    assert site.heard
 
 
 def test_a_server_ends_by_itself_on_sigterm_and_answers_what_waits(site: Site) -> None:
@@ -162,3 +71,18 @@ def test_a_server_ends_by_itself_on_sigterm_and_answers_what_waits(site: Site) -
         write.compare_and_append([{"id": 2, "word": "x", "_time": 1}], 1, 2)
     site.acked = [1, 2]
     site.check()
+
+
+@pytest.mark.parametrize(
+    ("appends", "reads"),
+    [
+        ([Told(0, 1, 2), Told(2, 3, 1)], []),
+        ([Told(0, 1, 2), Told(0, 1, 2)], []),
+        ([Told(0, 1, 2)], [Told(2, 3, 1)]),
+    ],
+    ids=["an older one is later", "two have one time", "a read is older than an answer"],
+)
+def test_histories_that_no_single_copy_gives_are_found(appends: list[Told], reads: list[Told]) -> None:
+    check_order([Told(0, 9, 3)], [Told(0, 1, 0), Told(0, 1, 3)])
+    with pytest.raises(AssertionError):
+        check_order(appends, reads)

@@ -70,6 +70,8 @@ class Asked:
 class AppendsMachine(RuleBasedStateMachine):
     """A handle on a location that fails now and then, and a rival on one that does not."""
 
+    world_kind = World
+
     @initialize(
         config=st.sampled_from(CONFIGS), batching=st.sampled_from(BATCHINGS), seed=st.integers(0, 1000),
         faults=st.sampled_from(FAULTS),
@@ -77,7 +79,7 @@ class AppendsMachine(RuleBasedStateMachine):
     def begin(
         self, config: persist.Config, batching: persist.Batching | None, seed: int, faults: dict[Outcome, float]
     ) -> None:
-        self.world = World("memory:", seed)
+        self.world = self.world_kind("memory:", seed)
         self.faults = Chances(seed, faults)
         self.faults.stop()
         self.weather = Weather(self.faults)

@@ -38,12 +38,13 @@ class CollectionMachine(RuleBasedStateMachine):
     url = "memory:"
     consensus: str | None = None
     mode: Any = "compare_and_append"
+    world_kind = World
 
     @initialize(seed=st.integers(0, 1000), shards=st.integers(1, 3))
     def begin(self, seed: int, shards: int) -> None:
         self.folder = tempfile.mkdtemp()
         url = self.url.format(folder=self.folder)
-        self.world = World(url, seed, self.consensus)
+        self.world = self.world_kind(url, seed, self.consensus)
         self.clients = [self.world.client(CONFIG) for _ in range(2)]
         self.controllers = [client.controller() for client in self.clients]
         self.name, self.names = "c", 0

@@ -56,6 +56,7 @@ class LibraryMachine(RuleBasedStateMachine):
 
     url = "memory:"
     consensus: str | None = None
+    world_kind = World
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class LibraryMachine(RuleBasedStateMachine):
     @initialize(config=st.sampled_from(CONFIGS), seed=st.integers(0, 1000))
     def begin(self, config: persist.Config, seed: int) -> None:
         self.config = config
-        self.world = World(self.url, seed, self.consensus)
+        self.world = self.world_kind(self.url, seed, self.consensus)
         self.faults = Chances(seed, FAULTS)
         self.faults.stop()
         self.clients = [

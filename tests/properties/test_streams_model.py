@@ -165,8 +165,8 @@ def is_like(found: dict[str, Found], plain: Plain) -> bool:
 class Program:
     """A program that is started anew whenever it was killed, and goes on with the first call that is not there."""
 
-    def __init__(self, config: persist.Config) -> None:
-        self.world, self.config = World(), config
+    def __init__(self, config: persist.Config, world: World | None = None) -> None:
+        self.world, self.config = world or World(), config
         self.states = [Plain()]
         self.done = 0
 

@@ -65,10 +65,11 @@ class Model(RuleBasedStateMachine):
     """What is true of both modes."""
 
     mode = "yolo"
+    world_kind = World
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = self.world_kind()
         config = persist.Config(inline_bytes=200)
         self.clients = [self.world.client(config).controller().tables() for _ in range(2)]
         for index, name in enumerate(NAMES):

@@ -61,13 +61,14 @@ class VerbsMachine(RuleBasedStateMachine):
     """Three clients of one shard: one that is raced, one whose location fails now and then, and the rival."""
 
     url = "memory:"
+    world_kind = World
 
     @initialize(
         config=st.sampled_from(CONFIGS), seed=st.integers(0, 1000), unique=st.booleans(), non_negative=st.booleans(),
         times=st.sampled_from([None, "ms", "us"]),
     )  # fmt: skip
     def begin(self, config: persist.Config, seed: int, unique: bool, non_negative: bool, times: Unit | None) -> None:
-        self.world, self.config = World(self.url, seed), config
+        self.world, self.config = self.world_kind(self.url, seed), config
         self.schema = persist.Schema(
             {"id": "int64"}, {"word": "string"}, times=times, unique=unique, non_negative=non_negative
         )

@@ -43,6 +43,7 @@ class Served(SimulatedConsensus):
     ) -> list[Answered]:
         actor = self.actor
         world = actor.world
+        assert isinstance(actor, ServedActor)
         assert isinstance(world, ServedSimulation)
         server = actor.random.choice(world.servers)
         until = world.clock.runtime().deadline(min(timeout_s, PATIENCE_S))
@@ -52,9 +53,13 @@ class Served(SimulatedConsensus):
         requests = world.around(
             actor, operation, lambda: ask(server, proposed, token, actor.name, deadline, is_repeated=is_repeated)
         )
+        for request in requests:
+            request.answer.add_done_callback(lambda _: actor.rouse())
+        for keeper in world.keepers:
+            keeper.rouse()
         while not all(request.answer.done() for request in requests):
-            actor.sleep(0.01)
-            if until.has_passed():
+            actor.doze(until.left_s())
+            if until.has_passed() and not all(request.answer.done() for request in requests):
                 for request in requests:
                     request.is_dropped = actor.random.random() < 0.5  # the server may notice that it is gone
                 raise Indeterminate("simulated: the server does not answer")
@@ -78,6 +83,18 @@ class Serving(SimulatedConsensus):
 class ServedActor(Actor):
     """A client of the servers, or one of the servers."""
 
+    dozes_until = -1.0
+
+    def doze(self, seconds: float) -> None:
+        """Sleep until `rouse`, but no longer than so many seconds. To look again and again would use up the steps."""
+        self.dozes_until = self.world.clock.monotonic() + seconds
+        self.sleep(seconds)
+
+    def rouse(self) -> None:
+        """Wake it, if it dozes; not if the scheduler has paused it."""
+        if self.wakes_at == self.dozes_until:
+            self.wakes_at = 0.0
+
     def client(self, config: persist.Config) -> persist.Client:
         if self.name.startswith("maintainer"):
             return super().client(config)
@@ -98,6 +115,7 @@ class ServedSimulation(Simulation):
     def __init__(self, seed: int, chaos: Chaos) -> None:
         super().__init__(seed, chaos)
         self.servers: list[Funnels] = []
+        self.keepers: list[ServedActor] = []
         self.shared: Counter[int] = Counter()
 
     def spawn(self, name: str, run: Any) -> Actor:
@@ -108,13 +126,10 @@ class ServedSimulation(Simulation):
 class ServedStory(Story):
     """The story of a busy shard, told through servers."""
 
-    steps = 8000
-
     def __init__(self, seed: int, chaos: Chaos = CHAOS) -> None:
         super().__init__(seed, chaos)
         self.served = self.simulation = ServedSimulation(seed, chaos)
         self.random = self.simulation.random
-        self.keepers: list[ServedActor] = []
         self.toggled = 0
         self.placed: Counter[str] = Counter()
 
@@ -135,7 +150,8 @@ class ServedStory(Story):
         name = f"server {self.born['server']}"
         actor = self.simulation.spawn(name, lambda actor: self.server(actor, number))
         assert isinstance(actor, ServedActor)
-        self.keepers[number:] = [actor, *self.keepers[number + 1 :]]
+        keepers = self.served.keepers
+        keepers[number:] = [actor, *keepers[number + 1 :]]
         return actor
 
     def funnels(self, actor: ServedActor) -> Funnels:
@@ -144,19 +160,20 @@ class ServedStory(Story):
 
     def spawn(self, role: str) -> None:
         if role == "server":  # it crashed: another one comes in its place, which knows nothing
-            number = next(number for number, keeper in enumerate(self.keepers) if keeper.is_done)
+            number = next(number for number, keeper in enumerate(self.served.keepers) if keeper.is_done)
             self.served.servers[number] = self.funnels(self.spawn_server(number))
         else:
             super().spawn(role)
 
     def server(self, actor: Actor, number: int) -> None:
+        assert isinstance(actor, ServedActor)
         mine: Funnels | None = None
         while not all(other.is_done for other in self.simulation.actors if not other.name.startswith("server")):
             mine = mine or self.served.servers[number]
             if mine is not self.served.servers[number]:
                 return
             if not mine.work():
-                actor.sleep(0.005)
+                actor.doze(0.5)
 
     def toggler(self, actor: Actor) -> None:
         """Move a hold of its own to and fro. A command that was applied twice would move it when nobody asked."""

@@ -10,11 +10,12 @@ and a simulation has to control both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from persist_lib.errors import Determinate, DiskFull, Indeterminate
-from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.location.wrap.deadline import deadline_or, within
 from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
@@ -116,6 +117,14 @@ class RetryingConsensus(_Retrying, AroundConsensus):
     def __init__(self, inner: Consensus, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(inner)
         self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        """As that of the store. Without changes it only asks whether there are transactions, and is tried again."""
+        if changes:
+            return super().compare_and_set_many(changes)
+        deadline = self.deadline()
+        ask = partial(self.inner.compare_and_set_many, changes)
+        return within(deadline, partial(retry, ask, is_idempotent=True, deadline=deadline))
 
 
 def _unless_stopped(call: Callable[[], T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from persist_lib.config import CacheConfig, Config
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
+from persist_lib.location.api import Change
 from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.caching import CachingBlob
@@ -82,6 +83,25 @@ def test_a_compare_and_set_is_tried_again_only_when_it_certainly_did_not_happen(
         with pytest.raises(Indeterminate):
             call(faulty(unknown, ManualClock())[1])
         assert unknown.seen[kind] == 2
+
+
+class Away(MemoryConsensus):
+    """A Consensus by way of a server, which is away at first."""
+
+    asked = 0
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        self.asked += 1
+        if self.asked < 3:
+            raise Determinate("the server cannot be reached")
+        return super().compare_and_set_many(changes)
+
+
+def test_whether_there_are_transactions_is_asked_again_where_that_is_a_request() -> None:
+    clock = ManualClock()
+    away = Away(clock)
+    assert RetryingConsensus(away, clock.runtime(), 10.0).compare_and_set_many({})
+    assert away.asked == 3
 
 
 @pytest.mark.parametrize("error", [Corrupt("x"), InvalidUsage("x"), KeyboardInterrupt(), ValueError()])

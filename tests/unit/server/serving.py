@@ -41,6 +41,7 @@ class Told(AroundConsensus):
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
         self.many: Callable[[], object] = lambda: None
+        self.after_many: Callable[[], object] = lambda: None
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
         self.asked.append(operation.kind)
@@ -48,21 +49,22 @@ class Told(AroundConsensus):
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         self.sent.append(data)
-        return self._fated(lambda: super(Told, self).compare_and_set(key, expected, data))
+        return self._fated(lambda: super(Told, self).compare_and_set(key, expected, data), self.before, self.after)
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        if changes:
-            self.many()
-        return super().compare_and_set_many(changes)
+        if not changes:
+            return super().compare_and_set_many(changes)
+        self.sent += [data for _, data in changes.values()]
+        return self._fated(lambda: super(Told, self).compare_and_set_many(changes), self.many, self.after_many)
 
-    def _fated(self, call: Callable[[], bool]) -> bool:
+    def _fated(self, call: Callable[[], bool], before: Callable[[], object], after: Callable[[], object]) -> bool:
         try:
-            self.before()
+            before()
         except Lost:
             raise Indeterminate("planned: it did not happen, and nobody knows") from None
         won = call()
         try:
-            self.after()
+            after()
         except Lost:
             raise Indeterminate("planned: it happened, and nobody knows") from None
         return won

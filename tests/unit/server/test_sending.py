@@ -14,6 +14,7 @@ from persist_lib.format.log import GROUP
 from persist_lib.ids import format_writer_id
 from persist_lib.location import open_location
 from persist_lib.location.commands import Answered, Proposed
+from persist_lib.server.funnel import Funnel
 from persist_lib.server.requests import Request
 from persist_lib.testing import check_world
 from tests.unit.server.serving import SHARD, W2, Served, Told, append, hold
@@ -21,11 +22,15 @@ from tests.worlds import SCHEMA, World, row
 
 
 class Taking(Told):
-    """A Consensus that a funnel stands behind. `meanwhile` runs once, when a command has come and before its turn."""
+    """A Consensus that a funnel stands behind. `meanwhile` runs once, when a command has come and before its turn.
+
+    The first command goes to `paused`, if there is one: a server that does not answer.
+    """
 
     served: Served
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
     lost: int = 0
+    paused: Funnel | None = None
 
     def commit_commands(
         self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
@@ -35,6 +40,11 @@ class Taking(Told):
         request = Request(
             self.served.funnel.machine.shard, one.command, token, "us", deadline, one.known, is_repeated=is_repeated
         )
+        paused, self.paused = self.paused, None
+        if paused is not None:
+            request.deadline = self.served.runtime().deadline(10_000)
+            paused.put(request)
+            raise Indeterminate("planned: the server is paused", token=token)
         self.served.funnel.put(request)
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
@@ -147,3 +157,13 @@ def test_a_server_that_is_full_is_asked_again_until_the_timeout(place: Place) ->
     with pytest.raises(Determinate, match="stopping"):
         place.client.set_retention(SHARD, 5)
     assert place.served.direct.fetch().state.retention is None
+
+
+def test_a_client_that_failed_over_gets_no_refusal_that_the_first_server_may_still_make_untrue(place: Place) -> None:
+    place.served.direct_commit(hold("h", b"theirs"))
+    paused = place.taking.paused = place.served.server()
+    with pytest.raises(Indeterminate):
+        place.client.set_hold(SHARD, "h", 0, opaque=b"ours", expected=b"later")
+    place.served.direct_commit(hold("h", b"later", expected=b"theirs"))
+    paused.turn()
+    assert place.served.direct.fetch().state.holds["h"].opaque == b"ours", "so a refusal would have been a lie"
