@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import persist_lib as persist
 from persist_lib.location.api import Blob, Consensus
@@ -78,7 +79,7 @@ def _pooled_url(_: Path) -> str:
     return servers.postgres_at(servers.pooler().port, persist_schema=f"t{os.urandom(8).hex()}")
 
 
-_stops: list[Callable[[], None]] = []
+_stops: list[Callable[[], object]] = []
 
 
 def stop_servers() -> None:
@@ -87,7 +88,7 @@ def stop_servers() -> None:
         _stops.pop()()
 
 
-def _served_url(path: Path, count: int = 2, **options: Path) -> str:
+def _served_url(path: Path, count: int = 2, **options: Any) -> str:
     """Shard servers of one fresh place, in this process; other processes reach them by the same URL."""
     from persist_lib.server.serving import ShardServer  # noqa: PLC0415 - not in every process that races
 

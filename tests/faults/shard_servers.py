@@ -87,9 +87,12 @@ class Site:
         self.moves = self.passes = self.expired = 0
         self.failures: list[BaseException] = []
 
+    @property
+    def served(self) -> str:
+        return "persist://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+
     def client(self) -> persist.Client:
-        served = "persist://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
-        return persist.open(self.url, served, config=CONFIG)
+        return persist.open(self.url, self.served, config=CONFIG)
 
     def start(self, role: Callable[..., None], *given: int) -> threading.Thread:
         """A thread with a client of its own, which does its role again and again."""

@@ -21,7 +21,7 @@ from persist_lib.format.log import decode_row
 from persist_lib.ids import SeqNo
 from persist_lib.testing import check_world, contents_of
 from tests.faults.relay import Relay
-from tests.faults.test_shard_servers import Server
+from tests.faults.shard_servers import Server
 from tests.worlds import SCHEMA
 
 T = TypeVar("T")

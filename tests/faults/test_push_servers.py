@@ -15,7 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.testing import check_world
 from tests.conformance.stores import CONSENSUSES
-from tests.faults.test_shard_servers import CONFIG, SHARD, Site
+from tests.faults.shard_servers import CONFIG, SHARD, Site
 from tests.unit.server.following import Listener, eventually, follows_at, is_told
 from tests.worlds import SCHEMA
 
@@ -28,23 +28,20 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     url = CONSENSUSES[request.param].prepare(tmp_path)
     made = Site(url, None) if request.param == "sqlite" else Site(f"file:{tmp_path}/blobs", url)
     yield made
-    for server in made.servers:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
-    made.store.close()
+    made.close()
 
 
 def test_listeners_go_on_while_servers_are_killed_and_paused(site: Site) -> None:
     drawn = random.Random(os.environ.get("PERSIST_SEED", "7"))
     with site.store.open_writer(SHARD, SCHEMA) as write:
         write.compare_and_append([{"id": -1, "word": "x"}], 0, 1)
-    writer = threading.Thread(target=site.write, args=(0,))
+    writer: threading.Thread | None = None
     clients = [persist.open(site.url, site.served, config=CONFIG) for _ in range(LISTENERS)]
     listeners = [Listener(client, SHARD) for client in clients]
     try:
         for client in clients:
             eventually(lambda client=client: is_told(client, SHARD))  # type: ignore[misc]
-        writer.start()
+        writer = site.start(site.write, 0)
         for _ in range(KILLS):
             before = len(site.acked)
             eventually(lambda before=before: len(site.acked) > before + 5)  # type: ignore[misc]
@@ -69,7 +66,7 @@ def test_listeners_go_on_while_servers_are_killed_and_paused(site: Site) -> None
         site.ends.set()
         for client in clients:
             client.close()
-        if writer.ident is not None:
+        if writer is not None:
             writer.join(60)
 
 
