@@ -138,11 +138,17 @@ class PostgresServer:
         """
         if self._running is None or self._running.process.poll() is not None:
             return
+        killed: list[int] = []
         if mode == signal.SIGKILL:
             self._running.process.send_signal(signal.SIGSTOP)  # otherwise it could start more children
-            for child in children(self._running.process.pid):
+            killed = list(children(self._running.process.pid))
+            for child in killed:
                 os.kill(child, signal.SIGKILL)
         self._running.end(mode)
+        # One that still has the shared memory keeps the server from starting again.
+        deadline = time.monotonic() + START_S
+        while any(is_running(child) for child in killed) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def copy(self) -> Path:
         """Copy the data directory as it is on disk, and return the copy's path. The server must be stopped."""
@@ -167,6 +173,14 @@ class PostgresServer:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def children(pid: int) -> list[int]:
