@@ -48,6 +48,7 @@ BENCHMARKS = {
     "pending": "bench.pending:pending",
     "events": "bench.events:events",
     "imports": "bench.imports:imports",
+    "push": "bench.push:push",
 }
 ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}
 """Benchmarks that take many minutes and run only if they are named."""

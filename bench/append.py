@@ -27,7 +27,7 @@ def small_append(quick: bool) -> list[Figure]:
     in time. It does not compare ratios: while SQLite's log still grows, in the first 500 or so, each sync takes twice
     as long for both. That makes the early ratio small, and the late one look as if appends had become slower.
     """
-    total, in_turn, window, block = (1_200, 600, 200, 50) if quick else (100_000, 10_000, 500, 100)
+    total, in_turn, window, block = (600, 300, 100, 50) if quick else (100_000, 10_000, 500, 100)
     ours: list[float] = []
     peers: list[float] = []
     late: list[float] = []
@@ -77,7 +77,7 @@ def added(ours: Sequence[float], bare: Sequence[float]) -> float:
 
 def bulk_append(quick: bool) -> list[Figure]:
     """One append of a million updates in key order and one in random order, beside `write_table` of the same table."""
-    rows, rounds = (100_000, 3) if quick else (1_000_000, 7)
+    rows, rounds = (100_000, 1) if quick else (1_000_000, 7)
     found = []
     for name, is_shuffled, least in (("bulk-append", False, 0.8), ("bulk-append-shuffled", True, 0.65)):
         table = bulk_table(rows, is_shuffled)

@@ -29,7 +29,7 @@ MORE = 4
 
 def collections(quick: bool) -> list[Figure]:
     """A snapshot of eight shards beside one of the same rows, and the peak memory of a listener at a handover."""
-    rows, rounds = (200_000, 3) if quick else (4_000_000, 7)
+    rows, rounds = (200_000, 1) if quick else (4_000_000, 7)
     return [*_snapshots(rows, rounds), *_handovers(50_000 if quick else 1_000_000)]
 
 

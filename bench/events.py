@@ -31,7 +31,7 @@ Submit = Callable[[], Future[Any]]
 
 def events(quick: bool) -> list[Figure]:
     """Durable events a second by store and by how many are in flight; the loop's; and events replayed a second."""
-    rounds, block, replayed = (3, 100, 5_000) if quick else (9, 1_000, 200_000)
+    rounds, block, replayed = (1, 50, 2_000) if quick else (9, 1_000, 200_000)
     found: list[Figure] = []
     with TemporaryDirectory(prefix="persist-bench-") as folder:
         for kind, (start, name) in PEERS.items():

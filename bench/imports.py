@@ -17,7 +17,7 @@ ALLOWED_S = 0.1
 
 def imports(quick: bool = False) -> list[Figure]:
     """The import itself, the first use, and the help of the command."""
-    rounds = 3 if quick else 11
+    rounds = 1 if quick else 11
     figures = []
     for name, program, at_most in (
         ("import persist_lib", "import persist_lib", 1.0),

@@ -16,7 +16,7 @@ from bench.peer import Peer
 
 def snapshot(quick: bool) -> list[Figure]:
     """Everything of a compacted shard as one table, digests verified, and the same from a bare Parquet file."""
-    rows, rounds = (200_000, 3) if quick else (4_000_000, 7)
+    rows, rounds = (200_000, 1) if quick else (4_000_000, 7)
     with TemporaryDirectory(prefix="persist-bench-") as folder:
         table = bulk_table(rows, is_shuffled=True)
         pq.write_table(table.drop_columns(["_time"]).sort_by("id"), f"{folder}/bare.parquet")

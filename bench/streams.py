@@ -23,7 +23,7 @@ ROW_BYTES = "1400"
 
 def streams(quick: bool) -> list[Figure]:
     """Writes a second by how many are in flight, and how long a seal takes, alone and behind a write."""
-    rounds, block = (3, 60) if quick else (9, 600)
+    rounds, block = (1, 60) if quick else (9, 600)
     with (
         TemporaryDirectory(prefix="persist-bench-") as folder,
         persist.open(f"file:{folder}/data") as client,

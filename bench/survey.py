@@ -47,7 +47,7 @@ def survey(quick: bool) -> list[Figure]:
     """Surveys of 1,000 and of 10,000 shards on SQLite and on PostgreSQL: the first, of idle ones, of 5 % changed."""
     found = []
     with PostgresServer() as server:
-        for shards in (200,) if quick else LIMITS_S:
+        for shards in (50,) if quick else LIMITS_S:
             with TemporaryDirectory(prefix="persist-bench-") as folder:
                 url = f"file:{folder}/data"
                 found += _surveys(shards, Place("sqlite", (url, None), partial(_fill_sqlite, f"{folder}/data")))

@@ -22,7 +22,7 @@ SCHEMA = persist.Schema({"id": "int64 not null"}, {"cents": "int64", "note": "st
 
 def tables(quick: bool) -> list[Figure]:  # noqa: C901 - one setting, several acts in it
     """A WAL transaction over ten tables, ten appends, one append; and applying such transactions."""
-    rounds = 10 if quick else 100
+    rounds = 3 if quick else 100
     with TemporaryDirectory(prefix="persist-bench-") as folder, persist.open(f"file:{folder}/data") as client:
         tables = client.controller().tables()
         for index in range(TABLES):

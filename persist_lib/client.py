@@ -118,7 +118,10 @@ class Client(Upkeep, Terms):
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._machines: dict[ShardId, Machine] = {}
-        self._surveyor = Surveyor(stack, self._machines, config, runtime, self.policy(), read_only=self.read_only)
+        self._surveyor = Surveyor(
+            stack.blob, stack.reads, stack.consensus, self._machines.get, config, runtime, self.policy(),
+            read_only=self.read_only,
+        )  # fmt: skip
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
         self._closed = False

@@ -127,6 +127,7 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
         first = held.enter_context(source.writer(owner=f"moving to {names[1]}"))
         second = held.enter_context(target.writer(owner=f"moving from {names[0]}"))
         with source.reader() as read, target.reader() as there:
+            _check_third(read, target, names[0])  # it may have been moved until it was claimed
             _check_third(there, source, names[1])
             _compare(read, there, min(checked, read.last) + 1, names, progress)  # what either got until it was claimed
             begun = 1 + min(first.last, second.last)

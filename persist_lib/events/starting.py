@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Generic, NamedTuple
 
 from persist_lib.arguments import parse_integer
-from persist_lib.errors import HistoryRegressed, InvalidUsage, NotFound, NotReleased
+from persist_lib.errors import Determinate, HistoryRegressed, InvalidUsage, NotFound, NotReleased
 from persist_lib.events.api import Event, Reader, Store, Writer
 from persist_lib.events.marks import check_here, read_released, write_released
 from persist_lib.events.moving import Moved, Progress, move, quiet
@@ -29,12 +29,9 @@ def take(store: Store, source: Store | None, *, both: bool, progress: Progress =
         return move(source, store, both=both, progress=progress)
     if both:
         raise InvalidUsage("both is for two stores: name the other one as the source")
-    name = name_of(store)
-    try:
-        with store.reader() as reader:
-            check_here(reader, name)
-    except NotFound:
-        pass  # the writer makes the log
+    # Where there is no log, the writer makes it, and where a paused writer has claimed it, decides where it ends.
+    with suppress(NotFound, Determinate), store.reader() as reader:
+        check_here(reader, name_of(store))
     with ExitStack() as held:
         writer = held.enter_context(store.writer(owner="event loop"))
         return Moved(writer, held.pop_all())
@@ -51,9 +48,11 @@ class Started(NamedTuple, Generic[State]):
 def begin(program: Program[State], reader: Reader, writer: Writer, name: str) -> Started[State]:
     """Compute the state of a log, release the effects behind the mark, and move the mark to the last event.
 
-    Raises HistoryRegressed for a mark beyond the log, and NotReleased when an event cannot be computed, or an effect
-    not be released. The mark then says how far this start came.
+    Raises Refused for a log that was moved until it was claimed, HistoryRegressed for a mark beyond the log, and
+    NotReleased when an event cannot be computed, or an effect not be released. The mark then says how far this start
+    came.
     """
+    check_here(reader, name)
     released = read_released(reader)
     if released > reader.last:
         raise HistoryRegressed(

@@ -9,9 +9,12 @@ except the memory ones may also be used from several processes and after a fork.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from persist_lib.ids import SeqNo
+
+if TYPE_CHECKING:
+    from persist_lib.core.plan.debts import Debts
 
 
 class BlobEntry(NamedTuple):
@@ -218,6 +221,50 @@ class WakesWaiters(Protocol):
         """Wait up to `longest_s` seconds for a row above `seqno`. Returns False at once if no wake-up could arrive now.
 
         True does not mean that there is such a row: the caller has to look.
+        """
+        ...
+
+
+@runtime_checkable
+class PushesRows(Protocol):
+    """An optional protocol of a Consensus that is sent new rows, so that who follows a key need not ask for them."""
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        """Return the rows that came after `after`, without a request; None if only a scan can tell.
+
+        They follow `after` without a gap. Nothing says that there are no newer ones: a row may be on its way, or lost.
+        So now and then the answer is None even if nothing came, and a caller that scans then misses nothing for long.
+        """
+        ...
+
+
+@runtime_checkable
+class HearsOfRows(Protocol):
+    """An optional protocol of a Consensus that hears of new rows of all keys, whoever wrote them."""
+
+    def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
+        """Wait up to `longest_s` seconds for news since the last call, and return the newest seqnos of their keys.
+
+        Returns None at once if nothing can be heard now. News can get lost. For one thread at a time.
+        """
+        ...
+
+
+@runtime_checkable
+class AnswersDebts(Protocol):
+    """An optional protocol of a Consensus that knows what all shards call for, as a shard server does."""
+
+    @property
+    def answers_debts(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
+        """Return what is due on all shards that this client sees, by looks with these settings.
+
+        The heads are linearizable, as those of `heads`. `done`: duties that were just done, and on which shards. Looks
+        at shards that have moved for `seconds`, and at no more than `most`; the others wait. None: it has other
+        settings.
         """
         ...
 

@@ -12,18 +12,10 @@ import os
 from collections.abc import Iterable
 
 from persist_lib.errors import HistoryRegressed
+from persist_lib.location.inode import Identity, identity_of
 
 UNTOUCHED = "Nothing was written or deleted"
 WHAT_TO_DO = "Stop every process that uses this location, put one whole copy of it in place, and start them again"
-
-Identity = tuple[int, int]
-"""Device and inode."""
-
-
-def identity_of(path: str) -> Identity:
-    """Return the identity of the file at `path`. Raises OSError when that cannot be told."""
-    found = os.stat(path)  # noqa: PTH116 - asked around each commit; a Path would double what it costs
-    return found.st_dev, found.st_ino
 
 
 class InPlace:

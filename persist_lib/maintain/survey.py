@@ -15,15 +15,17 @@ from persist_lib.config import Config
 from persist_lib.core.cost import Cost
 from persist_lib.core.duties import NAMES
 from persist_lib.core.plan.compaction import Policy
+from persist_lib.core.plan.debts import Debts
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.plan.look import BY_MARK, Look, look_at, settings_of
 from persist_lib.core.state import Version
 from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.format.looks import Memory
 from persist_lib.ids import SeqNo, ShardId, parse_shard_id
-from persist_lib.location.stack import Stack
+from persist_lib.location.api import AnswersDebts, Blob, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.asking import ask_for_debts
 from persist_lib.maintain.remembered import Remembered, latest
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.shard.commit import Machine
@@ -85,27 +87,29 @@ class Survey(msgspec.Struct, frozen=True):
 class Surveyor:
     """Surveys one location for one client, and keeps the looks from one survey to the next.
 
-    Of a shard that has a machine in `machines`, only what is newer than the version known there is read.
+    Of a shard that has a machine, only what is newer than the version known there is read. `follows`: the machines
+    belong to a server, which knows what it commits; a version at the head is not read again. Where Consensus answers
+    what is due on all shards, it is asked instead.
     """
 
     def __init__(
         self,
-        stack: Stack,
-        machines: Mapping[ShardId, Machine],
+        blob: Blob,
+        reads: Blob,
+        consensus: Consensus,
+        machine: Callable[[ShardId], Machine | None],
         config: Config,
         runtime: Runtime,
         policy: Policy,
         *,
         read_only: bool,
+        follows: bool = False,
     ) -> None:
-        self._reads = stack.reads
-        self._consensus = stack.consensus
-        self._machines = machines
-        self._config = config
-        self._runtime = runtime
-        self._policy = policy
-        settings = settings_of(policy, config.rollup_every)
-        self._remembered = Remembered(stack.blob, runtime, settings, read_only=read_only)
+        self._reads, self._consensus, self._machine = reads, consensus, machine
+        self._config, self._runtime, self._policy = config, runtime, policy
+        self._read_only, self._follows = read_only, follows
+        self._settings = settings_of(policy, config.rollup_every)
+        self._remembered = Remembered(blob, runtime, self._settings, read_only=read_only)
 
     @charged
     def survey(
@@ -121,6 +125,8 @@ class Surveyor:
         deadline = None if seconds is None else self._runtime.deadline(parse_seconds(seconds, "seconds"))
         if progress is not None:
             check_callable(progress, "progress", "how many are done and how many there are, or None")
+        if (found := self._ask(marks, most, deadline, progress)) is not None:
+            return Survey(found.now, found.heads, found.looks, found.unread, found.waiting)
         memory = self._remembered.recall()
         heads = self._consensus.heads()
         now = self._consensus.now()
@@ -134,6 +140,14 @@ class Surveyor:
         finally:
             self._remembered.keep(looking.memory(memory.settings), now, has_marks=has_marks)
         return looking.survey()
+
+    def _ask(
+        self, marks: Mapping[str, Sequence[str]], most: int | None, deadline: Deadline | None, progress: Progress | None
+    ) -> Debts | None:
+        consensus = self._consensus
+        if not (isinstance(consensus, AnswersDebts) and consensus.answers_debts) or (self._read_only and marks):
+            return None
+        return ask_for_debts(consensus, self._settings, marks, most, deadline, self._runtime, progress)
 
     def _look_at_all(
         self, looking: _Looking, names: Sequence[str], deadline: Deadline | None, progress: Progress | None
@@ -164,7 +178,7 @@ class Surveyor:
 
     def _look_at(self, looking: _Looking, name: str, deadline: Deadline | None) -> None:
         def look() -> Look | None:
-            version = self._fetch(parse_shard_id(name))
+            version = self._fetch(parse_shard_id(name), looking.heads[name])
             return None if version is None else self._look(looking, name, version)
 
         try:
@@ -174,10 +188,12 @@ class Surveyor:
             if isinstance(error, Damage) or deadline is None or not deadline.has_passed():
                 looking.could_not_read(name, error)
 
-    def _fetch(self, shard: ShardId) -> Version | None:
-        machine = self._machines.get(shard)
+    def _fetch(self, shard: ShardId, head: SeqNo) -> Version | None:
+        machine = self._machine(shard)
         if machine is None or (known := machine.known) is None:
             return fetch_newest(self._reads, self._consensus, shard)
+        if self._follows and known.seqno == head:
+            return known
         return fetch_newer(self._reads, self._consensus, shard, known)
 
     def _look(self, looking: _Looking, name: str, version: Version) -> Look:

@@ -46,7 +46,7 @@ class Follower:
         self.frontier, self.until = frontier, until
         self.writer: str | None = None
         self.due: tuple[Event, bool] | None = None
-        self._handle, self._emitted, self._merged_only = handle, emitted, merged_only
+        self._handle, self._emitted, self.merged_only = handle, emitted, merged_only
         self._is_eager = is_eager
         self._after = ""  # behind which key of the writer to go on
         self._looked_s: float | None = None
@@ -70,7 +70,7 @@ class Follower:
             state = reading.version.state
             check_emitted(self._handle, self._emitted, state)
             yield from self._merged(state)
-            while not self._merged_only and not self.is_done() and (batch := self._next(state)) is not None:
+            while not self.merged_only and not self.is_done() and (batch := self._next(state)) is not None:
                 yield from self._given(batch, state)
         except Missing as missing:
             look_again(self._handle, reading.version, missing)

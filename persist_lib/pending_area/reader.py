@@ -69,7 +69,7 @@ class PendingReader:
         time = Times(schema.times, machine.runtime.clock_ms).as_of(as_of, "as_of")
         timeout_s = machine.config.timeout_s if timeout is None else parse_seconds(timeout)
         deadline = machine.runtime.deadline(timeout_s)
-        patience = Patience(machine, deadline, machine.config.poll_s, 10 * machine.config.poll_s)
+        patience = Patience(machine, deadline, machine.config.poll_s, 10 * machine.config.poll_s, tells_all=False)
         upper = self.merged.fetch_upper()
         self._check()
         # Where since is upper, the shard does not tell any more what was there just before.
@@ -229,7 +229,9 @@ class PendingListen:
         """Look again, until something is due."""
         machine, follower = self._handle.machine, self._follower
         deadline = machine.runtime.deadline(float("inf") if self._timeout_s is None else self._timeout_s)
-        patience = Patience(machine, deadline, machine.config.poll_s, BACK_OFF * machine.config.poll_s)
+        poll_s = machine.config.poll_s
+        # What writers put into the area, no store tells: only what is merged.
+        patience = Patience(machine, deadline, poll_s, BACK_OFF * poll_s, tells_all=follower.merged_only)
         self._looking = follower.look()
         while not self._has_due() and not follower.is_done():
             if deadline.has_passed():

@@ -31,6 +31,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
+from persist_lib.shard.following import follow
 from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
 from persist_lib.times import TimeLike, Times
 
@@ -307,7 +308,7 @@ class ReadHandle(Leased):
 
     def move_hold(self) -> None:
         """Let go of states that are no longer read from. Called in the background; a no-op where it frees nothing."""
-        state = self.machine.fetch().state
+        state = follow(self.machine).state
         entry = state.readers.get(self.id) if self.id is not None else None
         if entry is None:
             return
@@ -344,7 +345,7 @@ class ReadHandle(Leased):
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
         while True:
-            version = self.machine.fetch()
+            version = patience.look()
             state = version.state
             if isinstance(target, int):
                 self._check(state, target)
@@ -352,7 +353,7 @@ class ReadHandle(Leased):
                 self._check(state, MAX_TIME)
             if is_there(state):
                 return state
-            if deadline.has_passed():
+            if patience.is_over:
                 is_clock = self.schema.times is not None
                 hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
                 waited = (

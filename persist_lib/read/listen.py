@@ -15,6 +15,7 @@ from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.read.waiting import Patience
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.following import follow
 from persist_lib.shard.runs import read_updates
 
 if TYPE_CHECKING:
@@ -144,18 +145,18 @@ class Listen:
             if self.frontier == before:
                 yield
             elif not self._is_done():
-                self._handle.machine.fetch()
+                follow(self._handle.machine)
         if not self._handle.read_only:
             self._handle.close()
 
     def _wait(self) -> None:
         machine = self._handle.machine
         deadline = machine.runtime.deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
-        patience = Patience(machine, deadline, machine.config.poll_s, BACK_OFF * machine.config.poll_s)
-        while (version := machine.fetch()).state.upper <= self.frontier:
+        patience = Patience(machine, deadline, machine.config.poll_s, BACK_OFF * machine.config.poll_s, follows=True)
+        while (version := patience.look()).state.upper <= self.frontier:
             if error := self._handle.expired(version.state):
                 raise error
-            if deadline.has_passed():
+            if patience.is_over:
                 raise TimedOut(
                     f"shard {machine.shard}: nothing came after {self._handle.schema.show(self.frontier)} for "
                     f"{deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",

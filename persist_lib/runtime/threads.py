@@ -167,10 +167,10 @@ class Bell:
                 return
             place.release()
 
-    def wait(self, is_there: Callable[[], bool], seconds: float) -> bool:
+    def wait(self, is_there: Callable[[], bool], seconds: float, slice_s: float = SLICE_S) -> bool:
         """Wait until `is_there`, which is called under the lock, for at most `seconds`. Returns its last answer.
 
-        May return False early, after `SLICE_S`, so that the caller can make sure that another thread is at work.
+        May return False early, after `slice_s`, so that the caller can make sure that another thread is at work.
         """
         place = _thread.allocate_lock()
         place.acquire()
@@ -178,7 +178,7 @@ class Bell:
             if is_there():
                 return True
             self._waiting.append(place)
-        place.acquire(True, max(0.0, min(seconds, SLICE_S)))
+        place.acquire(True, max(0.0, min(seconds, slice_s)))
         with self._lock:
             if place in self._waiting:
                 self._waiting.remove(place)

@@ -59,18 +59,13 @@ class Calls:
 
     def handlers(self) -> dict[str, Any]:
         """The handler of each call, by its name."""
+        found = {name: self.handler(name, raw.kind, partial(self._raw, name, raw)) for name, raw in RAW.items()}
+        return found | {"commit": self.handler("commit", wire.Commit, self._commit)}
+
+    def handler(self, name: str, kind: Any, carry: Carry) -> Any:
+        """The handler of a call, whose message has values of type `kind`."""
         # SUBTLE: as if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
-        return {
-            "commit": grpc.stream_unary_rpc_method_handler(
-                partial(self._serve, "commit", wire.Commit, self._commit)
-            ),
-            **{
-                name: grpc.stream_unary_rpc_method_handler(
-                    partial(self._serve, name, raw.kind, partial(self._raw, name, raw))
-                )
-                for name, raw in RAW.items()
-            },
-        }  # fmt: skip
+        return grpc.stream_unary_rpc_method_handler(partial(self._serve, name, kind, carry))
 
     def caller(self, context: Any) -> Caller:
         """Who makes a call. Raises NotAuthenticated."""

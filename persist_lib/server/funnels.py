@@ -67,6 +67,11 @@ class Funnels:
         with self._lock:
             return self._funnel(shard)
 
+    def machine(self, shard: ShardId) -> Machine | None:
+        """The machine of a shard whose state is in memory; None for others, which this changes nothing for."""
+        found = self._funnels.get(shard)
+        return None if found is None else found.machine
+
     def submit(self, request: Request) -> None:
         """Let a request wait for its shard's turn."""
         with self._lock:

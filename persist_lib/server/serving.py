@@ -20,22 +20,32 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
 from persist_lib.client import Client
+from persist_lib.core.plan.debts import Debts
 from persist_lib.errors import InvalidUsage
 from persist_lib.format import wire
+from persist_lib.format.pushed import FOLLOW
 from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.wrap.deadline import within
-from persist_lib.server.access import Access
+from persist_lib.server.access import Access, Caller
+from persist_lib.server.announcing import Announcing
 from persist_lib.server.calls import Calls
 from persist_lib.server.certificates import Certificates
 from persist_lib.server.figures import figures
+from persist_lib.server.following import Following
 from persist_lib.server.funnels import Funnels
+from persist_lib.server.looks import Looks
 from persist_lib.server.measures import CONTENT_TYPE, Measures
 from persist_lib.server.pages import Page, Pages
+from persist_lib.server.pushing import Pushing
 from persist_lib.server.readiness import LOOK_S, Readiness
+from persist_lib.server.watching import Watching
 
 log = logging.getLogger("persist.server")
 READERS = 32
 """How many calls of the store, other than commits, are carried out at the same time."""
+SURVEYS = 2
+"""How many calls for what is due are carried out at the same time: one looks, and the next one waits for it."""
+DEBTS = tuple[str, dict[str, list[str]], int | None, float]
 CALLS_MOST = 16_384
 """How many calls there are at the same time, heartbeats and those that are refused included. gRPC refuses more."""
 CONNECTIONS_MOST = 8192
@@ -93,14 +103,19 @@ class ShardServer:
         self._certificates = (
             None if tls_cert is None or tls_key is None else Certificates(tls_cert, tls_key, tls_client_ca)
         )
-        runtime, consensus = client.runtime, client.consensus
+        runtime = client.runtime
+        self._pushing = Pushing()
+        consensus = Announcing(client.consensus, self._pushing)
+        self._watching = Watching(consensus, self._pushing, runtime)
         self._measures = Measures(named_shards, lambda: runtime.clock_ms() / 1000)
         self._funnels = Funnels(
             client.blob, consensus, client.config, runtime, client.reads, observe=self._measures.committed
         )
+        self._looks = Looks(client, consensus, self._funnels)
+        self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._calls = Calls(consensus, self._funnels, self._access, runtime, self._pool, self._measures)
-        look = partial(consensus.head, "-ready")
+        look = partial(client.consensus.head, "-ready")
         self._readiness = Readiness(lambda: within(runtime.deadline(LOOK_S), look), runtime.monotonic)
         self._pages = None if http is None else Pages(http, self._shown())
         self._server: grpc.aio.Server | None = None
@@ -117,8 +132,11 @@ class ShardServer:
         self._thread = threading.Thread(target=self._serve, name="persist-server", daemon=True)
         self._funnels.start()
         self._thread.start()
+        self._pushing.start(self._loop)
         self.port = self._run(self._start())
+        self._watching.start()
         figures(self._measures, self._funnels, self._calls.load, self._access, self._certificates, self.port)
+        self._measures.tell("subscribers", "Clients that are told new rows", self._pushing.clients)
         return self.port
 
     def stop(self, seconds: float = 10.0) -> bool:
@@ -131,13 +149,15 @@ class ShardServer:
         self._funnels.stop()
         if self._server is not None:
             self._drain(self._server, seconds)
+        self._watching.close()
         self._funnels.give_up()
         ended = self._funnels.close(ANSWER_S)
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._pool.shutdown(wait=ended, cancel_futures=True)
+        for pool in (self._pool, self._surveys):
+            pool.shutdown(wait=ended, cancel_futures=True)
         return ended
 
     def _drain(self, server: grpc.aio.Server, seconds: float) -> None:
@@ -162,7 +182,11 @@ class ShardServer:
     async def _start(self) -> int:
         options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MOST)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, self._calls.handlers()),))
+        handlers = self._calls.handlers() | {
+            FOLLOW: grpc.stream_stream_rpc_method_handler(Following(self._pushing, self._calls.caller).serve),
+            "debts": self._calls.handler("debts", DEBTS, self._debts),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._readiness, server)
         try:
             if self._certificates is None:
@@ -179,8 +203,14 @@ class ShardServer:
         await self._readiness.first(LOOK_S)
         return int(port)
 
+    async def _debts(self, given: Any, timeout_s: float, caller: Caller, _size: int) -> Debts | None:
+        call = partial(self._looks.debts, self._looks.ask(), caller, *given)
+        deadline = self._client.runtime.deadline(timeout_s)
+        return await self._loop.run_in_executor(self._surveys, within, deadline, call)
+
     async def _not_ready(self) -> None:
         self._readiness.stop()
+        self._pushing.stop()
 
     async def _end(self) -> None:
         self._looking.cancel()

@@ -141,12 +141,12 @@ class StreamListen:
         machine, config = self._unsealed.machine, self._client.config
         deadline = self._client.runtime.deadline(float("inf") if self._timeout_s is None else self._timeout_s)
         patience = Patience(machine, deadline, config.poll_s, BACK_OFF * config.poll_s)
-        while not self._has_come(machine):
+        while not self._has_come(machine, patience):
             if accepted := self._accepted():
                 return self._preview(accepted)
             if error := self._unsealed.expired(machine.state):
                 raise error
-            if deadline.has_passed():
+            if deadline.has_passed() if self._committer else patience.is_over:
                 raise TimedOut(
                     f"stream {self._reader.name!r}: nothing came after {self._reader.schema.show(self.frontier)} for "
                     f"{deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",
@@ -158,14 +158,14 @@ class StreamListen:
                 deadline.pause(config.poll_s)
         return self._next_step()
 
-    def _has_come(self, machine: Machine) -> bool:
+    def _has_come(self, machine: Machine, patience: Patience) -> bool:
         """Whether the unsealed shard has come further than what was given.
 
         SUBTLE: the process that writes it does not ask the location, which would wait for the commit that is under way.
         """
         given = at(0 if self._arrived is None else self._arrived + 1)
         if self._committer is None:
-            return given < machine.fetch().state.upper
+            return given < patience.look().state.upper
         if self._committer.streams[self._reader.name].arrival <= (given.time or 0):
             return False
         return given < machine.state.upper or given < machine.fetch().state.upper

@@ -28,6 +28,7 @@ from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, 
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
 from bench.postgres_lag import postgres_lag
+from bench.push import push
 from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.snapshot import snapshot
 from bench.spark import TASK_MIB, spark
@@ -44,7 +45,7 @@ BESIDE_OURSELVES = {
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
     "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
     "plain appends, one after the other", "a plain append",
-    "ten appends", "one append", "one a table", "the same of a folder of files",
+    "ten appends", "one append", "one a table", "the same of a folder of files", "all of them",
 }  # fmt: skip
 """What is beside a bound, or beside another figure of ours."""
 
@@ -97,7 +98,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
         maintain_small, survey, upsert, tables, streams, imports, postgres_lag,
-        events,
+        events, push,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:

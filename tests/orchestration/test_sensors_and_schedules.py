@@ -17,6 +17,7 @@ from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib.core.duties import DUTIES
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.server.serving import ShardServer
 from tests.spark.collections import SMALL, write
 
 pytestmark = pytest.mark.dagster
@@ -155,6 +156,25 @@ def test_a_thousand_debts_are_runs_of_a_bounded_size(
     data = tick(repository, "compaction_debt", instance, given)
     assert sorted(len(shards) for shards in shards_of(data)) == [1, 3, 3]
     assert sorted(shard for shards in shards_of(data) for shard in shards) == [f"s{n}" for n in range(7)]
+
+
+def test_a_sensor_asks_a_shard_server_once_for_all_shards(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    for n in range(7):
+        write(client, f"s{n}", batches=6, rows=1)
+    with persist.open(f"file:{folder}", config=persist.Config(**SMALL)) as store:
+        server = ShardServer(store, "127.0.0.1:0")
+        url = f"persist://127.0.0.1:{server.start()}"
+        settings = Settings(location=f"file:{folder}", consensus=url, config=SMALL)
+        repository = build_definitions(settings).get_repository_def()
+        given = Persist(location=f"file:{folder}", consensus=url, config=SMALL)
+        data = tick(repository, "compaction_debt", instance, given)
+        assert server._looks._asked == 1
+        assert store.metrics().operations["heads"].calls == 1, "nobody else asked for them"
+        given.teardown_after_execution(dg.build_init_resource_context())
+        server.stop(0.1)
+    assert [sorted(shards) for shards in shards_of(data)] == [[f"s{n}" for n in range(7)]]
 
 
 def test_debts_are_what_the_settings_say(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:

@@ -1,7 +1,8 @@
 """The payments ledger of examples/, run by processes that are forked from one that has imported everything, and killed.
 
 A process is told where its log is, from which payment on it pays, and, for a death at a step, which one: the so-manieth
-call of a driver, of the operating system for durable bytes, or of a webhook, before it or after it.
+call of a driver, of the operating system for durable bytes, or of a webhook, before it or after it. A pause is around a
+call that writes: in the middle of one, a process may hold a lock of its database, and all others wait for it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from persist_lib.events.store import LogStore
 
 ACCOUNTS = ("ada", "bob", "cleo", "dan")
 DRIVER = ("claim", "last", "discard", "put", "get", "ids", "remove", "close")
+WRITING = ("claim", "discard", "put", "remove")
 SYSTEM = ("fsync", "fdatasync", "write", "writev", "replace", "rename", "unlink", "link", "open")
 FLIGHT = 8
 
@@ -45,7 +48,8 @@ def payment(number: int) -> bytes:
 class Job(msgspec.Struct):
     """What a process does: go on with the log in `store`, moved from `source`, by so many payments (0: until killed).
 
-    `first` is the number of the first payment. `dies_at` is the step at which it is killed (-1: none).
+    `first` is the number of the first payment. `dies_at` is the step at which it is killed, and `stops_at` the step
+    around calls that write at which it is paused until it is told to go on (-1: none).
     """
 
     store: str
@@ -56,17 +60,19 @@ class Job(msgspec.Struct):
     first: int = 0
     count: int = 0
     dies_at: int = -1
+    stops_at: int = -1
 
 
 class Steps:
-    """Counts steps, and dies at one of them."""
+    """Counts steps, and sends this process a signal at one of them."""
 
-    def __init__(self, dies_at: int) -> None:
-        self._counter, self._dies_at = itertools.count(), dies_at
+    def __init__(self, at: int, sent: signal.Signals) -> None:
+        self._counter, self._at, self._sent = itertools.count(), at, sent
 
     def come(self) -> None:
-        if next(self._counter) == self._dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if next(self._counter) == self._at:
+            # SUBTLE: to this thread. Sent to the process, this one goes on until another one was told.
+            signal.pthread_kill(threading.get_ident(), self._sent)
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +88,7 @@ class Steps:
         return next(self._counter)
 
 
-def watch(steps: Steps) -> None:
+def watch(steps: Steps, pauses: Steps) -> None:
     """Count every call of a driver, and every call of the operating system that makes something durable."""
     opens = LogStore._open
 
@@ -90,7 +96,8 @@ def watch(steps: Steps) -> None:
         steps.come()
         records = opens(store, create=create)
         for name in DRIVER:
-            setattr(records, name, steps.around(getattr(records, name)))
+            call = steps.around(getattr(records, name))
+            setattr(records, name, pauses.around(call) if name in WRITING else call)
         return records
 
     LogStore._open = opened  # type: ignore[method-assign,assignment]
@@ -112,7 +119,6 @@ def pay(job: Job, say: Callable[[str], object], steps: Steps) -> None:
                     acknowledge(*waiting.popleft(), say)
             while waiting:
                 acknowledge(*waiting.popleft(), say)
-        say(f"stopped {steps.count}")
 
 
 def acknowledge(number: int, future: Future[events.Done], say: Callable[[str], object]) -> None:
@@ -128,9 +134,10 @@ def run(job: Job) -> None:
         write(notes, f"{text}\n".encode())
 
     try:
-        steps = Steps(job.dies_at)
-        watch(steps)
+        steps, pauses = Steps(job.dies_at, signal.SIGKILL), Steps(job.stops_at, signal.SIGSTOP)
+        watch(steps, pauses)
         pay(job, say, steps)
+        say(f"stopped {steps.count} {pauses.count}")
     except BaseException:  # noqa: BLE001 - told to whoever started us
         say(f"failed {json.dumps(traceback.format_exc())}")
         os._exit(1)

@@ -55,13 +55,13 @@ def dice(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(seed)
 
 
-def finish(processes: Processes, world: World, job: Job) -> int:
-    """Run a job to its end. Returns how many steps it took."""
+def finish(processes: Processes, world: World, job: Job) -> tuple[int, int]:
+    """Run a job to its end. Returns how many steps it took, and at how many it can be paused."""
     status = processes.wait(processes.start(job))
     world.learn(job)
     assert status == 0, world.notes(job)
-    [(_, steps)] = [line for line in world.notes(job) if line[0] == "stopped"]
-    return int(steps)
+    [counts] = [rest.split() for said, rest in world.notes(job) if said == "stopped"]
+    return int(counts[0]), int(counts[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,7 +91,7 @@ def test_killed_at_each_step_neither(
 ) -> None:
     """A step is a call of the driver, of the system for durable bytes, or of the webhook; before it, and after it."""
     world, store = World(tmp_path, receiver), eventlogs.specifier(kind, tmp_path)
-    steps = finish(processes, world, world.job(store, count=PAYMENTS))
+    steps, _ = finish(processes, world, world.job(store, count=PAYMENTS))
     died = 0
     for at in sorted(dice.sample(range(steps), min(steps, STEPS))):
         job = world.job(store, count=PAYMENTS, dies_at=at)
@@ -104,6 +104,46 @@ def test_killed_at_each_step_neither(
     finish(processes, world, world.job(store, count=10))
     world.judge(store)
     world.check_all_told()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "rock"])  # which one process at a time can open
+def test_paused_and_overtaken_it_acknowledges_and_releases_nothing_more(
+    kind: str, tmp_path: Path, processes: Processes, receiver: Receiver, dice: random.Random
+) -> None:
+    world, store = World(tmp_path, receiver), eventlogs.specifier(kind, tmp_path)
+    _, steps = finish(processes, world, world.job(store, count=PAYMENTS))
+    overtaken = 0
+    for at in sorted(dice.sample(range(steps), min(steps, STEPS))):
+        job = world.job(store, count=10 * PAYMENTS, stops_at=at)
+        pid = processes.start(job)
+        try:
+            until(lambda pid=pid: is_stopped(pid), "it does not come to that step")
+            was_writer = world.has_said(job, "open")
+            finish(processes, world, world.job(store, count=10))
+            last = world.judge(store)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        status = processes.wait(pid)
+        if status == 0 and not was_writer:  # paused before it claimed the log, it is the successor
+            world.learn(job)
+            world.judge(store)
+            continue
+        assert status != 0, "it wrote after its successor"
+        *told, (word, why) = world.notes(job)
+        assert word == "failed"
+        overtaken += "Fenced" in why
+        acknowledged = [int(rest.split()[1]) for said, rest in told if said == "ack"]
+        assert max(acknowledged, default=0) < last, "it was told more than its successor found"
+        assert world.judge(store) == last, "it wrote after its successor"
+    assert overtaken > STEPS // 3
+    finish(processes, world, world.job(store, count=10))
+    world.judge(store)
+    world.check_all_told()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is paused."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def whole_logs(*stores: str) -> list[str]:

@@ -17,8 +17,8 @@ from psycopg import sql
 from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, pages, sent_again
+from persist_lib.location.postgres.connecting import connect
 from persist_lib.location.postgres.consensus import (
-    CONNECT_S,
     DISTRUSTED,
     LOCK_SHARE,
     OPERATION_S,
@@ -129,7 +129,7 @@ class PgRecords:
         self._conninfo, self._schema = parse_url(url)
         self._name = f"log {log_name!r} of {describe(self._conninfo)}"
         try:
-            with _connect(self._conninfo, self._runtime.deadline(OPERATION_S)) as connection:
+            with connect(self._conninfo, self._runtime.deadline(OPERATION_S)) as connection:
                 self._number, self.log = _find_log(connection, self._schema, log_name, self._name, opening)
         except psycopg.Error as error:
             if DISTRUSTED.search(str(error)) or is_turned_away(error):
@@ -139,7 +139,7 @@ class PgRecords:
 
     def _session(self, deadline: Deadline) -> Session:
         try:
-            return Session(_connect(self._conninfo, deadline), self._runtime.entropy())
+            return Session(connect(self._conninfo, deadline), self._runtime.entropy())
         except psycopg.Error as error:
             raise connection_failed(error, self._name) from error
 
@@ -253,11 +253,6 @@ class PgRecords:
 
     def close(self) -> None:
         self._sessions.close()
-
-
-def _connect(conninfo: str, deadline: Deadline) -> psycopg.Connection:
-    timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
-    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
 
 
 def _find_log(

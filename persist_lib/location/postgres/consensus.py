@@ -19,6 +19,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
 from persist_lib.location.contract import check_limit, next_seqno, not_in_log, passes_newest
+from persist_lib.location.postgres.connecting import CONNECT_S, connect
 from persist_lib.location.postgres.layout import (
     NAME,
     Statements,
@@ -51,7 +52,6 @@ OPERATION_S = 20.0
 """The longest that one operation may take. The caller's deadline may end it earlier."""
 LOCK_SHARE = 0.8
 """The share of it that the server may wait for a row's lock: it must give up before the client does."""
-CONNECT_S = 10
 CONNECTIONS = 8
 """The most from a process to a location. An operation takes about a millisecond; a server has some hundred of them."""
 
@@ -110,7 +110,7 @@ class PostgresConsensus:
 
     def _open_layout(self, create: bool) -> None:
         try:
-            with self._connection(self._deadline()) as connection:
+            with connect(self._conninfo, self._deadline()) as connection:
                 if check_layout(connection, self._schema, self._name):
                     return
                 if not create:
@@ -121,17 +121,12 @@ class PostgresConsensus:
                 raise connection_failed(error, self._name) from error
             raise creation_failed(error, self._schema, self._name) from error
 
-    def _connection(self, deadline: Deadline) -> psycopg.Connection:
-        # psycopg's own prepared statements have names that mean something else in another client of a pooler.
-        timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
-        return psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
-
     def _listening(self) -> psycopg.Connection:
-        return self._connection(self._runtime.deadline(CONNECT_S))
+        return connect(self._conninfo, self._runtime.deadline(CONNECT_S))
 
     def _connect(self, deadline: Deadline) -> Session:
         try:
-            return Session(self._connection(deadline), self._runtime.entropy(), prepares=self._prepares)
+            return Session(connect(self._conninfo, deadline), self._runtime.entropy(), prepares=self._prepares)
         except psycopg.Error as error:
             raise connection_failed(error, self._name) from error
 
@@ -193,6 +188,9 @@ class PostgresConsensus:
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         return self._notifier is not None and self._notifier.wait(key, seqno, longest_s)
+
+    def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
+        return None if self._notifier is None else self._notifier.heard(longest_s)
 
     def now(self) -> int:
         """Return the server's time in ms since the epoch: that of its last answer, plus the time since then."""

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from persist_lib.errors import PersistError
+from persist_lib.ids import SeqNo
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
@@ -51,6 +52,7 @@ class Notifier:
         self._changed = threading.Condition(threading.Lock())
         self._pending: dict[str, int] = {}
         self._heard: dict[str, int] = {}
+        self._fresh: dict[str, SeqNo] | None = None  # what `heard` has not returned yet; None: nobody calls it
         self._is_live = self._is_awaited = self._is_echoed = False
         self._probe = ""
         self._epoch = 0
@@ -89,6 +91,30 @@ class Notifier:
                 return True
             self._changed.wait_for(lambda: self._heard.get(key, 0) > seqno or epoch != self._epoch, longest_s)
             return True
+
+    def heard(self, longest_s: float) -> dict[str, SeqNo] | None:
+        """Wait up to `longest_s` seconds for announcements since the last call, and return them. None: not listening.
+
+        SUBTLE: what was announced before the connection listened was not heard. Whoever gets None looks once more after
+        the first answer that is not.
+        """
+        with self._changed:
+            if self._closed:
+                return None
+            self._ensure_thread()
+            if not self._is_awaited:
+                self._is_awaited = True
+                self._ring()
+            if not self._is_live:
+                self._fresh = None
+                return None
+            if self._fresh is None:
+                self._fresh = {}
+                return {}
+            epoch = self._epoch
+            self._changed.wait_for(lambda: bool(self._fresh) or epoch != self._epoch, longest_s)
+            fresh, self._fresh = self._fresh, {} if epoch == self._epoch else None
+            return fresh if epoch == self._epoch else None
 
     def close(self) -> None:
         """End the thread and the connection. What was announced and not yet sent is not sent. Idempotent."""
@@ -215,6 +241,8 @@ class Notifier:
         if seqno.isdecimal():
             with self._changed:
                 self._heard[key] = max(int(seqno), self._heard.get(key, 0))
+                if self._fresh is not None:
+                    self._fresh[key] = SeqNo(max(int(seqno), self._fresh.get(key, 0)))
                 self._changed.notify_all()
 
 

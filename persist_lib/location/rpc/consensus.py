@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_lib.arguments import shown
+from persist_lib.core.plan.debts import Debts
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
@@ -25,9 +26,11 @@ from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.rpc.behind import Behind
 from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Gone, Servers
+from persist_lib.location.rpc.subscriptions import Subscriptions
 from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.rpc.url import STORE, joined, parts
 from persist_lib.location.scheme import Opening
+from persist_lib.runtime.ambient import Runtime
 
 
 def canonical(url: str) -> str:
@@ -60,8 +63,8 @@ def open_consensus(url: str, opening: Opening) -> RpcConsensus:
         check_secret(addresses, credentials)
     servers = Servers(addresses, opening.runtime, credentials, _tls(url, files))
     if STORE not in files or opening.stores is None:
-        return RpcConsensus(servers)
-    return RpcConsensus(servers, Behind(files[STORE], opening.stores, servers, opening.runtime))
+        return RpcConsensus(servers, opening.runtime)
+    return RpcConsensus(servers, opening.runtime, Behind(files[STORE], opening.stores, servers, opening.runtime))
 
 
 def _tls(url: str, files: Mapping[str, str]) -> Tls | None:
@@ -80,20 +83,25 @@ class RpcConsensus:
     With `behind`, it asks that store itself while no server is there.
     """
 
-    def __init__(self, servers: Servers, behind: Behind | None = None) -> None:
+    def __init__(self, servers: Servers, runtime: Runtime | None = None, behind: Behind | None = None) -> None:
         self._servers, self._behind = servers, behind
         self._call("now", None, type(None), alone=lambda _store: None)
+        self._subscriptions = Subscriptions(servers, runtime or Runtime())
 
     def head(self, key: str) -> Row | None:
         return self._call("head", key, Row | None, route=key, alone=lambda store: store.head(key))
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         rows: list[Row] = []
+        began = self._subscriptions.scanning(key)
         while True:
             page, is_last = self._page(key, SeqNo(rows[-1].seqno + 1) if rows else from_seqno, limit - len(rows))
             rows += page
             if is_last or len(rows) >= limit:
-                return rows
+                break
+        if len(rows) < limit:
+            self._subscriptions.scanned(key, began, rows[-1].seqno if rows else SeqNo(0))
+        return rows
 
     def _page(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[Row], bool]:
         return self._call(
@@ -176,14 +184,30 @@ class RpcConsensus:
     def heads(self) -> dict[str, SeqNo]:
         return self._call("heads", None, dict[str, SeqNo], alone=lambda store: store.heads())
 
+    @property
+    def answers_debts(self) -> bool:
+        return True
+
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
+        asked = (settings, {duty: list(names) for duty, names in done.items()}, most, seconds)
+        found: Debts | None = self._call("debts", asked, Debts | None, alone=lambda _store: None)
+        return found
+
     def now(self) -> int:
         if self._behind is not None and self._behind.is_in_use:
             return self._behind.consensus().now()
         return self._servers.now()
 
+    def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+        return self._subscriptions.wait(key, seqno, longest_s)
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        return self._subscriptions.pushed(key, after)
+
     def close(self) -> None:
         if self._behind is not None:
             self._behind.close()
+        self._subscriptions.close()
         self._servers.close()
 
     def _call(

@@ -85,6 +85,11 @@ class Server:
         )
         return data
 
+    def stream(self, channel: grpc.Channel, name: str, said: Iterator[bytes]) -> grpc.Call:
+        """Begin a call in which both sides say what they have to say, with the token. Iterate over it for answers."""
+        call: grpc.Call = channel.stream_stream(f"/{SERVICE}/{name}")(said, metadata=self._credentials.metadata())
+        return call
+
     def shun(self) -> None:
         """Ask the others first for a while, and make sure of the connection before the next call."""
         self._is_ready = False
@@ -158,6 +163,11 @@ class Servers:
             raise told
         raise Gone(gone.message, **gone.fields) from gone
 
+    def order(self, route: str) -> list[Server]:
+        """All servers, in an order that depends on the route alone."""
+        first = crc32(route.encode()) % len(self._servers)
+        return [*self._servers[first:], *self._servers[:first]]
+
     def close(self) -> None:
         """End all connections."""
         for server in self._servers:
@@ -177,10 +187,8 @@ class Servers:
 
     def _by_turn(self, route: str) -> Iterator[Server]:
         """The servers, those first that answered of late; else in an order that depends on the route alone."""
-        first = crc32(route.encode()) % len(self._servers)
-        order = [*self._servers[first:], *self._servers[:first]]
         now = self.runtime.monotonic()
-        return iter(sorted(order, key=lambda server: server.shunned_until > now))
+        return iter(sorted(self.order(route), key=lambda server: server.shunned_until > now))
 
 
 class Gone(Determinate):

@@ -17,6 +17,7 @@ from weakref import WeakSet
 import apsw
 
 from persist_lib.errors import InvalidUsage
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import SLICE_S, Bell
 
@@ -68,6 +69,7 @@ class Connections:
         self._bell = Bell(self._mutex)
         self._idle: list[Session] = []
         self._loans: set[_Loan] = set()
+        self._pauses: set[object] = set()
         self._forking = False
         self._pid = os.getpid()
 
@@ -107,17 +109,22 @@ class Connections:
                 loan.session.connection.close()
             self._tell_fork()
 
-    def _begin(self, loan: _Loan, *, has_session: bool = False) -> None:
-        while self._forking:
-            self._bell.wait(lambda: not self._forking, SLICE_S)
-        with self._mutex:
-            self._check()
-            self._loans.add(loan)
-            if has_session and self._idle:
-                loan.session = self._idle[-1]
-                del self._idle[-1]
+    def _begin(self, loan: _Loan, *, has_session: bool = False, in_pause: bool = False) -> None:
+        while loan not in self._loans:
+            while self._forking or (self._pauses and not in_pause):
+                self._bell.wait(lambda: not (self._forking or self._pauses), SLICE_S)
+            with self._mutex:
+                self._check()
+                if self._pauses and not in_pause:
+                    continue
+                self._loans.add(loan)
+                if has_session and self._idle:
+                    loan.session = self._idle[-1]
+                    del self._idle[-1]
 
     def _tell_fork(self) -> None:
+        if self._pauses:
+            self._bell.ring()
         if self._forking:
             with self._mutex:
                 self._gate.notify_all()
@@ -132,18 +139,43 @@ class Connections:
                 name=self.name,
             )
 
-    def make_writable(self) -> bool:
-        """Close what is idle of all connections of this process to this database, if some of them only read.
+    def make_writable(self, deadline: Deadline) -> bool:
+        """Open a connection that writes, although others of this process to this database only read.
 
         SUBTLE: SQLite opens the shared memory of a database once for each process, as the first connection does. If
-        that one only reads, later ones cannot write either, until all are closed. Returns whether there are such ones.
+        that one only reads, later ones cannot write either, until all are closed. So for a moment none is lent. Waits
+        until `deadline` for those that are. Returns False if none of them only reads: then that is not the reason.
         """
-        same = [one for one in list(self._every) if one.name == self.name]
+        same, pause = [one for one in list(self._every) if one.name == self.name], object()
         if not any(one.only_reads for one in same):
             return False
-        for one in same:
-            one.let_go()
+        try:
+            for one in same:
+                one.pause(pause)
+            for one in same:
+                one.wait_for_loans(deadline)
+            for one in same:
+                one.let_go()
+            self._open_in_pause()
+        finally:
+            for one in same:
+                one.go_on(pause)
         return True
+
+    def pause(self, pause: object) -> None:
+        """Lend nothing until `go_on`."""
+        with self._mutex:
+            self._pauses.add(pause)
+
+    def go_on(self, pause: object) -> None:
+        """Lend again, if nobody else has paused it."""
+        self._pauses.discard(pause)
+        self._bell.ring()
+
+    def wait_for_loans(self, deadline: Deadline) -> None:
+        """Wait until nothing is lent."""
+        while not (self._bell.wait(lambda: not self._loans, deadline.left_s()) or deadline.has_passed()):
+            pass
 
     def let_go(self) -> None:
         """Close idle connections, to open others when they are needed. The log stays."""
@@ -152,6 +184,15 @@ class Connections:
         for session in idle:
             session.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             session.connection.close()
+
+    def _open_in_pause(self) -> None:
+        loan = _Loan()
+        try:
+            self._begin(loan, in_pause=True)
+            self._idle += (Session(self._connect()),)
+        finally:
+            self._loans.discard(loan)
+            self._tell_fork()
 
     def close(self) -> None:
         """Close idle connections now, and lent ones when they come back. Idempotent."""
@@ -183,5 +224,5 @@ class Connections:
         if not self._loans:
             self._reset()
         else:
-            self._mutex, self._forking = threading.Lock(), False
+            self._mutex, self._forking, self._pauses = threading.Lock(), False, set()
             self._gate, self._bell = threading.Condition(self._mutex), Bell(self._mutex)

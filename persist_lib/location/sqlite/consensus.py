@@ -18,7 +18,8 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.contract import check_limit, is_newest, not_in_log, passes_newest
-from persist_lib.location.in_place import UNTOUCHED, Identity, check_same, moved_away
+from persist_lib.location.in_place import UNTOUCHED, check_same, moved_away
+from persist_lib.location.inode import Identity
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Connections, Session
 from persist_lib.location.wrap.deadline import patience_s
@@ -210,10 +211,9 @@ class SqliteConsensus:
                 return self.connections.use(lambda session: self._in_turn(session, work))
             except Determinate as error:
                 is_read_only = isinstance(error.__cause__, apsw.ReadOnlyError)
-                if not is_read_only or (deadline and deadline.has_passed()) or not self.connections.make_writable():
+                deadline = deadline or self._runtime.deadline(patience_s(self.busy_s))
+                if not is_read_only or deadline.has_passed() or not self.connections.make_writable(deadline):
                     raise
-            deadline = deadline or self._runtime.deadline(patience_s(self.busy_s))
-            deadline.pause(FIRST_PAUSE_S)
 
     def _in_turn(self, session: Session, work: Callable[[Session], T]) -> T:
         """Run `work` while holding `turn`. It is only held while a session is lent, so no fork finds it held."""

@@ -27,7 +27,8 @@ from persist_lib.errors import (
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.directories import NO_ROOM, fsync_directory, no_room
-from persist_lib.location.in_place import UNTOUCHED, Identity, InPlace, identity_of
+from persist_lib.location.in_place import UNTOUCHED, InPlace
+from persist_lib.location.inode import Identity, identity_of
 
 APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1

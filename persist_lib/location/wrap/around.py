@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
+    AnswersDebts,
     Blob,
     BlobEntry,
     Change,
     Consensus,
+    HearsOfRows,
     ListsPages,
     Newest,
     Page,
+    PushesRows,
     Row,
     SendsInPieces,
     StaysInPlace,
@@ -23,6 +26,7 @@ from persist_lib.location.api import (
 )
 
 if TYPE_CHECKING:
+    from persist_lib.core.plan.debts import Debts
     from persist_lib.location.commands import Answered, Proposed, TakesCommands
 
 T = TypeVar("T")
@@ -176,6 +180,24 @@ class AroundConsensus(Around):
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         """Wait as `WakesWaiters.wait` does. It is no request, so it does not go through `around`."""
         return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        """Answer as `PushesRows.pushed` does. No request."""
+        return self.inner.pushed(key, after) if isinstance(self.inner, PushesRows) else None
+
+    def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
+        """Wait as `HearsOfRows.heard` does. No request."""
+        return self.inner.heard(longest_s) if isinstance(self.inner, HearsOfRows) else None
+
+    @property
+    def answers_debts(self) -> bool:
+        """Whether the innermost store answers `debts`."""
+        return isinstance(self.inner, AnswersDebts) and self.inner.answers_debts
+
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
+        """Answer as `AnswersDebts.debts` does. Only where `answers_debts` says so."""
+        inner = cast("AnswersDebts", self.inner)
+        return self.around(Operation("debts", ""), lambda: inner.debts(settings, done, most, seconds))
 
     def check_in_place(self) -> None:
         """Check as `StaysInPlace.check_in_place` does; do nothing if the wrapped store has no files. No request."""

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
+    AnswersDebts,
     Blob,
     BlobEntry,
     Change,
     Consensus,
     Newest,
     Page,
+    PushesRows,
     Row,
     SendsInPieces,
     Upload,
     WakesWaiters,
 )
 from persist_lib.location.wrap.around import next_page
+
+if TYPE_CHECKING:
+    from persist_lib.core.plan.debts import Debts
 
 
 def read_only(doing: str) -> InvalidUsage:
@@ -109,6 +115,19 @@ class ReadOnlyConsensus(RefusesWrites):
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         return isinstance(self._inner, WakesWaiters) and self._inner.wait(key, seqno, longest_s)
+
+    def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
+        return self._inner.pushed(key, after) if isinstance(self._inner, PushesRows) else None
+
+    @property
+    def answers_debts(self) -> bool:
+        return isinstance(self._inner, AnswersDebts) and self._inner.answers_debts
+
+    def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
+        """Refused where duties are to be noted as done."""
+        if done:
+            raise read_only("note duties as done")
+        return cast("AnswersDebts", self._inner).debts(settings, done, most, seconds)
 
     def now(self) -> int:
         return self._inner.now()

@@ -330,3 +330,38 @@ def test_a_log_that_was_moved_away_stays_so_when_it_gets_a_copy(first: MemorySto
     with pytest.raises(persist.Refused, match="it was moved there"):
         Loop(first, Counter().program)
     Loop(second, Counter().program).stop()
+
+
+def moved_when_claimed(store: MemoryStore, third: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program moves the log to a third store just before somebody claims it."""
+    claim = store.writer
+
+    def writer(*, owner: str = "") -> Any:
+        monkeypatch.setattr(store, "writer", claim)
+        Loop(third, Counter().program, source=store).stop()
+        return store.writer(owner=owner)
+
+    monkeypatch.setattr(store, "writer", writer)
+
+
+def test_a_log_that_is_moved_until_it_is_claimed_does_not_go_on_here(
+    first: MemoryStore, second: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved_when_claimed(first, second, monkeypatch)
+    with pytest.raises(persist.Refused, match="goes on in second: it was moved there"):
+        Loop(first, Counter().program)
+    with Loop(second, Counter().program) as loop:
+        assert loop.accepted == 5
+
+
+def test_neither_does_it_go_on_where_somebody_else_was_about_to_move_it(
+    first: MemoryStore, second: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved_when_claimed(first, second, monkeypatch)
+    third = MemoryStore("third")
+    with pytest.raises(persist.Refused, match="goes on in second: it was moved there"):
+        Loop(third, Counter().program, source=first)
+    with third.reader() as reader:
+        assert reader.last == 0
+    with Loop(second, Counter().program) as loop:
+        assert loop.accepted == 5

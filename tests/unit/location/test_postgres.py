@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import product
 from typing import Any
 
@@ -26,6 +27,7 @@ from persist_lib.errors import (
 from persist_lib.ids import SeqNo
 from persist_lib.location import lazy, open_location
 from persist_lib.location.api import Row
+from persist_lib.location.postgres import connecting
 from persist_lib.location.postgres import sessions as postgres_sessions
 from persist_lib.location.postgres.consensus import PostgresConsensus, canonical, parse_url
 from persist_lib.location.postgres.layout import Statements
@@ -435,6 +437,31 @@ def test_a_killed_backend_is_indeterminate_for_a_write_determinate_for_a_read_an
             waiting.result(10)
     holder.end("ROLLBACK")
     assert consensus.compare_and_set("s", after(1), b"x")
+
+
+@pytest.mark.parametrize("fault", [Fault.BLACK_HOLE, Fault.BLACK_HOLE_REPLY])
+def test_opening_ends_although_an_answer_never_comes(url: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_S", 2)
+    failed = []
+    with Proxy(port_of(url)) as proxy:
+        for strike in itertools.count(1):
+            proxy.at(strike, fault)
+            new = f"{through_proxy(url, proxy)}_{strike}"
+            try:
+                with monkeypatch.context() as patched:
+                    patched.setattr(connecting, "ANSWER_S", 0.3)
+                    PostgresConsensus(new, create=True).close()
+            except Determinate as error:
+                failed.append(error.message)
+            if proxy.struck == 0 and len(failed) < strike:
+                break
+            proxy.at(0, None)
+            proxy.cut()  # or the server keeps the lock of whoever it does not know to be gone
+            with closing(PostgresConsensus(new, create=True)) as again:
+                assert again.heads() == {}
+    unanswered = [message for message in failed if "no answer within 0.3 s" in message]
+    assert len(unanswered) > 8, "each statement of the creation"
+    assert all("connection timeout expired" in message for message in failed if message not in unanswered)
 
 
 def test_a_connection_that_died_while_idle_is_noticed_before_anything_is_sent(

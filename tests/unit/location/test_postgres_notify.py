@@ -338,3 +338,27 @@ def test_a_database_that_cannot_be_reached_costs_waiters_nothing() -> None:
     notifier.announce("s", 1)
     assert not notifier.wait("s", 0, 30)
     assert timed(notifier.close)[1] < WOKEN_S
+
+
+def test_one_thread_hears_of_the_rows_of_all_keys(opened: Callable[..., PostgresConsensus]) -> None:
+    writer, hearer = opened(), opened()
+    deadline = time.monotonic() + 10
+    while hearer.heard(0.01) is None:
+        assert time.monotonic() < deadline, "it never listens"
+        time.sleep(0.01)
+    assert hearer.heard(0.05) == {}
+    assert writer.compare_and_set("s", None, b"1")
+    assert writer.compare_and_set("s", Newest(SeqNo(1)), b"2")
+    assert writer.compare_and_set_many({"t": (None, b"1"), "u": (None, b"1")})
+    heard: dict[str, int] = {}
+    while heard != {"s": 2, "t": 1, "u": 1}:
+        news = hearer.heard(30)
+        assert news, "nothing more was heard"
+        heard |= news
+    assert hearer.heard(0.05) == {}, "each is told once"
+    hearer.close()
+    assert hearer.heard(30) is None
+
+
+def test_a_store_without_notifications_tells_of_no_rows(url: str, opened: Callable[..., PostgresConsensus]) -> None:
+    assert opened(url.replace("persist_notify=1", "persist_notify=0")).heard(30) is None

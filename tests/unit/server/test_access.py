@@ -108,7 +108,7 @@ def test_a_client_without_a_known_token_is_refused_before_anything_happens(site:
 def test_every_call_asks_for_the_token(site: Site) -> None:
     servers = Servers([f"127.0.0.1:{site.server.port}"], Runtime(), Credentials(None, {}))
     for name in ("now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys",
-                 "heads", "commit"):  # fmt: skip
+                 "heads", "commit", "debts"):  # fmt: skip
         with pytest.raises(NotAuthenticated):
             servers.call(name, None, object, route="", seconds=5, reads=True)
     servers.close()
