@@ -30,8 +30,8 @@ class Following:
         """One stream, from its begin to its end."""
         try:
             self._caller(context)  # before anything of a stranger is read
-        except NotAuthenticated as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        except NotAuthenticated as stranger:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, stranger.message)
         subscriber = Subscriber()
         self._pushing.join(subscriber)
         listening = asyncio.ensure_future(self._listen(subscriber, context))
