@@ -71,12 +71,12 @@ class Calls:
 
     def handlers(self) -> dict[str, Any]:
         """The handler of each call, by its name."""
-        # SUBTLE: as if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
         calls: dict[str, tuple[Any, Carry]] = {
             "commit": (wire.Commit, self._commit),
             "debts": (ASKED_OF_DEBTS, self._debts),
             **{name: (raw.kind, partial(self._raw, name, raw)) for name, raw in RAW.items()},
         }
+        # SUBTLE: as if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
         return {
             name: grpc.stream_unary_rpc_method_handler(partial(self._serve, name, *call))
             for name, call in calls.items()

@@ -31,7 +31,7 @@ def figures(
     tell("commands_under_way", "Commands and other calls that are not answered yet", lambda: load.commands)
     tell("bytes_under_way", "Bytes of the messages of these", lambda: load.bytes)
     tell("clients_under_way", "Clients with something under way", lambda: load.clients)
-    tell("followers", "Clients that follow shards", pushing.followers)
+    tell("subscribers", "Clients that are told new rows", pushing.clients)
     if SOCKETS[0].exists():
         tell("connections", "Connections to the port of clients", lambda: connections(port))
     if access is not None:

@@ -28,6 +28,10 @@ class Following:
 
     async def serve(self, _said: Any, context: Any) -> None:
         """One stream, from its begin to its end."""
+        try:
+            self._caller(context)  # before anything of a stranger is read
+        except NotAuthenticated as stranger:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, stranger.message)
         subscriber = Subscriber()
         self._pushing.join(subscriber)
         listening = asyncio.ensure_future(self._listen(subscriber, context))

@@ -53,7 +53,7 @@ class _Trail:
 
 
 class Pushing:
-    """`saw`, `knows`, `behind` and `followers` may be called from any thread, everything else in the event loop."""
+    """`saw`, `knows`, `behind` and `clients` may be called from any thread, everything else in the event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,10 +99,6 @@ class Pushing:
         """Whether anybody follows anything."""
         return bool(self._trails)
 
-    def followers(self) -> int:
-        """How many clients have a stream."""
-        return len(self._subscribers)
-
     def join(self, subscriber: Subscriber) -> None:
         """Know a client."""
         self._subscribers[subscriber] = None
@@ -135,6 +131,10 @@ class Pushing:
         """Forget a client."""
         self.unfollow(subscriber, subscriber.shards)
         self._subscribers.pop(subscriber, None)
+
+    def clients(self) -> int:
+        """How many clients follow shards."""
+        return len(self._subscribers)
 
     def stop(self) -> None:
         """Tell nothing more: each client goes to another server."""

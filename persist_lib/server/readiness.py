@@ -105,6 +105,7 @@ class Readiness(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 if (status := self._status(request.service)) != last:
                     last = status
                     yield health_pb2.HealthCheckResponse(status=status)
+                    continue  # it may have changed while this was sent
                 if self._is_stopping:
                     return
                 await changed.wait()

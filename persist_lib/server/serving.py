@@ -112,7 +112,7 @@ class ShardServer:
         self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
         debts = Debts(Looks(client, consensus, self._funnels), self._surveys)
         self._calls = Calls(consensus, self._funnels, self._access, runtime, self._pool, self._measures, debts)
-        look = partial(consensus.head, "-ready")
+        look = partial(client.consensus.head, "-ready")
         self._readiness = Readiness(lambda: within(runtime.deadline(LOOK_S), look), runtime.monotonic)
         self._pages = None if http is None else Pages(http, self._shown())
         self._server: grpc.aio.Server | None = None
