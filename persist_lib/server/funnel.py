@@ -31,7 +31,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.server.answering import committed, due, refused
 from persist_lib.server.queue import Queue
 from persist_lib.server.requests import Observe, Request, unobserved
-from persist_lib.server.seen import Found, Seen
+from persist_lib.server.seen import NO_MATTER, Found, Seen
 from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.contention import give_way, wait_after_loss
 from persist_lib.shard.doubt import DOUBT_PAUSE_S, in_doubt, settle
@@ -289,7 +289,12 @@ class Funnel:
 
 
 def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:
-    """Whether a refusal holds for ever."""
+    """Whether a refusal holds for ever, or nobody minds if it does not.
+
+    A command that may be applied twice, and has nothing to do now, is done. Its client would ask until its timeout.
+    """
+    if isinstance(refusal, r.NothingDue) and isinstance(request.command, NO_MATTER):
+        return True
     return isinstance(refusal, r.AlreadyDone) or is_out_for_ever(state, request.command)
 
 

@@ -269,6 +269,15 @@ def test_a_refusal_of_a_repeated_append_is_told_once_its_times_have_passed_or_it
     assert answer(retired).refusal == r.NotLive((W1,))
 
 
+def test_that_nothing_is_due_is_told_though_the_command_was_sent_before(served):
+    """It may be applied twice, so that it matters to nobody whether a paused server does so later."""
+    served.put(c.Expire(0), b"s")  # leases that are longer than any can be
+    served.funnel.turn()
+    made = served.put(c.Expire(0), b"t", is_repeated=True)
+    served.funnel.turn()
+    assert answer(made).refusal == r.NothingDue()
+
+
 @pytest.mark.parametrize("why", ["too many", "too late", "dropped", "unreadable"])
 def test_no_failure_of_a_repeated_command_says_that_it_was_not_committed(served, why):
     request = served.request(hold("h", b"x"), b"t", is_repeated=True, seconds=1)
