@@ -1,7 +1,8 @@
 """Appends to one shard through a shard server, beside the same without one, and beside bare compare-and-sets.
 
-The server, the clients and the bare log are real processes on one PostgreSQL. Clients are threads of a few processes,
-each with a client, a writer and a connection of its own, and append one update of about 1 KiB at the next time.
+The server, the clients and the bare log are real processes on one PostgreSQL, which is also tried from some way off.
+Clients are threads of a few processes, each with a client, a writer and a connection of its own, and append one update
+of about 1 KiB at the next time.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ PROCESSES = 4
 """Processes over which clients are spread: with more, what is measured is the system that switches between them."""
 DIRECT_MOST = 16
 """More clients without a server only wait for each other, and even so many are measured once only."""
+AWAY_MS = 1.0
+"""How late what goes either way arrives at the store that is away: a database in another zone, or one that waits for a
+copy on another machine."""
 BLOCK = 50
 """Appends of one side at a time, so that both find their caches warm."""
 
@@ -73,7 +77,20 @@ def server(quick: bool) -> list[Figure]:
             figures = _lone(urls, served, bare, 4 if quick else 20)
             for count in crowds:
                 figures += _crowd(urls, served, bare, count, seconds, rounds)
-            return figures
+        return figures + _away(urls, postgres.port, crowds[1:], seconds, rounds)
+
+
+def _away(urls: tuple[str, str], port: int, crowds: Sequence[int], seconds: float, rounds: int) -> list[Figure]:
+    """The same crowds, where the store is some way off for the server and for the bare log alike."""
+    with Peer("bench.away:relay", port, AWAY_MS) as relay:
+        url = urls[1].replace(f":{port}/", f":{relay.ask('port')}/")
+        with (
+            Peer("bench.served:server", urls[0], url) as serving,
+            Peer("bench.bare:postgres_log", url, row_bytes(urls[1])) as bare,
+        ):
+            served = urls[0], f"persist://127.0.0.1:{serving.ask('port')}"
+            found = [_crowd(urls, served, bare, count, seconds, rounds, is_away=True)[0] for count in crowds]
+    return found
 
 
 def _lone(urls: tuple[str, str], served: tuple[str, str], bare: Peer, rounds: int) -> list[Figure]:
@@ -97,14 +114,15 @@ def _lone(urls: tuple[str, str], served: tuple[str, str], bare: Peer, rounds: in
 
 
 def _crowd(
-    urls: tuple[str, str], served: tuple[str, str], bare: Peer, count: int, seconds: float, rounds: int
-) -> list[Figure]:
+    urls: tuple[str, str], served: tuple[str, str], bare: Peer, count: int, seconds: float, rounds: int,
+    *, is_away: bool = False,
+) -> list[Figure]:  # fmt: skip
     """So many clients, in turn through the server, without it, and one process with a bare log."""
     through, direct, rates = list[Crowd](), list[Crowd](), list[float]()
     for _ in range(rounds):
         through.append(_race(served, count, seconds))
         rates.append(1 / statistics.mean(bare.run(max(BLOCK, int(250 * seconds)))))
-        if count <= DIRECT_MOST and not direct:
+        if count <= DIRECT_MOST and not direct and not is_away:
             direct.append(_race(urls, count, seconds))
     ratios = [ours.per_s / rate for ours, rate in zip(through, rates, strict=True)]
     middle = sorted(range(rounds), key=ratios.__getitem__)[rounds // 2]
@@ -112,8 +130,11 @@ def _crowd(
     without = statistics.median(one.per_s for one in direct) if direct else 0.0
     told = f"without it {without:.0f} /s" if direct else "not run without it"
     note = f"{seconds:g} s each, median of {rounds}; p50 {ours.percentile_ms(50):.1f} ms, {told}"
+    name, where = f"server-{count}", ""
+    if is_away:
+        name, where = f"{name}-away", f", {AWAY_MS:g} ms away"
     return [
-        Figure(f"server-{count}", ours.per_s, rates[middle], "/s", "bare compare-and-sets of one process",
+        Figure(name, ours.per_s, rates[middle], "/s", f"bare compare-and-sets of one process{where}",
                at_least=1.0, note=note, settings=bare.settings),
         Figure(f"server-{count}-fair", fair.spread, 1.0, "x", "the slowest client", at_most=2.0,
                note=f"the fastest, worst of {rounds} rounds"),

@@ -40,8 +40,12 @@ class Connection:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.settimeout(60)
         self._read = b""
-        if begins:
-            self.send(PREFACE + frame(SETTINGS))
+        try:
+            if begins:
+                self.send(PREFACE + frame(SETTINGS))
+        except OSError:  # the server has closed it already
+            self.socket.close()
+            raise
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
