@@ -14,7 +14,6 @@ from bench.peer import Ready
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.serving import ShardServer
 
-SHARD = "busy"
 ROW = {"id": 1, "text": "x" * 1000}
 
 
@@ -31,7 +30,7 @@ def server(blobs: str, consensus: str) -> Iterator[Ready]:
 
 
 @contextmanager
-def clients(blobs: str, consensus: str, count: str, seconds: str) -> Iterator[Ready]:
+def clients(blobs: str, consensus: str, shard: str, count: str, seconds: str) -> Iterator[Ready]:
     """So many clients, each with a thread, a connection and a writer of its own, which append at the next time.
 
     Leases last 15 minutes and are not renewed in the background, as that takes a process each. `run` lets all of them
@@ -40,7 +39,7 @@ def clients(blobs: str, consensus: str, count: str, seconds: str) -> Iterator[Re
     with ExitStack() as stack:
         runtime = Runtime(background=False)
         opened = [stack.enter_context(persist.open(blobs, consensus, runtime=runtime)) for _ in range(int(count))]
-        writers = [stack.enter_context(client.open_writer(SHARD, SMALL)) for client in opened]
+        writers = [stack.enter_context(client.open_writer(shard, SMALL)) for client in opened]
         for write in writers:
             write.append_now([ROW])
         yield Ready("", {"run": lambda: _race(writers, float(seconds)), "one": lambda: writers[0].append_now([ROW])})

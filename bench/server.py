@@ -7,6 +7,7 @@ of about 1 KiB at the next time.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from bench.append import SMALL
 from bench.figures import Figure
 from bench.peer import Peer
 from bench.postgres import row_bytes
-from bench.served import ROW, SHARD
+from bench.served import ROW
 from persist_lib.config import Config
 from persist_lib.core.formats import NEWEST
 from persist_lib.testing.servers import PostgresServer
@@ -35,6 +36,7 @@ DIRECT_MOST = 16
 AWAY_MS = 1.0
 """How late what goes either way arrives at the store that is away: a database in another zone, or one that waits for a
 copy on another machine."""
+SHARDS = itertools.count(1)
 BLOCK = 50
 """Appends of one side at a time, so that both find their caches warm."""
 
@@ -63,12 +65,10 @@ class Crowd(NamedTuple):
 
 def server(quick: bool) -> list[Figure]:
     """Appends a second, fairness and p99 of 2, 16 and 200 clients; the latency of a lone one."""
-    crowds, seconds, rounds = ((2, 6), 0.5, 1) if quick else (CROWDS, 6.0, 3)
+    crowds, seconds, rounds = ((2, 6), 0.5, 1) if quick else (CROWDS, 4.0, 3)
     with PostgresServer() as postgres, TemporaryDirectory(prefix="persist-bench-") as folder:
         urls = f"file:{folder}", postgres.url
-        with persist.open(*urls, config=Config(format=NEWEST)) as client, client.open_writer(SHARD, SMALL) as write:
-            for _ in range(20):
-                write.append_now([ROW])
+        _fresh(urls)
         with (
             Peer("bench.served:server", *urls) as serving,
             Peer("bench.bare:postgres_log", postgres.url, row_bytes(postgres.url)) as bare,
@@ -96,8 +96,8 @@ def _away(urls: tuple[str, str], port: int, crowds: Sequence[int], seconds: floa
 def _lone(urls: tuple[str, str], served: tuple[str, str], bare: Peer, rounds: int) -> list[Figure]:
     """One client's latency through the server, beside that of one without it, in blocks by turns."""
     with (
-        Peer("bench.served:clients", *urls, 1, 1) as direct,
-        Peer("bench.served:clients", *served, 1, 1) as through,
+        Peer("bench.served:clients", *urls, _fresh(urls), 1, 1) as direct,
+        Peer("bench.served:clients", *served, _fresh(urls), 1, 1) as through,
     ):
         took: dict[str, list[float]] = {"direct": [], "through": [], "bare": []}
         for number in range(rounds + 1):
@@ -120,10 +120,10 @@ def _crowd(
     """So many clients, in turn through the server, without it, and one process with a bare log."""
     through, direct, rates = list[Crowd](), list[Crowd](), list[float]()
     for _ in range(rounds):
-        through.append(_race(served, count, seconds))
+        through.append(_race(served, _fresh(urls), count, seconds))
         rates.append(1 / statistics.mean(bare.run(max(BLOCK, int(250 * seconds)))))
         if count <= DIRECT_MOST and not direct and not is_away:
-            direct.append(_race(urls, count, seconds))
+            direct.append(_race(urls, _fresh(urls), count, seconds))
     ratios = [ours.per_s / rate for ours, rate in zip(through, rates, strict=True)]
     middle = sorted(range(rounds), key=ratios.__getitem__)[rounds // 2]
     ours, fair = through[middle], max(through, key=lambda one: one.spread)
@@ -142,10 +142,19 @@ def _crowd(
     ]  # fmt: skip
 
 
-def _race(urls: tuple[str, str], count: int, seconds: float) -> Crowd:
+def _fresh(urls: tuple[str, str]) -> str:
+    """A new shard. One that nobody maintains gets batch after batch, which clients have to read when they open it."""
+    shard = f"busy-{next(SHARDS)}"
+    with persist.open(*urls, config=Config(format=NEWEST)) as client, client.open_writer(shard, SMALL) as write:
+        for _ in range(20):
+            write.append_now([ROW])
+    return shard
+
+
+def _race(urls: tuple[str, str], shard: str, count: int, seconds: float) -> Crowd:
     shares = [share for share in _shares(count) if share]
     with ExitStack() as stack:
-        peers = [stack.enter_context(Peer("bench.served:clients", *urls, share, seconds)) for share in shares]
+        peers = [stack.enter_context(Peer("bench.served:clients", *urls, shard, share, seconds)) for share in shares]
         with ThreadPoolExecutor(len(peers)) as pool:
             found: Sequence[str] = list(pool.map(lambda peer: peer.ask("run"), peers))
     return Crowd(seconds, [took for one in found for took in json.loads(one)])

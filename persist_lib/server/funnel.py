@@ -64,21 +64,13 @@ class Funnel:
 
     def put(self, request: Request) -> None:
         """Let a request wait for its turn. It fails with Overloaded when there are too many, or the server stops."""
-        known = self.receive(request)
+        known = self.machine.known
         try:
             if self._is_stopping:
                 raise self._stopped()
             self.queue.put(request, of_a_writer(None if known is None else known.state))
         except Overloaded as error:
             request.fail(error)
-
-    def receive(self, request: Request) -> Version | None:
-        """Note from where on a request has to be looked for in the log. Returns the newest version that is known."""
-        known = self.machine.known
-        if known is not None and not request.is_repeated:
-            # It was sent for the first time, so nobody can have committed it up to now.
-            request.since = max(request.known, known.seqno)
-        return known
 
     def stop(self) -> None:
         """Take no more requests; those that wait are served."""
@@ -133,7 +125,9 @@ class Funnel:
         left = []
         for request in lot:
             found = self._found(request, version)
-            if found == "unknown":
+            if found == "unknown" and not request.is_repeated:
+                request.settle(refused(request, r.Forgotten(request.known, self.seen.begins), version.seqno, ()))
+            elif found == "unknown":
                 request.fail(self.forgotten(request))
             elif found != "not there":
                 request.settle(Answered(SeqNo(found), is_committed=True))
@@ -150,7 +144,7 @@ class Funnel:
         """
         command = request.command
         if not isinstance(command, c.AppendNow) or remembers_since(version.state, command.since):
-            return self.seen.find(request, request.since)
+            return self.seen.find(request)
         if not request.is_repeated and command.since < self.seen.begins:
             return "not there"
         found = self.seen.look_up(request, command.since)
@@ -282,7 +276,7 @@ class Funnel:
         """The error for a command whose first sending is too long ago for the log to tell what became of it."""
         return Indeterminate(
             f"shard {request.shard}: whether the {type(request.command).__name__} with token {request.token.hex()} was "
-            f"committed is not known any more: it was first sent after v{request.since}, and the rows since then are "
+            f"committed is not known any more: it was first sent after v{request.known}, and the rows since then are "
             "truncated. This call changed nothing. Read the shard to see what is there",
             shard=request.shard, token=request.token,
         )  # fmt: skip

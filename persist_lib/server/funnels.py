@@ -88,8 +88,6 @@ class Funnels:
             if not self._is_stopping and waiting < JOINT_MOST:
                 self._in_use.update(request.shard for request in requests)
                 parts = [(self._funnel(request.shard), request) for request in requests]
-                for funnel, request in parts:
-                    funnel.receive(request)
                 self._joint.put(partial(self._commit_together, parts))
                 return
         for request in requests:

@@ -84,17 +84,23 @@ class Seen:
             return ()
         return tuple(islice(self._recent, after + 1 - first, last + 1 - first))
 
-    def find(self, request: Request, since: SeqNo) -> Found:
-        """The row after `since` that committed this command, up to the newest row that is known.
+    def find(self, request: Request) -> Found:
+        """The row that committed this command since it was made, up to the newest row that is known.
 
-        "unknown" if the rows that could hold it are truncated.
+        "unknown" if the rows that could hold it are truncated; and if they are many and old, and it is said not to be
+        repeated: its sender can make it anew, and others wait meanwhile.
+
+        SUBTLE: only its sender says that it is not repeated. A message that comes late may be older than its own
+        repetition, which another server has got. So nothing but the rows since its sender's version tells.
         """
         if isinstance(request.command, NO_MATTER):
             return "not there"
-        return self.look_up(request, since)
+        if not request.is_repeated and request.known + SCAN_ROWS < self.begins:
+            return "unknown"
+        return self.look_up(request, request.known)
 
     def look_up(self, request: Request, since: SeqNo) -> Found:
-        """The same of any command."""
+        """The same of any command, after the version `since`."""
         key = (request.token, c.stored_name(request.command))
         if key in self._found:
             return self._found[key]

@@ -39,8 +39,11 @@ class Share:
     def prepare(self) -> None:
         """Look for the command in the log, and apply it to the newest known version if it is not there."""
         self.version = self.funnel.machine.ground()
-        self.funnel.seen.follow(self.version.seqno)
-        self.found = self.funnel.seen.find(self.request, self.request.since)
+        seen, self.prepared = self.funnel.seen, None
+        seen.follow(self.version.seqno)
+        self.found = seen.find(self.request)
+        if self.found == "unknown" and not self.request.is_repeated:
+            self.answer = r.Forgotten(self.request.known, seen.begins)
         if self.found == "not there":
             self.prepared, (self.answer,) = self.funnel.prepared(self.version, [self.request])
 
@@ -126,7 +129,7 @@ def _tell(shares: Sequence[Share], *, is_fresh: bool) -> bool:
     is_certain = any(is_out_for_ever(share.version.state, share.request.command) for share in shares)
     for share in shares:
         request, answer = share.request, share.answer
-        if any(one.found == "unknown" for one in shares):
+        if request.is_repeated and any(one.found == "unknown" for one in shares):
             request.fail(share.funnel.forgotten(request))
         elif request.is_repeated and not is_certain:
             request.fail(share.funnel.still_open(request, answer))

@@ -59,10 +59,11 @@ def commit_by_commands(
         refusals = {at: answer.refusal for at, answer in enumerate(answers) if answer.refusal is not None}
         if isinstance(commands[0], c.AppendNow) and isinstance(refusals.get(0), r.InlineFull):
             return Undone(refusals)  # nothing of it depends on the state
-        for machine, answer in zip(machines, answers, strict=True):
-            _catch_up(machine, answer)
+        for machine, command, answer in zip(machines, commands, answers, strict=True):
+            _catch_up(machine, command, answer)
         commands, former = _make(wanted), commands
-        if _plain(commands) == _plain(former) and not made_room(refusals):
+        is_too_old = any(isinstance(refusal, r.Forgotten) for refusal in refusals.values())
+        if not is_too_old and _plain(commands) == _plain(former) and not made_room(refusals):
             return Undone(refusals)
         if deadline.has_passed():
             raise TimedOut(
@@ -123,14 +124,16 @@ def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, 
     return answer.refusal if isinstance(answer.refusal, r.AlreadyDone) else None
 
 
-def _catch_up(machine: Machine, answer: Answered) -> None:
+def _catch_up(machine: Machine, command: c.Command, answer: Answered) -> None:
     """Know the version by which a command was answered, or a newer one. It was the newest when the command came.
 
     Without a request, where the rows up to it came along: who is refused then knows as much, and as soon, as whoever
     was not, and does not lose the next race for that.
     """
     with machine.turn:
-        if isinstance(answer.refusal, r.Forgotten):  # the command is made anew from that seqno on, whatever was there
+        if isinstance(command, c.AppendNow) and isinstance(
+            answer.refusal, r.Forgotten
+        ):  # the command is made anew from that seqno on, whatever was there
             machine.note(Outcome(b"", answer.seqno, MINIMUM))
             return
         if (known := machine.ground()).seqno >= answer.seqno:

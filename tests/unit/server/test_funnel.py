@@ -107,7 +107,7 @@ def test_where_only_refusals_remain_a_linearizable_read_comes_first(served):
     made = served.put(hold("h", b"y"))
     served.funnel.turn()
     assert answer(made) == Answered(SeqNo(known.seqno + 2), None, True)
-    refused = served.put(hold("h", b"z"))
+    refused = served.put(hold("h", b"z"), known=served.direct.fetch().seqno)
     served.consensus.asked.clear()
     served.funnel.turn()
     assert answer(refused).refusal == r.WrongOpaque("h", None, b"y")
@@ -349,7 +349,27 @@ def test_where_the_rows_that_would_tell_are_truncated_a_command_is_not_committed
     assert not served.direct.fetch().state.holds
     fresh = served.put(hold("h", b"x"), b"u", known=known)
     served.funnel.turn()
-    assert answer(fresh).is_committed, "it was sent for the first time while the server knew the shard"
+    assert answer(fresh).refusal == r.Forgotten(known, served.funnel.seen.begins), "it may be a message that comes late"
+    anew = served.put(hold("h", b"x"), b"u", known=answer(fresh).seqno)
+    served.funnel.turn()
+    assert answer(anew).is_committed
+
+
+def test_a_first_message_that_comes_after_its_own_repetition_is_not_applied_again(served):
+    """It says that it was not sent before. Another server has committed its repetition, and somebody undid that."""
+    late, other = served.funnel, served.server()
+    served.direct_commit(hold("h", b"a"))
+    known = served.direct.fetch().seqno
+    moves = hold("h", b"b", expected=b"a")
+    again = served.put(moves, b"t", other, known=known, is_repeated=True)
+    other.turn()
+    assert answer(again).is_committed
+    served.direct_commit(hold("h", b"a", expected=b"b"))
+    for _ in range(2):
+        first = served.put(moves, b"t", late, known=known)
+        late.turn()
+        assert answer(first).is_committed or isinstance(answer(first).refusal, r.Forgotten)
+        assert served.direct.fetch().state.holds["h"].opaque == b"a", "it was moved twice"
 
 
 # *At most as many commands of one writer in flight as a writer's tokens are remembered.*
@@ -554,7 +574,7 @@ def test_what_is_in_memory_of_a_long_log_is_bounded(served):
 
 
 def test_a_commit_of_several_shards_by_a_client_that_was_away_for_long_is_made(served):
-    """The rows since what it knew are truncated; but nobody can have sent it before, as the server knows."""
+    """The rows since what it knew are truncated, so it makes its commands anew from where the server is."""
     served.create("t")
     known = served.direct.fetch().seqno
     served.funnel.machine.fetch()
@@ -562,10 +582,13 @@ def test_a_commit_of_several_shards_by_a_client_that_was_away_for_long_is_made(s
         served.direct_commit(append(upper - 1, upper, token=b"x"))
     served.client.roll_up(SHARD, force=True)
     served.client.collect(SHARD)
-    parts = [(served.funnel, served.request(hold("h", b"x"), b"j", known=known)), *joint(served, "t", known=SeqNo(3))]
     served.funnel.machine.fetch()
-    for funnel, request in parts:
-        funnel.receive(request)
+    parts = [(served.funnel, served.request(hold("h", b"x"), b"j", known=known)), *joint(served, "t", known=SeqNo(3))]
+    commit_together(parts)
+    assert [answer(request).is_committed for _, request in parts] == [False, False]
+    assert isinstance(answer(parts[0][1]).refusal, r.Forgotten)
+    newest = answer(parts[0][1]).seqno
+    parts = [(served.funnel, served.request(hold("h", b"x"), b"j", known=newest)), *joint(served, "t", known=SeqNo(3))]
     commit_together(parts)
     assert [answer(request).is_committed for _, request in parts] == [True, True]
 

@@ -14,13 +14,15 @@ import grpc
 import pytest
 
 import persist_lib as persist
+from persist_lib.core import refusals as r
 from persist_lib.errors import Determinate, InvalidUsage, NewerFormat, UpperMismatch
 from persist_lib.format import wire
 from persist_lib.format.log import GROUP, decode_row
 from persist_lib.ids import SeqNo
+from persist_lib.location.commands import Answered
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server import calls
+from persist_lib.server import calls, funnel, seen
 from persist_lib.server.serving import ShardServer
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests.faults.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, frame, headers
@@ -211,3 +213,25 @@ def test_silent_connections_hold_up_nobody(site: Site) -> None:
     client.open_writer("s", SCHEMA).append_now([row(1)])
     for one in silent:
         one.close()
+
+
+def test_a_client_that_was_away_for_long_makes_its_command_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would have to read all rows since then, to know whether the command is a repetition."""
+    monkeypatch.setattr(seen, "SCAN_ROWS", 2)
+    told: list[object] = []
+
+    def refused(_: object, refusal: r.Refusal, seqno: SeqNo, __: object) -> Answered:
+        told.append(refusal)
+        return Answered(seqno, refusal)
+
+    monkeypatch.setattr(funnel, "refused", refused)
+    away, near = site.client(), site.client()
+    with site.store.open_writer("orders", SCHEMA) as write:
+        known = away.machine("orders").fetch().seqno
+        for n in range(20):
+            write.compare_and_append([row(n, time=n)], n, n + 1)
+    near.set_hold("orders", "h", since=0, opaque=b"x", expected=None)
+    assert away.machine("orders").version.seqno == known
+    away.set_hold("orders", "h", since=0, opaque=b"y", expected=b"x")
+    assert away.machine("orders").fetch().state.holds["h"].opaque == b"y"
+    assert [type(one) for one in told] == [r.Forgotten]
