@@ -65,7 +65,7 @@ class Crowd(NamedTuple):
 
 def server(quick: bool) -> list[Figure]:
     """Appends a second, fairness and p99 of 2, 16 and 200 clients; the latency of a lone one."""
-    crowds, seconds, rounds = ((2, 6), 0.5, 1) if quick else (CROWDS, 4.0, 3)
+    crowds, seconds, rounds = ((2, 6), 0.5, 1) if quick else (CROWDS, 3.0, 3)
     with PostgresServer() as postgres, TemporaryDirectory(prefix="persist-bench-") as folder:
         urls = f"file:{folder}", postgres.url
         _fresh(urls)
@@ -154,7 +154,8 @@ def _fresh(urls: tuple[str, str]) -> str:
 def _race(urls: tuple[str, str], shard: str, count: int, seconds: float) -> Crowd:
     shares = [share for share in _shares(count) if share]
     with ExitStack() as stack:
-        peers = [stack.enter_context(Peer("bench.served:clients", *urls, shard, share, seconds)) for share in shares]
+        started = [Peer("bench.served:clients", *urls, shard, share, seconds) for share in shares]  # all at once
+        peers = [stack.enter_context(one) for one in started]
         with ThreadPoolExecutor(len(peers)) as pool:
             found: Sequence[str] = list(pool.map(lambda peer: peer.ask("run"), peers))
     return Crowd(seconds, [took for one in found for took in json.loads(one)])
