@@ -123,7 +123,16 @@ class LibraryMachine(RuleBasedStateMachine):
         rows, _ = self.rows(changes, 0, 1, write.schema)
         if self.finished or not changes or not (batch := written(write, rows, runs)).parts:
             return
-        self.acknowledge(lambda token: commit_at(write, batch, lower, lower + step, lower + step - 1, token), who)
+
+        def commit(token: bytes | None) -> None:
+            nonlocal batch
+            try:
+                commit_at(write, batch, lower, lower + step, lower + step - 1, token)
+            except LeaseExpired:  # whoever uploaded it is retired, so it has to be written anew
+                batch = written(write, rows, runs)
+                raise
+
+        self.acknowledge(commit, who)
         _, updates = self.rows([(values, step, diff) for values, _, diff in changes], lower, lower + step, write.schema)
         self.model.append(updates, persist.at(lower), persist.at(lower + step))
 
