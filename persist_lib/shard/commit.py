@@ -21,6 +21,7 @@ from persist_lib.config import Config
 from persist_lib.core import refusals as r
 from persist_lib.core.commands import stored_name
 from persist_lib.core.diff import StateDiff, apply_diff
+from persist_lib.core.formats import PARTS_AT_A_TIME
 from persist_lib.core.state import Outcome, State, Version
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change
@@ -173,6 +174,11 @@ class Machine:
     def upper(self) -> Antichain:
         """The newest upper this process knows."""
         return self.state.upper.join(self._noted.upper)
+
+    @property
+    def places_appends(self) -> bool:
+        """Whether a server chooses the time of appends at the next time."""
+        return self.taker is not None and self.state.format >= PARTS_AT_A_TIME
 
     def note(self, outcome: Outcome) -> None:
         """Know that an append was committed, without reading the log up to there."""

@@ -147,7 +147,7 @@ class PostgresServer:
         self._running.end(mode)
         # One that still has the shared memory keeps the server from starting again.
         deadline = time.monotonic() + START_S
-        while any(is_running(child) for child in killed) and time.monotonic() < deadline:
+        while any(state_of(child) not in "ZX" for child in killed) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def copy(self) -> Path:
@@ -175,12 +175,12 @@ class PostgresServer:
         self.remove()
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+def state_of(pid: int) -> str:
+    """The letter by which Linux tells what a process does (T: paused, Z: ended and not waited for); X if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "X"
 
 
 def children(pid: int) -> list[int]:

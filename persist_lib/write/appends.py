@@ -10,7 +10,6 @@ import pyarrow as pa
 from persist_lib.convert.by_key import without_times
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.formats import PARTS_AT_A_TIME
 from persist_lib.core.state import Outcome
 from persist_lib.errors import LeaseExpired
 from persist_lib.frontier import MINIMUM, at
@@ -62,7 +61,9 @@ class AppendsNow(Verbs):
             deadline = self._begin(timeout, held)
             if token is None:
                 check_produced(self.machine, producer)
-            if since is not None or (token is None and self._is_placed()):
+            # Constraints are checked at one upper, which must then still be there.
+            is_placed = token is None and self.machine.places_appends and not self.schema.constraints
+            if since is not None or is_placed:
                 return self._append_placed(table, deadline, token, since, producer)
             answer, _ = self._at_next_time(
                 lambda version, _: (version, table, Counts()), deadline, known, is_checked=False, producer=producer
@@ -71,11 +72,6 @@ class AppendsNow(Verbs):
         finally:
             if held:
                 self._lock.release()
-
-    def _is_placed(self) -> bool:
-        """Whether a server chooses the time. Constraints are checked at one upper, which must then still be there."""
-        machine = self.machine
-        return machine.taker is not None and machine.state.format >= PARTS_AT_A_TIME and not self.schema.constraints
 
     def _append_placed(
         self, table: pa.Table, deadline: Deadline, token: bytes | None, since: SeqNo | None,

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.formats import PARTS_AT_A_TIME
 from persist_lib.core.placing import counted_at
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.sums import Sums
@@ -97,7 +96,7 @@ class Commit:
         bounds = staged[0].bounds
         if self._schema.constraints:
             return self._append_checked(builder, built, staged, when)
-        if bounds is None and when is None and self._is_placed():
+        if bounds is None and when is None and self._machine.places_appends:
             return self._send(builder, built, whole, c.AppendNow)
         return self._send(builder, built, whole if bounds is not None else partial(self._next, when))
 
@@ -222,10 +221,6 @@ class Commit:
             machine.shard, self._uploader, self._schema, self._schema_id, machine.blob, machine.config,
             machine.runtime, self._deadline,
         )  # fmt: skip
-
-    def _is_placed(self) -> bool:
-        """Whether a server chooses the time."""
-        return self._machine.taker is not None and self._machine.state.format >= PARTS_AT_A_TIME
 
     def _send(self, builder: Builder, built: Built, place: Place, kind: Kind = c.CompareAndAppend) -> Appended:
         """Commit a batch under the stage's id."""

@@ -7,28 +7,15 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 import persist_lib as persist
 from persist_lib.testing import check_world
-from tests.conformance.stores import CONSENSUSES
 from tests.faults.shard_servers import CONFIG, SHARD, Site
 from tests.unit.server.following import Listener, eventually, follows_at, is_told
 from tests.worlds import SCHEMA
 
 KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "3"))
 LISTENERS = 3
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    url = CONSENSUSES[request.param].prepare(tmp_path)
-    made = Site(url, None) if request.param == "sqlite" else Site(f"file:{tmp_path}/blobs", url)
-    yield made
-    made.close()
 
 
 def test_listeners_go_on_while_servers_are_killed_and_paused(site: Site) -> None:

@@ -9,26 +9,15 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import persist_lib as persist
-from tests.conformance.stores import CONSENSUSES
 from tests.faults.shard_servers import CONFIG, SHARD, Site, Told, check_order
 from tests.worlds import SCHEMA
 
 KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "3"))
 WRITERS = 5
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    url = CONSENSUSES[request.param].prepare(tmp_path)
-    made = Site(url, None) if request.param == "sqlite" else Site(f"file:{tmp_path}/blobs", url)
-    yield made
-    made.close()
 
 
 def test_servers_are_killed_and_paused_under_load_and_nothing_is_lost_or_doubled(site: Site) -> None:

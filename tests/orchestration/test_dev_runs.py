@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
+from persist_lib.testing.servers import state_of
 from tests.orchestration.dagster_answers import Run
 from tests.orchestration.dagster_dev import DagsterDev, dagster_dev, wait_until, workspace_of
 from tests.spark.collections import SMALL, check, damage_a_part, parts_of, write
@@ -308,7 +309,4 @@ def command_of(pid: int) -> str:
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+    return state_of(pid) not in "ZX"

@@ -18,6 +18,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import events
+from persist_lib.testing.servers import state_of
 from tests import eventlogs, servers
 from tests.torture.event_ledger import Processes, Receiver, World, log_of, until
 from tests.torture.event_program import Job
@@ -117,7 +118,7 @@ def test_paused_and_overtaken_it_acknowledges_and_releases_nothing_more(
         job = world.job(store, count=10 * PAYMENTS, stops_at=at)
         pid = processes.start(job)
         try:
-            until(lambda pid=pid: is_stopped(pid), "it does not come to that step")
+            until(lambda pid=pid: state_of(pid) == "T", "it does not come to that step")
             was_writer = world.has_said(job, "open")
             finish(processes, world, world.job(store, count=10))
             last = world.judge(store)
@@ -139,11 +140,6 @@ def test_paused_and_overtaken_it_acknowledges_and_releases_nothing_more(
     finish(processes, world, world.job(store, count=10))
     world.judge(store)
     world.check_all_told()
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is paused."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def whole_logs(*stores: str) -> list[str]:

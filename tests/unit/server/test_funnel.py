@@ -21,19 +21,6 @@ from persist_lib.server.seen import RECENT_BYTES, RECENT_ROWS
 from persist_lib.server.together import commit_together
 from persist_lib.testing import check_world
 from tests.unit.server.serving import LEASE_MS, SHARD, W1, W2, Lost, Served, answer, append, error, hold
-from tests.worlds import World
-
-
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def served(world):
-    return Served(world)
 
 
 def test_what_waits_becomes_one_row_in_which_each_has_its_answer(served):

@@ -23,18 +23,6 @@ SINCE = SeqNo(3)
 """The version after the two writers were registered."""
 
 
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def served(world):
-    return Served(world)
-
-
 def now(token: bytes, writer: WriterId = W1, since: int = SINCE) -> c.AppendNow:
     """An append of no updates at the next time."""
     return c.AppendNow(writer, token, Batch(0, 1, MINIMUM, at(1), MINIMUM, 0, 0, 0), LEASE_MS, SeqNo(since))
