@@ -8,6 +8,7 @@ side does not know is refused before anything is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -70,9 +71,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     refusal: tuple[str, msgspec.Raw] | None = None
     rows: tuple[tuple[SeqNo, bytes], ...] = ()
     outcome: Outcome | None = None
-    is_due: bool = False
+    due: tuple[str, ...] = ()
 
 
+FIELDS = dict[str, msgspec.Raw]
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -154,14 +156,20 @@ def rows_that_fit(rows: Sequence[Any], size: Callable[[Any], int]) -> int:
 def _strict(data: msgspec.Raw, kind: type) -> Any:
     """A value whose fields are all known, although its type, which is never stored, does not refuse others."""
     found = _decoded(data, kind, "message")
-    if unknown := msgspec.msgpack.decode(data).keys() - set(kind.__struct_fields__):  # type: ignore[attr-defined]
+    if unknown := _decoded(data, FIELDS, "message").keys() - set(kind.__struct_fields__):  # type: ignore[attr-defined]
         raise NewerFormat(f"{kind.__name__} has the field {min(unknown)!r} here, which is not known", key=min(unknown))
     return found
 
 
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Made once for each type: to make one takes longer than to decode a small message."""
+    return msgspec.msgpack.Decoder(kind)
+
+
 def _decoded(data: bytes | msgspec.Raw, kind: Any, what: str) -> Any:
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return _decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidUsage(f"the {what} of the other side cannot be read: {error}. Nothing was done") from error
 

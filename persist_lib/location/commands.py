@@ -29,13 +29,17 @@ class Proposed(NamedTuple):
     known: SeqNo
 
 
+ROLL_UP = "roll up"
+FLUSH = "flush"
+
+
 class Answered(NamedTuple):
     """The answer to a command: it was committed as `seqno`, or `refusal` says why not, by the state at `seqno`.
 
     Neither: the state at `seqno` accepts it, but it was not committed, as a command of another shard that was to be
     committed together with it was refused. `rows` are those of the log from the version that was known to this one, if
     they were at hand and are few. Of an append at the next time that was committed, `outcome` says which upper it left,
-    so that nothing has to be read back; but `is_due` says that its sender has to roll up or to flush.
+    so that nothing has to be read back. `due`: what its sender has to do now: `ROLL_UP`, `FLUSH`, both or nothing.
     """
 
     seqno: SeqNo
@@ -43,7 +47,7 @@ class Answered(NamedTuple):
     is_committed: bool = False
     rows: tuple[Row, ...] = ()
     outcome: Outcome | None = None
-    is_due: bool = False
+    due: tuple[str, ...] = ()
 
 
 @runtime_checkable

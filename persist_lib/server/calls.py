@@ -152,7 +152,7 @@ class Calls:
         return [
             wire.Answer(
                 one.seqno, one.is_committed, None if one.refusal is None else wire.encode_refusal(one.refusal),
-                one.rows, one.outcome, one.is_due,
+                one.rows, one.outcome, one.due,
             )
             for one in answers
         ]  # fmt: skip

@@ -28,10 +28,12 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.server.answering import committed, due, refused
+from persist_lib.server.answering import committed, refused
 from persist_lib.server.queue import Queue
 from persist_lib.server.requests import Observe, Request, unobserved
+from persist_lib.server.room import Room, Wake
 from persist_lib.server.seen import NO_MATTER, Found, Seen
+from persist_lib.server.upkeep import Upkeep
 from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.contention import give_way, wait_after_loss
 from persist_lib.shard.doubt import DOUBT_PAUSE_S, in_doubt, settle
@@ -55,10 +57,12 @@ class Funnel:
     `machine.turn` is held whenever the shard is changed, so that commits of several shards at once fit in.
     """
 
-    def __init__(self, machine: Machine, observe: Observe = unobserved) -> None:
+    def __init__(self, machine: Machine, observe: Observe = unobserved, wake: Wake | None = None) -> None:
+        """`wake` lets it have a turn later. Without it, nothing waits for room in the state."""
         self.machine, self.observe = machine, observe
         self.queue = Queue(machine.shard)
         self.seen = Seen(machine.shard, machine.consensus)
+        self._upkeep, self._room = Upkeep(machine.runtime), Room(machine.runtime, wake)
         self._gives_up = False
         self._is_stopping = False
 
@@ -80,12 +84,18 @@ class Funnel:
         """Serve no more requests either, and find out no more what became of a row whose outcome is unknown."""
         self._is_stopping = self._gives_up = True
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits."""
+        return not (len(self.queue) or len(self._room))
+
     def turn(self) -> None:
         """Commit what waits, as one row. Requests that did not fit wait for the next turn."""
         with self.machine.turn:
+            self._readmit()
             self.let_go(self.queue.remove(attrgetter("is_over")))
             if self._gives_up:
-                for request in self.queue.remove(lambda _: True):
+                for request in [*self._room.clear(), *self.queue.remove(lambda _: True)]:
                     request.fail(self._stopped())
             lot = self.queue.take(2 * CHANGES_MOST)
             try:
@@ -97,6 +107,7 @@ class Funnel:
                 for request in lot:
                     request.fail(Indeterminate(f"shard {self.machine.shard}: the server failed: {error!r}"))
                 raise
+            self._readmit()
 
     def let_go(self, requests: Sequence[Request]) -> None:
         """Answer requests that waited too long, or that nobody waits for any more. Nothing of them was ever sent."""
@@ -166,17 +177,20 @@ class Funnel:
 
         `before` is the state before the row that led to it, if there is a row.
         """
-        rolls_up = due(lot, answers, before, version, self.machine.config.rollup_every)
+        keeper = self._upkeep.tell(lot, answers, before, version, self.machine.config.rollup_every)
         for place, (request, answer) in enumerate(zip(lot, answers, strict=False)):
             rows = self.seen.rows(request.known, version.seqno)
+            due = keeper.due if place == keeper.place else ()
             if isinstance(answer, StateDiff):
-                request.settle(committed(request, answer, version, rows, is_due=place == rolls_up))
+                request.settle(committed(request, answer, version, rows, due))
             elif isinstance(answer, PersistError):
                 request.fail(answer)
+            elif not due and self._room.takes(request, answer):
+                continue
             elif request.is_repeated and not _is_certain(answer, version.state, request):
                 request.fail(self.still_open(request, answer))
             else:
-                request.settle(refused(request, answer, version.seqno, rows))
+                request.settle(refused(request, answer, version.seqno, rows, due))
         return list(lot[len(answers) :])
 
     def settle(self, sent: Sequence[Prepared], send: Callable[[], bool], lot: Sequence[Request]) -> bool | None:
@@ -242,6 +256,10 @@ class Funnel:
                 return
             self.ask(partial(wait_after_loss, (machine,), _latest(lot), machine.runtime.monotonic() - started))
             is_fresh = True
+
+    def _readmit(self) -> None:
+        known = self.machine.known
+        self.queue.put_back(self._room.leaving(0 if known is None else known.state.inline_size))
 
     def _send(self, prepared: Prepared, lot: Sequence[Request]) -> bool | None:
         shard, consensus = self.machine.shard, self.machine.consensus

@@ -22,6 +22,7 @@ from persist_lib.location.api import Blob, Consensus
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.funnel import Funnel
 from persist_lib.server.requests import Observe, Request, unobserved
+from persist_lib.server.room import Wake
 from persist_lib.server.together import commit_together
 from persist_lib.shard.commit import Machine
 
@@ -35,6 +36,7 @@ JOINT_THREADS = 4
 JOINT_MOST = 256
 """The most commits of several shards that wait."""
 Line = SimpleQueue[Callable[[], None] | None]
+Later = Callable[[float, Callable[[], None]], object]
 
 
 class Funnels:
@@ -42,9 +44,11 @@ class Funnels:
 
     def __init__(
         self, blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None = None,
-        observe: Observe = unobserved,
+        observe: Observe = unobserved, later: Later | None = None,
     ) -> None:  # fmt: skip
+        """`later` calls something after so many seconds; without it, no append waits for room in its shard."""
         self._make = partial(_funnel, blob, consensus, config, runtime, reads, observe)
+        self._later = later
         self._runtime = runtime
         self._funnels: dict[ShardId, Funnel] = {}
         self._lock = threading.Lock()
@@ -143,17 +147,28 @@ class Funnels:
         return not any(thread.is_alive() for thread, _ in self._threads)
 
     def _funnel(self, shard: ShardId) -> Funnel:
-        found = self._funnels.pop(shard, None) or self._make(shard)
+        found = self._funnels.pop(shard, None) or self._make(self._wakes(shard), shard)
         self._funnels[shard] = found  # at the end: asked for last
         if self._is_stopping:
             found.stop()
         if len(self._funnels) > SHARDS_MOST:
             idle = (
-                name for name in self._funnels if not (name in self._in_line or self._in_use[name] or name == shard)
-            )
+                name for name, funnel in self._funnels.items()
+                if funnel.is_idle and not (name in self._in_line or self._in_use[name] or name == shard)
+            )  # fmt: skip
             if (oldest := next(idle, None)) is not None:
                 del self._funnels[oldest]
         return found
+
+    def _wakes(self, shard: ShardId) -> Wake | None:
+        later = self._later
+        return None if later is None else lambda seconds: later(seconds, partial(self._wake, shard))
+
+    def _wake(self, shard: ShardId) -> None:
+        with self._lock:
+            if (funnel := self._funnels.get(shard)) is not None and shard not in self._in_line:
+                self._in_line.add(shard)
+                self._turns.put(partial(self._turn, funnel))
 
     def _each(self, call: Callable[[Funnel], None]) -> None:
         with self._lock:
@@ -191,6 +206,6 @@ def _serve(line: Line) -> None:
 
 def _funnel(
     blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None, observe: Observe,
-    shard: ShardId,
+    wake: Wake | None, shard: ShardId,
 ) -> Funnel:  # fmt: skip
-    return Funnel(Machine(shard, blob, consensus, config, runtime, reads), observe)
+    return Funnel(Machine(shard, blob, consensus, config, runtime, reads), observe, wake)

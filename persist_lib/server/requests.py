@@ -17,13 +17,13 @@ class Request:
 
     In the command, `lease_until` and `now` are durations from the moment at which it is applied (`location.commands`).
     `known` is a version that the client knew when it sent this command for the first time, and so one that certainly
-    does not have it. `is_repeated`: it may have been sent before, to this or another server,
-    with the same token and the same value. `answer` is set once: to an `Answered`, or to the error of a command that
-    was neither committed nor refused.
+    does not have it. `is_repeated`: it may have been sent before, to this or another server, with the same token and
+    the same value. `patience`: until when it waits for room. `answer` is set once: to an `Answered`, or to the error of
+    a command that was neither committed nor refused.
     """
 
     __slots__ = (
-        "answer", "client", "command", "deadline", "is_dropped", "is_repeated", "known", "shard", "token",
+        "answer", "client", "command", "deadline", "is_dropped", "is_repeated", "known", "patience", "shard", "token",
     )  # fmt: skip
 
     def __init__(
@@ -33,6 +33,7 @@ class Request:
         self.shard, self.command, self.token, self.client, self.deadline = shard, command, token, client, deadline
         self.known, self.is_repeated = known, is_repeated
         self.is_dropped = False
+        self.patience: Deadline | None = None
         self.answer: Future[Answered] = Future()
         # SUBTLE: so that nobody can cancel it. Whoever waits for it and goes would otherwise break the turn in which it
         # is answered, and with it the answers of all others.

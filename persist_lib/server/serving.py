@@ -106,8 +106,9 @@ class ShardServer:
         self._watching = Watching(consensus, self._pushing, runtime)
         self._measures = Measures(named_shards, lambda: runtime.clock_ms() / 1000)
         self._funnels = Funnels(
-            client.blob, consensus, client.config, runtime, client.reads, observe=self._measures.committed
-        )
+            client.blob, consensus, client.config, runtime, client.reads, observe=self._measures.committed,
+            later=lambda seconds, call: self._loop.call_soon_threadsafe(self._loop.call_later, seconds, call),
+        )  # fmt: skip
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
         debts = Debts(Looks(client, consensus, self._funnels), self._surveys)

@@ -15,8 +15,8 @@ class Committed(NamedTuple):
     """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts.
 
     In a row of several commands, `before` is the state that the ones before it left, and `after` that of the whole row.
-    With an `outcome` of an append, both may be an older state, as nothing was read back.
-    `is_due`: a server says that its sender has to do the upkeep that it calls for.
+    With an `outcome` of an append, both may be one and the same, an older state, as nothing was read back.
+    `due`: what a server says that its sender has to do. `after` is the newest state then.
     """
 
     seqno: SeqNo
@@ -25,7 +25,7 @@ class Committed(NamedTuple):
     after: State
     attempts: int
     outcome: Outcome | None = None
-    is_due: bool = False
+    due: tuple[str, ...] = ()
 
     @property
     def is_read_back(self) -> bool:
@@ -41,6 +41,10 @@ Done = Committed | r.AlreadyDone
 
 
 class Undone(NamedTuple):
-    """Nothing was changed. Maps the place of each refused transition to its refusal. Never empty."""
+    """Nothing was changed. Maps the place of each refused transition to its refusal. Never empty.
+
+    `due`: what a server says that the sender of the first one has to do before it tries again.
+    """
 
     refusals: dict[int, r.Refusal]
+    due: tuple[str, ...] = ()

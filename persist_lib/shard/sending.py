@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import apply_diff
-from persist_lib.core.state import Outcome
+from persist_lib.core.state import Outcome, Version
 from persist_lib.errors import Indeterminate, NotFound, TimedOut
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo
@@ -58,7 +58,7 @@ def commit_by_commands(
             return [one for one in done if one is not None]
         refusals = {at: answer.refusal for at, answer in enumerate(answers) if answer.refusal is not None}
         if isinstance(commands[0], c.AppendNow) and isinstance(refusals.get(0), r.InlineFull):
-            return Undone(refusals)  # nothing of it depends on the state
+            return Undone(refusals, answers[0].due)  # nothing of it depends on the state
         for machine, command, answer in zip(machines, commands, answers, strict=True):
             _catch_up(machine, command, answer)
         commands, former = _make(wanted), commands
@@ -116,9 +116,8 @@ def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, 
     """The success that an answer tells, if it does."""
     if answer.is_committed and answer.outcome is not None:
         machine.note(answer.outcome)
-        if not (answer.rows or answer.is_due):
-            known = machine.ground().state
-            return Committed(answer.seqno, token, known, known, attempts, answer.outcome)
+        known = (_newest(machine, answer) if answer.due else machine.ground()).state
+        return Committed(answer.seqno, token, known, known, attempts, answer.outcome, answer.due)
     if answer.is_committed:
         return committed_at(machine, answer, token, c.stored_name(command), attempts)
     return answer.refusal if isinstance(answer.refusal, r.AlreadyDone) else None
@@ -136,13 +135,20 @@ def _catch_up(machine: Machine, command: c.Command, answer: Answered) -> None:
         ):  # the command is made anew from that seqno on, whatever was there
             machine.note(Outcome(b"", answer.seqno, MINIMUM))
             return
+        _newest(machine, answer)
+
+
+def _newest(machine: Machine, answer: Answered) -> Version:
+    """The version by which a command was answered, or a newer one. The machine knows it then."""
+    with machine.turn:
         if (known := machine.ground()).seqno >= answer.seqno:
-            return
+            return known
         found = followed(machine.shard, known, answer.rows)
         if found is not None and found.newest.seqno >= answer.seqno:
             machine.take_over(found.newest)
         else:
             machine.try_fetch()
+        return machine.ground()
 
 
 def committed_at(machine: Machine, answer: Answered, token: bytes, command: str, attempts: int) -> Committed:
@@ -173,4 +179,4 @@ def committed_at(machine: Machine, answer: Answered, token: bytes, command: str,
             if (step.token, step.command) == (token, command):
                 break
             before = apply_diff(before, step.diff)
-    return Committed(seqno, token, before, found.after.state, attempts, answer.outcome, answer.is_due)
+    return Committed(seqno, token, before, found.after.state, attempts, answer.outcome)

@@ -13,6 +13,7 @@ from persist_lib.core.plan.compaction import plan_flush, policy_of
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Outcome, State
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
 from persist_lib.ids import SeqNo, WriterId
+from persist_lib.location.commands import FLUSH, ROLL_UP
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.compaction import carry_out, local_engine
@@ -31,6 +32,10 @@ UPKEEP_S = 5.0
 Kind = type[c.CompareAndAppend | c.AppendNow | c.Append]
 Place = Callable[[Built, State], Batch]
 """The batch to register, given what was built and the newest state."""
+
+
+LEAST = 8
+"""A flush frees at least the room for inline batches divided by this: less would soon be full again."""
 
 
 class Share:
@@ -84,11 +89,15 @@ class Share:
             self._registration.forget()
         return error
 
-    def make_room(self) -> None:
-        """After InlineFull, before the next attempt: make room in the state, or upload the batch as an object."""
+    def make_room(self, due: tuple[str, ...]) -> None:
+        """After InlineFull, before the next attempt: make room in the state, or upload the batch as an object.
+
+        `due`: what a server says that this writer has to do. Its clients are many, and others make no room.
+        """
         try:
-            # A server's clients are many, and the one that the server tells makes room (`housekeep`).
-            if self._kind is c.AppendNow or not self._flush():
+            if FLUSH in due:
+                self.machine.fetch()
+            if (self._kind is c.AppendNow and FLUSH not in due) or not self._flush():
                 self._built = self._builder.externalised(self._built)
         except Indeterminate as error:
             raise undoubted(self.machine.shard, error) from error
@@ -106,14 +115,15 @@ class Share:
 
     def housekeep(self, done: Done, deadline: Deadline) -> None:
         """Roll up or flush if that is this writer's duty. The append is committed, so a failure is only logged."""
-        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
-        if not (isinstance(done, Committed) and done.is_read_back):
+        if not isinstance(done, Committed):
             return
+        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
+        rolls_up = ROLL_UP in done.due or (done.is_read_back and is_duty(done, self.machine.config.rollup_every))
         try:
             upkeep = self.machine.runtime.deadline(min(UPKEEP_S, deadline.remaining_s()))
-            if is_duty(done, self.machine.config.rollup_every):
+            if rolls_up:
                 within(upkeep, lambda: write_rollup(self.machine, self._registration.id))
-            if done.is_due and 2 * self.machine.state.inline_size >= INLINE_TOTAL_BYTES:
+            if FLUSH in done.due:
                 within(upkeep, self._flush)
         except PersistError as error:
             log.warning("shard %s: upkeep after an append failed: %s", self.machine.shard, error)
@@ -146,7 +156,7 @@ class Share:
     def _flush(self) -> bool:
         """Merge the newest inline batches into a part, so that the state has room again."""
         request = plan_flush(self.machine.state, policy_of(self.machine.config))
-        if request is None or sum(batch.inline_size for batch in request.inputs) < INLINE_TOTAL_BYTES // 2:
+        if request is None or sum(batch.inline_size for batch in request.inputs) < INLINE_TOTAL_BYTES // LEAST:
             return False
         return carry_out(self.machine, self._registration, request, local_engine(self.machine)).seqno is not None
 
@@ -180,5 +190,5 @@ def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes, beside: S
         if errors:
             raise errors[0]
         for at in full:
-            shares[at].make_room()
+            shares[at].make_room(done.due)
     return done

@@ -168,6 +168,19 @@ def test_a_flush_takes_the_newest_inline_batches_and_what_is_empty_between_them(
     assert plan_flush(simulation.state) is None
 
 
+@pytest.mark.parametrize(("kinds", "ids"), [("iiioi", ((0, 1), (1, 2), (2, 3))), ("ioiii", ((2, 3), (3, 4), (4, 5)))])
+def test_a_flush_takes_the_slice_with_the_most_inline_bytes_where_others_lie_in_between(kinds: str, ids: object):
+    simulation = Simulation()
+    for number, kind in enumerate(kinds):
+        if kind == "o":
+            simulation.append(7)
+        else:
+            simulation.do(c.CompareAndAppend(WRITER, bytes([number]), inline(2, simulation.state.upper.time), 0))
+    request = plan_flush(simulation.state)
+    assert request is not None
+    assert request.ids == ids
+
+
 def test_inline_batches_are_flushed_when_they_fill_half_of_what_a_state_may_carry():
     simulation = Simulation()
     for number, rows in enumerate((64, 32, 16)):

@@ -25,13 +25,10 @@ from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain
-from persist_lib.ids import SeqNo
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.times import show_frontier
 
-FLUSHED_AGAIN = 64
-"""After so many rows another writer flushes, where the first one did not."""
 Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs."""
 
@@ -178,20 +175,36 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
 
 
 def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # noqa: B008 - a frozen value
-    """The newest slice with inline batches, to be merged into a part so that the state has room for more."""
-    trace = state.trace
+    """The newest slice with inline batches, to be merged into a part so that the state has room for more.
+
+    Where others lie in between, it is the slice that has the most of their bytes.
+    """
     # From the end, and no further than needed: writers plan this whenever the state is full, however long the trace is.
-    end = next((at for at in range(len(trace), 0, -1) if _has_inline(trace[at - 1])), 0) if state.inline_size else 0
+    best, most, left = (0, 0), 0, state.inline_size
+    end = len(state.trace)
+    while left > most:
+        start, end = _inline_run(state.trace, end)
+        size = sum(batch.inline_size for batch in state.trace[start:end])
+        left -= size
+        if size > most:
+            best, most = (start, end), size
+        end = start
+    return _request(state, state.trace[slice(*best)], "flush", policy) if most else None
+
+
+def is_filled(state: State) -> bool:
+    """Whether somebody has to flush: inline batches take half of their room."""
+    return state.inline_size >= INLINE_TOTAL_BYTES // 2
+
+
+def _inline_run(trace: tuple[Batch, ...], end: int) -> tuple[int, int]:
+    """The newest batches before `end` that are inline or empty, as indices; the last of them is inline."""
+    while not _has_inline(trace[end - 1]):
+        end -= 1
     start = end
     while start > 0 and (_has_inline(trace[start - 1]) or not trace[start - 1].count):
         start -= 1
-    return _request(state, trace[start:end], "flush", policy) if end else None
-
-
-def is_filling(before: State, after: State, seqno: SeqNo) -> bool:
-    """Whether somebody has to flush after a row: inline batches take half of their room; and again if nobody did."""
-    half = INLINE_TOTAL_BYTES // 2
-    return after.inline_size >= half and (before.inline_size < half or seqno % FLUSHED_AGAIN == 0)
+    return start, end
 
 
 def _has_inline(batch: Batch) -> bool:

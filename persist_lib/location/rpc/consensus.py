@@ -161,7 +161,7 @@ class RpcConsensus:
         return [
             Answered(
                 one.seqno, one.refusal and wire.decode_refusal(*one.refusal), one.is_committed,
-                tuple(Row(*row) for row in one.rows), one.outcome, one.is_due,
+                tuple(Row(*row) for row in one.rows), one.outcome, one.due,
             )
             for one in found
         ]  # fmt: skip

@@ -14,7 +14,6 @@ from persist_lib.errors import AlreadyProduced, Indeterminate, InvalidUsage, Sha
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import ShardId
 from persist_lib.location.commands import Answered, Proposed
-from persist_lib.server import answering
 from persist_lib.testing import check_world, contents_of
 from persist_lib.write.times import since_of
 from tests.unit.server.serving import SHARD, W1, W2, append
@@ -80,10 +79,7 @@ def test_it_is_sent_once_and_put_where_upper_is(place: Place, write: persist.Wri
     check_world(place.client, SHARD)
 
 
-def test_nothing_is_read_back_where_the_row_is_large(
-    place: Place, write: persist.WriteHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answering, "FOLLOWED_BYTES", 0)
+def test_nothing_is_read_back(place: Place, write: persist.WriteHandle) -> None:
     known = write.machine.version.seqno
     place.taking.asked.clear()
     for number in range(200):
@@ -241,6 +237,24 @@ def test_where_the_state_is_full_it_is_uploaded_and_the_one_that_fills_it_flushe
     monkeypatch.setattr("persist_lib.core.transitions.INLINE_TOTAL_BYTES", state.inline_size + 5)
     assert write.append_now([plain(99)]).upper == at(61)
     assert write.machine.fetch().state.trace[-1].inline_size == 0
+    check_world(place.client, SHARD)
+
+
+def test_who_is_refused_and_told_to_makes_room(
+    place: Place, write: persist.WriteHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        write.append_now([plain(number)])
+    full = write.machine.fetch().state.inline_size
+    for name in ("core.transitions", "core.plan.compaction", "core.validate", "write.share"):
+        monkeypatch.setattr(f"persist_lib.{name}.INLINE_TOTAL_BYTES", full)
+    assert write.append_now([plain(20)]).upper == at(21)
+    state = write.machine.fetch().state
+    assert 0 < state.inline_size < full, "inline, as there is room again"
+    assert [step.command for one in place.served.rows()[-2:] for step in one.steps] == [
+        "ApplyCompaction",
+        "CompareAndAppend",
+    ]
     check_world(place.client, SHARD)
 
 
