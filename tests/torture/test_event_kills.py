@@ -93,8 +93,8 @@ def test_killed_at_each_step_neither(
     """A step is a call of the driver, of the system for durable bytes, or of the webhook; before it, and after it."""
     world, store = World(tmp_path, receiver), eventlogs.specifier(kind, tmp_path)
     steps, _ = finish(processes, world, world.job(store, count=PAYMENTS))
-    for at in sorted(dice.sample(range(steps), min(steps, STEPS))):
-        status = 0
+    for step in sorted(dice.sample(range(steps), min(steps, STEPS))):
+        at, status = step, 0
         while status == 0:  # where more events share a commit than before, it comes to its end in fewer steps
             job = world.job(store, count=PAYMENTS, dies_at=at)
             status = processes.wait(processes.start(job))

@@ -41,10 +41,10 @@ def part() -> Part:
     return Part(PartKey(""), SIZE, 1, bytes(16), b"\x01", b"\x01", 0, 0, 0, inline=bytes(SIZE))
 
 
-def put(served: Served, token: bytes, known: int = SINCE, **options: object) -> Request:
+def put(served: Served, token: bytes, known: int = SINCE, seconds: float = 60.0) -> Request:
     batch = Batch(0, 1, MINIMUM, at(1), MINIMUM, 1, 1, 1, (part(),), (0,))
     command = c.AppendNow(W1, token, batch, LEASE_MS, SINCE)
-    return served.put(command, token, client=token.hex(), known=SeqNo(known), **options)
+    return served.put(command, token, client=token.hex(), known=SeqNo(known), seconds=seconds)
 
 
 def appended(served: Served, count: int, known: int = SINCE) -> list[tuple[str, ...]]:
