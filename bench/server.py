@@ -37,6 +37,8 @@ AWAY_MS = 1.0
 """How late what goes either way arrives at the store that is away: a database in another zone, or one that waits for a
 copy on another machine."""
 SHARDS = itertools.count(1)
+TURN_S = 0.06
+"""How long a race is for each client, at least: where each appends a few times only, the fastest did so by chance."""
 BLOCK = 50
 """Appends of one side at a time, so that both find their caches warm."""
 
@@ -77,11 +79,13 @@ def server(quick: bool) -> list[Figure]:
             figures = _lone(urls, served, bare, 4 if quick else 20)
             for count in crowds:
                 figures += _crowd(urls, served, bare, count, seconds, rounds)
-        return figures + _away(urls, postgres.port, crowds[1:], seconds, rounds)
+        return figures + _away(urls, postgres.port, crowds[1:], seconds, rounds, 4 if quick else 20)
 
 
-def _away(urls: tuple[str, str], port: int, crowds: Sequence[int], seconds: float, rounds: int) -> list[Figure]:
-    """The same crowds, where the store is some way off for the server and for the bare log alike."""
+def _away(
+    urls: tuple[str, str], port: int, crowds: Sequence[int], seconds: float, rounds: int, blocks: int
+) -> list[Figure]:
+    """A lone client and the same crowds, where the store is some way off for the server and for the bare log alike."""
     with Peer("bench.away:relay", port, AWAY_MS) as relay:
         url = urls[1].replace(f":{port}/", f":{relay.ask('port')}/")
         with (
@@ -89,11 +93,11 @@ def _away(urls: tuple[str, str], port: int, crowds: Sequence[int], seconds: floa
             Peer("bench.bare:postgres_log", url, row_bytes(urls[1])) as bare,
         ):
             served = urls[0], f"persist://127.0.0.1:{serving.ask('port')}"
-            found = [_crowd(urls, served, bare, count, seconds, rounds, is_away=True)[0] for count in crowds]
-    return found
+            lone = _lone((urls[0], url), served, bare, blocks, where="-away")
+            return lone + [_crowd(urls, served, bare, count, seconds, rounds, is_away=True)[0] for count in crowds]
 
 
-def _lone(urls: tuple[str, str], served: tuple[str, str], bare: Peer, rounds: int) -> list[Figure]:
+def _lone(urls: tuple[str, str], served: tuple[str, str], bare: Peer, rounds: int, where: str = "") -> list[Figure]:
     """One client's latency through the server, beside that of one without it, in blocks by turns."""
     with (
         Peer("bench.served:clients", *urls, _fresh(urls), 1, 1) as direct,
@@ -108,7 +112,7 @@ def _lone(urls: tuple[str, str], served: tuple[str, str], bare: Peer, rounds: in
     p99 = {kind: float(np.percentile(seconds, 99)) * 1e3 for kind, seconds in took.items()}
     note = f"p50; p99 {p99['through']:.1f} and {p99['direct']:.1f} ms; bare p50 {p50['bare']:.2f} ms"
     return [
-        Figure("server-lone", p50["through"], p50["direct"], "ms", "a direct append", at_most=1.5, note=note,
+        Figure(f"server-lone{where}", p50["through"], p50["direct"], "ms", "a direct append", at_most=1.5, note=note,
                settings=bare.settings)
     ]  # fmt: skip
 
@@ -119,6 +123,7 @@ def _crowd(
 ) -> list[Figure]:  # fmt: skip
     """So many clients, in turn through the server, without it, and one process with a bare log."""
     through, direct, rates = list[Crowd](), list[Crowd](), list[float]()
+    seconds = max(seconds, TURN_S * count)
     for _ in range(rounds):
         through.append(_race(served, _fresh(urls), count, seconds))
         rates.append(1 / statistics.mean(bare.run(max(BLOCK, int(250 * seconds)))))
@@ -129,7 +134,7 @@ def _crowd(
     ours, fair = through[middle], max(through, key=lambda one: one.spread)
     without = statistics.median(one.per_s for one in direct) if direct else 0.0
     told = f"without it {without:.0f} /s" if direct else "not run without it"
-    note = f"{seconds:g} s each, median of {rounds}; p50 {ours.percentile_ms(50):.1f} ms, {told}"
+    note = f"{seconds:.3g} s each, median of {rounds}; p50 {ours.percentile_ms(50):.1f} ms, {told}"
     name, where = f"server-{count}", ""
     if is_away:
         name, where = f"{name}-away", f", {AWAY_MS:g} ms away"

@@ -23,6 +23,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.sqlite import consensus
 from persist_lib.location.sqlite.consensus import SqliteConsensus
+from persist_lib.location.stack import Stack
 from persist_lib.shard import heartbeat
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
@@ -214,8 +215,13 @@ class Hiccuping(SqliteConsensus):
         return super().scan(key, from_seqno, limit)
 
 
+def refuse(*_: object) -> Stack:
+    raise Determinate("no server is there")
+
+
+@pytest.mark.parametrize("trouble", ["a scan is refused", "it was not there at first"])
 def test_the_renewing_process_tries_again_what_the_store_refused_for_a_moment(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
     with persist.open(url, config=CONFIG, runtime=persist.Runtime(background=False)) as client:
         write, _ = client.open_shard("s", SCHEMA)
@@ -226,7 +232,11 @@ def test_the_renewing_process_tries_again_what_the_store_refused_for_a_moment(
 
         before = leased_until()
         monkeypatch.setattr(heartbeat, "RESCUE_BELOW", 2.0)  # always due
-        monkeypatch.setattr(consensus, "SqliteConsensus", Hiccuping)
+        if trouble == "a scan is refused":
+            monkeypatch.setattr(consensus, "SqliteConsensus", Hiccuping)
+        else:
+            answers = iter([refuse, heartbeat.open_stack])
+            monkeypatch.setattr(heartbeat, "open_stack", lambda *given: next(answers)(*given))  # noqa: PLW0108
         end, told = os.pipe()
         serving = threading.Thread(target=heartbeat.main, args=(os.getppid(), end))
         serving.start()
