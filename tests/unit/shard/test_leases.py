@@ -23,7 +23,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.sqlite import consensus
 from persist_lib.location.sqlite.consensus import SqliteConsensus
-from persist_lib.location.stack import Stack
+from persist_lib.location.stack import Stack, open_stack
 from persist_lib.shard import heartbeat
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
@@ -235,8 +235,8 @@ def test_the_renewing_process_tries_again_what_the_store_refused_for_a_moment(
         if trouble == "a scan is refused":
             monkeypatch.setattr(consensus, "SqliteConsensus", Hiccuping)
         else:
-            answers = iter([refuse, heartbeat.open_stack])
-            monkeypatch.setattr(heartbeat, "open_stack", lambda *given: next(answers)(*given))  # noqa: PLW0108
+            opens: Iterator[Callable[..., Stack]] = iter((refuse, open_stack))
+            monkeypatch.setattr(heartbeat, "open_stack", lambda *given: next(opens)(*given))  # noqa: PLW0108
         end, told = os.pipe()
         serving = threading.Thread(target=heartbeat.main, args=(os.getppid(), end))
         serving.start()
