@@ -105,6 +105,22 @@ def test_an_append_that_a_paused_server_holds_is_committed_once_by_the_client_it
     check_world(place.store, SHARD)
 
 
+def test_an_append_at_the_next_time_that_a_paused_server_holds_is_put_at_one_time_only(place: Place) -> None:
+    """Both choose a time by themselves. What the server chooses, once it goes on, is later than all that came since."""
+    place.write.append_now([{"id": 1, "word": "x"}])
+    place.pause()
+    begun = place.sent(lambda: place.write.append_now([{"id": 2, "word": "x"}]))
+    place.relay.leave_clients()
+    assert begun.result(30).upper.time == 2
+    place.other.append_now([{"id": 3, "word": "x"}])
+    place.go_on()
+    assert place.steps("CompareAndAppend") == 3
+    with place.store.open_reader(SHARD) as read:
+        assert contents_of(read.snapshot(2).to_arrow()) == {(n, "x"): 1 for n in (1, 2, 3)}
+    assert place.write.append_now([{"id": 4, "word": "x"}]).upper.time == 4
+    check_world(place.store, SHARD)
+
+
 def test_a_hold_that_a_paused_server_is_to_move_is_moved_once(place: Place) -> None:
     place.pause()
     moved = place.steps("SetHold")
