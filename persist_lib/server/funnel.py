@@ -23,12 +23,13 @@ from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.groups import CHANGES_MOST, Answer
 from persist_lib.core.placing import remembers_since
 from persist_lib.core.state import OUTCOMES_KEPT, TOKENS_KEPT, State, Version
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloaded, PersistError, TimedOut
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloaded, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.server.answering import committed, refused
+from persist_lib.server.failures import forgotten, still_open, stopped, timed_out
 from persist_lib.server.queue import Queue
 from persist_lib.server.requests import Observe, Request, unobserved
 from persist_lib.server.room import Room, Wake
@@ -71,7 +72,7 @@ class Funnel:
         known = self.machine.known
         try:
             if self._is_stopping:
-                raise self._stopped()
+                raise stopped(self.machine.shard)
             self.queue.put(request, of_a_writer(None if known is None else known.state))
         except Overloaded as error:
             request.fail(error)
@@ -96,7 +97,7 @@ class Funnel:
             self.let_go(self.queue.remove(attrgetter("is_over")))
             if self._gives_up:
                 for request in [*self._room.clear(), *self.queue.remove(lambda _: True)]:
-                    request.fail(self._stopped())
+                    request.fail(stopped(self.machine.shard))
             lot = self.queue.take(2 * CHANGES_MOST)
             try:
                 self._commit(lot)
@@ -115,20 +116,7 @@ class Funnel:
             if request.is_dropped:
                 request.fail(Determinate(f"shard {request.shard}: the client was gone; nothing was done"))
             else:
-                request.fail(self._timed_out(request))
-
-    def still_open(self, request: Request, answer: Answer | None) -> Indeterminate:
-        """The error for a repeated command that is not committed, but may still be.
-
-        SUBTLE: another server, which was only paused, may hold the command, and apply it to a later state. So a refusal
-        may only be told when no later state accepts it: its writer is retired, or what it needs has passed.
-        """
-        return Indeterminate(
-            f"shard {request.shard}: the {type(request.command).__name__} with token {request.token.hex()} is not "
-            f"committed, and it does not apply now ({answer!s:.200}). But it was sent before, and a server that is "
-            "paused may still commit it later. Repeat it with the same token, or retire its writer",
-            shard=request.shard, token=request.token,
-        )  # fmt: skip
+                request.fail(timed_out(request))
 
     def look_for(self, lot: Sequence[Request], version: Version) -> list[Request]:
         """Answer those requests that rows up to `version` hold, or may hold. Returns the others."""
@@ -139,7 +127,7 @@ class Funnel:
             if found == "unknown" and not request.is_repeated:
                 request.settle(refused(request, r.Forgotten(request.known, self.seen.begins), version.seqno, ()))
             elif found == "unknown":
-                request.fail(self.forgotten(request))
+                request.fail(forgotten(request))
             elif found != "not there":
                 request.settle(Answered(SeqNo(found), is_committed=True))
             else:
@@ -188,7 +176,7 @@ class Funnel:
             elif not due and self._room.takes(request, answer):
                 continue
             elif request.is_repeated and not _is_certain(answer, version.state, request):
-                request.fail(self.still_open(request, answer))
+                request.fail(still_open(request, answer))
             else:
                 request.settle(refused(request, answer, version.seqno, rows, due))
         return list(lot[len(answers) :])
@@ -219,7 +207,7 @@ class Funnel:
         except PersistError as error:  # the server gives up, or the log is damaged: nobody knows
             for request in lot:
                 request.fail(in_doubt(sent, error))
-            raise self._stopped() from error
+            raise stopped(self.machine.shard) from error
         if won is None:
             for request in lot:
                 request.fail(in_doubt(sent, Indeterminate("the rows that would tell are truncated")))
@@ -275,29 +263,6 @@ class Funnel:
     def _wanted(self, lot: Sequence[Request]) -> list[Request]:
         self.let_go([request for request in lot if request.is_over])
         return [request for request in lot if not request.answer.done()]
-
-    def _timed_out(self, request: Request) -> TimedOut:
-        timeout_s = request.deadline.timeout_s
-        return TimedOut(
-            f"shard {request.shard}: the {type(request.command).__name__} was not committed within {timeout_s:g} s, "
-            "and will not be; this call changed nothing. Try again, or with a longer timeout",
-            shard=request.shard, timeout_s=timeout_s,
-        )  # fmt: skip
-
-    def _stopped(self) -> Overloaded:
-        return Overloaded(
-            f"shard {self.machine.shard}: this server is stopping. It did nothing; ask another one",
-            shard=self.machine.shard, waiting=0, most=0,
-        )  # fmt: skip
-
-    def forgotten(self, request: Request) -> Indeterminate:
-        """The error for a command whose first sending is too long ago for the log to tell what became of it."""
-        return Indeterminate(
-            f"shard {request.shard}: whether the {type(request.command).__name__} with token {request.token.hex()} was "
-            f"committed is not known any more: it was first sent after v{request.known}, and the rows since then are "
-            "truncated. This call changed nothing. Read the shard to see what is there",
-            shard=request.shard, token=request.token,
-        )  # fmt: skip
 
 
 def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:

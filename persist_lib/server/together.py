@@ -19,6 +19,7 @@ from persist_lib.errors import Indeterminate, InvariantViolated, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
 from persist_lib.runtime.threads import Lock, giving_back, taking
+from persist_lib.server.failures import forgotten, still_open
 from persist_lib.server.funnel import Funnel
 from persist_lib.server.requests import Request
 from persist_lib.server.seen import Found
@@ -130,9 +131,9 @@ def _tell(shares: Sequence[Share], *, is_fresh: bool) -> bool:
     for share in shares:
         request, answer = share.request, share.answer
         if request.is_repeated and any(one.found == "unknown" for one in shares):
-            request.fail(share.funnel.forgotten(request))
+            request.fail(forgotten(request))
         elif request.is_repeated and not is_certain:
-            request.fail(share.funnel.still_open(request, answer))
+            request.fail(still_open(request, answer))
         elif isinstance(answer, InvariantViolated):
             request.fail(answer)
         else:
