@@ -7,6 +7,7 @@ kilobyte each, beside which the flush that makes room takes ten times as long.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -36,7 +37,7 @@ class Room:
 
     def takes(self, request: Request, answer: Answer) -> bool:
         """Whether a request waits, instead of being answered so."""
-        if self._wake is None or not (isinstance(answer, r.InlineFull) and isinstance(request.command, c.AppendNow)):
+        if self._wake is None or not wants_room(answer, request):
             return False
         if request.patience is None:
             request.patience = self._runtime.deadline(min(ROOM_S, request.deadline.remaining_s() / 2))
@@ -69,6 +70,11 @@ class Room:
         if self._look is None or self._look.has_passed():
             self._look = self._runtime.deadline(LOOK_S)
             wake(LOOK_S)
+
+
+def wants_room(answer: Answer, request: Request) -> TypeGuard[r.InlineFull]:
+    """Whether an append at the next time is refused only because the state is full."""
+    return isinstance(answer, r.InlineFull) and isinstance(request.command, c.AppendNow)
 
 
 def _is_impatient(request: Request) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from persist_lib.core import commands as c
-from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.groups import Answer
 from persist_lib.core.plan.compaction import is_filled
@@ -21,6 +20,7 @@ from persist_lib.location.commands import FLUSH, ROLL_UP
 from persist_lib.maintain.rollups import is_duty
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.server.requests import APPENDS, Request
+from persist_lib.server.room import wants_room
 from persist_lib.shard.answers import Committed
 
 PATIENCE = 4
@@ -67,7 +67,7 @@ class Upkeep:
         if told := [one for one in made if isinstance(one[1].command, c.AppendNow)]:
             return self._best(told, after)
         # SUBTLE: where all are refused for want of room, there is no row by which anybody could be told.
-        full = [place for place, one, answer in placed if _is_full(one, answer)]
+        full = [place for place, one, answer in placed if wants_room(answer, one)]
         return self._say(full[0], (FLUSH,), after) if full and FLUSH in self._since else NOBODY
 
     def _look(self, after: Version) -> None:
@@ -82,9 +82,10 @@ class Upkeep:
             self._since.pop(FLUSH, None)
 
     def _best(self, told: Sequence[Placed], after: Version) -> Told:
+        if not self._since:
+            return NOBODY
         place, best = max(told, key=lambda one: one[1].known)
-        is_patient = after.seqno < min(self._since.values(), default=after.seqno) + PATIENCE
-        if not self._since or (best.known < self._told and is_patient):
+        if best.known < self._told and after.seqno < min(self._since.values()) + PATIENCE:
             return NOBODY
         return self._say(place, tuple(self._since), after)
 
@@ -99,10 +100,6 @@ class Upkeep:
 
 def _is_append(request: Request, answer: Answer) -> bool:
     return isinstance(answer, StateDiff) and isinstance(request.command, APPENDS)
-
-
-def _is_full(request: Request, answer: Answer) -> bool:
-    return isinstance(answer, r.InlineFull) and isinstance(request.command, c.AppendNow)
 
 
 def _rolls_up(first: Request, before: State, after: Version, every: int) -> bool:

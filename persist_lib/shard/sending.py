@@ -172,11 +172,11 @@ def committed_at(machine: Machine, answer: Answered, token: bytes, command: str,
             except NotFound:
                 found = None
         if found is None:
-            return Committed(seqno, token, machine.state, machine.state, attempts, answer.outcome)
+            return Committed(seqno, token, machine.state, machine.state, attempts)
     before = found.before.state
     for step in found.row.steps:
         if step.diff is not None:
             if (step.token, step.command) == (token, command):
                 break
             before = apply_diff(before, step.diff)
-    return Committed(seqno, token, before, found.after.state, attempts, answer.outcome)
+    return Committed(seqno, token, before, found.after.state, attempts)

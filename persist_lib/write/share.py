@@ -32,8 +32,6 @@ UPKEEP_S = 5.0
 Kind = type[c.CompareAndAppend | c.AppendNow | c.Append]
 Place = Callable[[Built, State], Batch]
 """The batch to register, given what was built and the newest state."""
-
-
 LEAST = 8
 """A flush frees at least the room for inline batches divided by this: less would soon be full again."""
 

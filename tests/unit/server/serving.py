@@ -109,6 +109,15 @@ class Served:
         (funnel or self.funnel).put(request)
         return request
 
+    def until_a_rollup_is_due(self) -> int:
+        """Commit heartbeats until the next row calls for a rollup. Returns that row's seqno."""
+        machine = self.funnel.machine
+        machine.fetch()
+        while machine.ground().seqno < machine.config.rollup_every - 1:
+            self.put(c.Heartbeat((W1,), 2**51 + machine.ground().seqno))
+            self.funnel.turn()
+        return machine.config.rollup_every
+
     def rows(self, shard: str = SHARD) -> list[LogRow]:
         found = self.world.inner.consensus.scan(shard, SeqNo(0), 10_000)
         return [decode_row(row.data, "row") for row in found]

@@ -234,10 +234,7 @@ def test_no_row_goes_to_clients_that_need_none(served):
 
 
 def test_one_client_of_a_row_has_to_roll_up(served):
-    every = served.funnel.machine.config.rollup_every
-    while served.funnel.machine.ground().seqno < every - 1:
-        served.put(c.Heartbeat((W1,), 2**51 + served.funnel.machine.ground().seqno))
-        served.funnel.turn()
+    every = served.until_a_rollup_is_due()
     made = [put(served, bytes([number]), client=str(number)) for number in range(50)]
     served.funnel.turn()
     assert answer(made[0]).seqno == every

@@ -82,11 +82,7 @@ def test_of_a_row_the_client_that_knows_the_newest_version_is_told(served: Serve
 
 
 def test_where_the_first_append_of_a_row_has_a_time_of_its_own_its_client_rolls_up_unasked(served: Served) -> None:
-    every = served.funnel.machine.config.rollup_every
-    served.funnel.machine.fetch()
-    while served.funnel.machine.ground().seqno < every - 1:
-        served.put(c.Heartbeat((W1,), 2**51 + served.funnel.machine.ground().seqno))
-        served.funnel.turn()
+    every = served.until_a_rollup_is_due()
     first, second = served.put(append(0, 5, W2), b"a", client="a"), put(served, b"b")
     served.funnel.turn()
     assert answer(first).seqno == answer(second).seqno == every
@@ -94,11 +90,7 @@ def test_where_the_first_append_of_a_row_has_a_time_of_its_own_its_client_rolls_
 
 
 def test_upkeep_waits_a_few_rows_for_the_client_that_did_it_last(served: Served) -> None:
-    every = served.funnel.machine.config.rollup_every
-    served.funnel.machine.fetch()
-    while served.funnel.machine.ground().seqno < every - 1:
-        served.put(c.Heartbeat((W1,), 2**51 + served.funnel.machine.ground().seqno))
-        served.funnel.turn()
+    served.until_a_rollup_is_due()
     assert appended(served, 1) == [(ROLL_UP,)]
     assert appended(served, 3) == 3 * [()]
     told = appended(served, 1 + PATIENCE)
