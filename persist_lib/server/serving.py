@@ -131,7 +131,12 @@ class ShardServer:
         self._funnels.start()
         self._thread.start()
         self._pushing.start(self._loop)
-        self.port = self._run(self._start())
+        try:
+            self.port = self._run(self._start())
+        except BaseException:
+            self._funnels.close(ANSWER_S)
+            self._end_loop()
+            raise
         self._watching.start()
         figures(
             self._measures, self._funnels, self._calls.load, self._pushing, self._access, self._certificates, self.port
@@ -152,9 +157,7 @@ class ShardServer:
         self._funnels.give_up()
         ended = self._funnels.close(ANSWER_S)
         self._run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._end_loop()
         for pool in (self._pool, self._surveys):
             pool.shutdown(wait=ended, cancel_futures=True)
         return ended
@@ -174,6 +177,14 @@ class ShardServer:
     def _serve(self) -> None:
         # SUBTLE: a method, so that the thread refers to the server. One that nobody refers to would end with it.
         self._loop.run_forever()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        # SUBTLE: gRPC ends its own thread when the last server is freed. Amid a collection in a forked child, which has
+        # no such thread, it would wait for ever; after `close`, the loop no longer lets go of gRPC's socket.
+        self._server = None
+        self._loop.close()
 
     def _run(self, task: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()

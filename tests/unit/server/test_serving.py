@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -156,6 +159,16 @@ def test_a_server_listens_to_this_machine_only(site: Site, listen: str) -> None:
         ShardServer(site.store, listen).start()
 
 
+def test_a_server_whose_address_is_taken_says_so_and_leaves_nothing_behind(site: Site) -> None:
+    taken = f"127.0.0.1:{site.servers[0].port}"
+    threads = set(threading.enumerate())
+    with pytest.raises(InvalidUsage, match=f"cannot listen on {taken}"):
+        ShardServer(site.store, taken).start()
+    with pytest.raises(InvalidUsage, match=f"cannot serve HTTP on {taken}"):
+        ShardServer(site.store, "127.0.0.1:0", http=taken).start()
+    assert set(threading.enumerate()) == threads
+
+
 MALFORMED = [b"", b"\xff" * 100, b"\x93\x01\xa1x\xa1y", b"\x93\x01\x92\x00\x00\x05", bytes(1_000_000)]
 
 
@@ -205,6 +218,33 @@ def test_a_server_that_nobody_refers_to_serves_on(site: Site) -> None:
     with Connection(port) as one:
         one.call("now", wire.encode_call(None, 5))
         assert wire.decode_reply(one.answer(), type(None))[0] is None
+
+
+FORKED_AFTER_STOP = """
+import gc, os, signal, sys
+import persist_lib as persist
+from persist_lib.server.serving import ShardServer
+
+gc.disable()
+for _ in range(2):
+    server = ShardServer(persist.open(sys.argv[1]), "127.0.0.1:0")
+    server.start()
+    server.stop()
+    del server
+if (child := os.fork()) == 0:
+    signal.alarm(20)
+    gc.collect()
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_forked_after_a_server_stopped_does_not_wait_for_its_threads(site: Site) -> None:
+    """In a process of its own: gRPC's thread is there until the last of a process' servers is freed."""
+    program = [sys.executable, "-c", FORKED_AFTER_STOP, site.url]
+    forked = subprocess.run(program, check=False, capture_output=True, text=True)
+    assert forked.returncode == 0, forked.stderr
+    assert "Traceback" not in forked.stderr
 
 
 def test_silent_connections_hold_up_nobody(site: Site) -> None:
