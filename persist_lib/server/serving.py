@@ -117,6 +117,7 @@ class ShardServer:
         self._readiness = Readiness(lambda: within(runtime.deadline(LOOK_S), look), runtime.monotonic)
         self._pages = None if http is None else Pages(http, self._shown())
         self._server: grpc.aio.Server | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.port = self.http_port = 0
 
     def start(self) -> int:
@@ -134,8 +135,7 @@ class ShardServer:
         try:
             self.port = self._run(self._start())
         except BaseException:
-            self._funnels.close(ANSWER_S)
-            self._end_loop()
+            self.stop(0)
             raise
         self._watching.start()
         figures(
@@ -157,7 +157,12 @@ class ShardServer:
         self._funnels.give_up()
         ended = self._funnels.close(ANSWER_S)
         self._run(self._end())
-        self._end_loop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        # SUBTLE: gRPC ends its own thread when the last server is freed. Amid a collection in a forked child, which has
+        # no such thread, it would wait for ever; after `close`, the loop no longer lets go of gRPC's socket.
+        self._server = None
+        self._loop.close()
         for pool in (self._pool, self._surveys):
             pool.shutdown(wait=ended, cancel_futures=True)
         return ended
@@ -177,14 +182,6 @@ class ShardServer:
     def _serve(self) -> None:
         # SUBTLE: a method, so that the thread refers to the server. One that nobody refers to would end with it.
         self._loop.run_forever()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        # SUBTLE: gRPC ends its own thread when the last server is freed. Amid a collection in a forked child, which has
-        # no such thread, it would wait for ever; after `close`, the loop no longer lets go of gRPC's socket.
-        self._server = None
-        self._loop.close()
 
     def _run(self, task: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
@@ -216,7 +213,8 @@ class ShardServer:
         self._pushing.stop()
 
     async def _end(self) -> None:
-        self._looking.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._pages is not None:
             await self._pages.stop()
 
