@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import built
+from tests import built, durations
 
 VARIABLE = "PERSIST_SEED"
 
@@ -49,6 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if seed is not None:
         config.option.hypothesis_seed = seed
     settings.load_profile("fixed" if config.option.hypothesis_seed is None else "fresh")
+    folder = os.environ.get(durations.VARIABLE)
+    if folder:
+        config.pluginmanager.register(durations.Recorder(Path(folder)), "durations")
 
 
 def pytest_report_header() -> str:

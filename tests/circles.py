@@ -1,0 +1,83 @@
+"""Which tests `make test` runs, and which only `make nightly` does.
+
+A rule is held once, at the lowest level that can say it, and `make test` holds all of them. What it leaves to the
+night is the same rule over more of a product (each store, each fault, each kind), at full counts, or at full size:
+
+- `NIGHTLY`: files and tests that run at night only, each with what holds their rule by day.
+- `SAMPLED`: products of which `make test` runs a sample: what is named as whole is run whole, of the rest a share, each
+  test function at least once. The sample is drawn by PERSIST_SEED, so that it is another one in each run by hand and at
+  night, and the same one in CI.
+
+PERSIST_CIRCLE=night runs everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pytest
+
+VARIABLE = "PERSIST_CIRCLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Of a product: what is kept whole (parts of a test's id in brackets), and the share of the others that runs."""
+
+    share: float
+    whole: tuple[str, ...] = ()
+
+
+NIGHTLY: Mapping[str, str] = {}
+"""The beginning of a test's id, and what holds its rule by day."""
+
+SAMPLED: Mapping[str, Sample] = {}
+"""The beginning of a test's id, and what is drawn."""
+
+
+def _draw(nodeid: str, seed: str) -> float:
+    """A number from 0 up to 1 that a seed and a test decide, in every process alike."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {nodeid}".encode()).digest()[:6]) / 2**48
+
+
+def _at_night(nodeid: str) -> bool:
+    return any(nodeid.startswith(beginning) for beginning in NIGHTLY)
+
+
+def _sample(nodeid: str) -> Sample | None:
+    return next((sample for beginning, sample in SAMPLED.items() if nodeid.startswith(beginning)), None)
+
+
+def kept(nodeids: Iterable[str], seed: str) -> set[str]:
+    """Those of these tests that run by day."""
+    chosen: set[str] = set()
+    groups: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
+    for nodeid in nodeids:
+        sample = _sample(nodeid)
+        function, _, case = nodeid.partition("[")
+        if _at_night(nodeid):
+            continue
+        if sample is None or any(name in case for name in sample.whole):
+            chosen.add(nodeid)
+        else:
+            groups[function].append((_draw(nodeid, seed), nodeid, sample.share))
+    for group in groups.values():
+        least = min(group)
+        chosen.update(nodeid for draw, nodeid, share in group if draw < share or (draw, nodeid, share) == least)
+    return chosen
+
+
+def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to the night what is not of this circle, and count it as deselected; a test that is named by its file runs."""
+    named = [argument for argument in config.args if ".py" in argument]
+    if os.environ.get(VARIABLE) != "day" or named:
+        return
+    chosen = kept([item.nodeid for item in items], os.environ.get("PERSIST_SEED", "fixed"))
+    left = [item for item in items if item.nodeid not in chosen]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item.nodeid in chosen]
