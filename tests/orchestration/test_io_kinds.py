@@ -42,7 +42,7 @@ def asset_of(value: Callable[[], Any], metadata: dict[str, Any] | None = None, *
 
 def rows(client: persist.Client, name: str = "customers", as_of: int | None = None) -> list[dict[str, Any]]:
     with client.open_reader(name) as reader:
-        return [{k: v for k, v in row.items() if k != "_diff"} for row in reader.snapshot(as_of).to_pylist()]
+        return [{k: v for k, v in row.items() if k != "_diff"} for row in reader.snapshot(as_of, diff=True).to_pylist()]
 
 
 TABLE = pa.table({"id": [1, 2], "name": ["a", None]})

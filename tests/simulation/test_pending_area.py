@@ -182,7 +182,7 @@ class Story:
                 "something is left over"
             )
             time = state.upper.time - 1
-            with client.open_reader(SHARD) as read, read.snapshot(time) as snapshot:
+            with client.open_reader(SHARD) as read, read.snapshot(time, diff=True) as snapshot:
                 assert contents_of(snapshot.to_arrow()) == plain(said(0, time + 1), time)
 
 
