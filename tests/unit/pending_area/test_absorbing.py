@@ -534,6 +534,6 @@ def test_a_reader_before_since_is_refused(area: Area):
     area.absorb()
     area.reader.downgrade_since(5)
     with pytest.raises(SinceViolation):
-        area.reader.contents(3)
+        area.reader.contents(3, diff=True)
     with pytest.raises(SinceViolation):
         area.reader.listen(3)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import mean
 from typing import Any
 
 import duckdb
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +19,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.kernel import multiplicity
 from persist_lib.read.doors import Rows
+from persist_lib.storage.sources.envelopes import upserted
+from persist_lib.storage.sources.targets import Target
 from tests.unit.pending_area.areas import Area
 from tests.worlds import World
 
@@ -241,3 +245,16 @@ def test_the_contents_of_a_pending_area_are_rows_too() -> None:
     assert Counter(tuple(row.values()) for row in area.reader.contents(0).to_pylist()) == Counter(BAG)
     assert area.reader.contents(0, diff=True).column("_diff").to_pylist() == [3, 1, 1]
     area.world.close()
+
+
+def test_an_upsert_of_a_source_takes_every_one_of_equal_rows_away(client: persist.Client) -> None:
+    for _ in collection(client):
+        controller = client.controller()
+        target = Target(controller, controller.catalog.fetch().find("c").id, "test")
+        new = pa.Table.from_pylist(
+            [{"id": 1, "cents": 5, "_time": 9}], SCHEMA.data.append(SCHEMA.updates.field("_time"))
+        )
+        changes = upserted(SCHEMA, new, np.zeros(1, np.bool_), partial(target.lookup, as_of=0))
+        assert [(row["cents"], row["_diff"]) for row in changes.to_pylist()] == [(5, 1), (100, -3)]
+        assert target.snapshot(0).to_arrow().num_rows == 5
+        target.close()

@@ -160,3 +160,14 @@ def test_a_read_sees_what_another_table_was_acknowledged_before_it(tables: Table
     assert later.time is not None
     assert later.time > done.time
     assert read(tables, "a", done.time) == {1: 10}
+
+
+def test_a_value_that_was_read_before_an_upsert_is_not_looked_at_again_and_that_of_an_update_is(tables: Tables) -> None:
+    tables.insert("a", rows((1, 0)))
+    seen = [tables.read("a").to_pylist()[0]["cents"] for _ in range(2)]
+    for value in seen:
+        tables.upsert("a", rows((1, value + 1)))
+    assert read(tables, "a") == {1: 1}, "the later one's row stays"
+    for _ in seen:
+        tables.update("a", {"cents": pc.field("cents") + 1}, keys=[1])
+    assert read(tables, "a") == {1: 3}
