@@ -92,7 +92,7 @@ class Ours:
     def scan(self) -> int:
         """Read everything afresh; answers how many rows there are."""
         with persist.open(*self._urls) as client, client.open_reader("bulk") as read:
-            return read.snapshot((self._write.upper.time or 0) - 1).to_arrow().num_rows
+            return read.snapshot((self._write.upper.time or 0) - 1, diff=True).to_arrow().num_rows
 
     def compact(self) -> None:
         """Do all duties, twice. The second pass collects what the first one replaced and a reader might have read."""

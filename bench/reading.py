@@ -95,7 +95,7 @@ class Sides(NamedTuple):
     def snapshot(self) -> pa.Table:
         """Everything as of the newest time."""
         with persist.open(self.url) as client, client.open_reader("bulk") as read:
-            return read.snapshot(self.appends - 1).to_arrow()
+            return read.snapshot(self.appends - 1, diff=True).to_arrow()
 
     def scan(self) -> pa.Table:
         """Everything that the Delta table holds."""

@@ -168,7 +168,7 @@ class _Bank:
 
     def _listen(self, tables: Tables) -> None:
         """Add up all updates. At each progress the sum is what it was at first."""
-        cents = _change(tables.read(NAME, self._start).to_arrow())
+        cents = _change(tables.read(NAME, self._start, diff=True).to_arrow())
         with tables.listen(NAME, self._start) as listener:
             is_last = False
             while True:

@@ -63,7 +63,7 @@ def ingest(
 def verify(read: persist.ReadHandle, book: Book, as_of: int) -> int:
     """Compare the snapshot at a time with the book's contents. Return the number of orders, or raise Differs."""
     actual, expected = read.snapshot(as_of=as_of).to_arrow().sort_by("order_id"), book.contents(as_of)
-    for name in ORDERS.contents.names:
+    for name in ORDERS.names:
         if not actual[name].equals(expected[name]):
             raise Differs(f"at time {as_of} the shard's orders differ from the book's in {name}")
     return len(expected)

@@ -146,7 +146,7 @@ class ReadProbe:
             self.share = read / max(1, sum(weights))
 
     def _contents(self, piece: Piece) -> Sums:
-        with self._handle.snapshot(piece.as_of) as snapshot:
+        with self._handle.snapshot(piece.as_of, diff=True) as snapshot:
             split = snapshot.of_keys(piece.lower, piece.upper)
             return add_up(self._handle.schema, split.batches(self._client.blob))
 

@@ -67,7 +67,7 @@ class Threaded:
 
     def contents(self, as_of: int) -> Any:
         with self.other.open_reader("s") as read:
-            return contents_of(read.snapshot(as_of).to_arrow())
+            return contents_of(read.snapshot(as_of, diff=True).to_arrow())
 
     def close(self) -> None:
         self.gate.open.set()

@@ -89,7 +89,7 @@ class Watched:
                     if as_of < since:
                         continue
                     with suppress(SinceViolation):
-                        rows = reader.snapshot(as_of).to_pylist()
+                        rows = reader.snapshot(as_of, diff=True).to_pylist()
                         found = Counter({tuple(row[n] for n in row if n != "_diff"): row["_diff"] for row in rows})
                         assert self.known.setdefault((name, as_of), found) == found, (name, as_of)
         assert min(uppers) >= self.time, "t went back"
@@ -145,14 +145,18 @@ class Watched:
             contents[found["id"]] = found["word"]
             rows[found["id"], found["word"]] += 1
         with self.controller.open_reader("s") as reader:
-            got = Counter({(row["id"], row["word"]): row["_diff"] for row in reader.snapshot().to_pylist()})
+            got = Counter({(row["id"], row["word"]): row["_diff"] for row in reader.snapshot(diff=True).to_pylist()})
         assert got == (rows if self.meaning.envelope == "none" else Counter(contents.items()))
         with self.controller.open_reader("s/errors") as reader:
-            bad = Counter({(row["partition"], row["address"]): row["_diff"] for row in reader.snapshot().to_pylist()})
+            bad = Counter(
+                {(row["partition"], row["address"]): row["_diff"] for row in reader.snapshot(diff=True).to_pylist()}
+            )
         assert bad == errors
         if self.meaning.keep_raw:
             with self.controller.open_reader("s/raw") as reader:
-                raw = Counter((row["partition"], row["address"], row["value"]) for row in reader.snapshot().to_pylist())
+                raw = Counter(
+                    (row["partition"], row["address"], row["value"]) for row in reader.snapshot(diff=True).to_pylist()
+                )
             assert raw == Counter(order)
 
     def history_order(self, messages: dict[str, list[tuple[int, bytes]]]) -> list[tuple[str, int, bytes]]:

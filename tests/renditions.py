@@ -49,7 +49,7 @@ class Listening:
     """A listener, and what it adds up to since its snapshot."""
 
     def __init__(self, reader: CollectionReader, as_of: int, told: Told) -> None:
-        self.told, self.total = told, contents_of(reader.snapshot(as_of).to_arrow())
+        self.told, self.total = told, contents_of(reader.snapshot(as_of, diff=True).to_arrow())
         assert self.total == told.contents(as_of)
         self.listen = reader.listen(as_of)
         self.frontier = as_of + 1
@@ -93,7 +93,9 @@ def check(controller: Controller, told: Told, first: int, last: int) -> None:
     """Every time from `first` to `last` reads as the model says, as a snapshot and as changes."""
     with controller.open_reader("c", told.schema) as reader:
         for time in range(first, last + 1):
-            assert contents_of(reader.snapshot(time, timeout=1).to_arrow()) == told.contents(time), f"as of {time}"
+            assert contents_of(reader.snapshot(time, timeout=1, diff=True).to_arrow()) == told.contents(time), (
+                f"as of {time}"
+            )
         moved = updates_of(reader.changes(first, last, timeout=1).to_arrow())
         total = told.contents(first) + Counter()
         for data, time, diff in moved:

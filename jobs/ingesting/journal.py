@@ -117,7 +117,7 @@ def read_journal(client: Client, shard: str, ingest: str) -> Known:
         upper = reader.fetch_upper()
         if not upper.time:
             return Known(upper, None, {}, {}, {}, 0)
-        with reader.snapshot(upper.time - 1) as snapshot:
+        with reader.snapshot(upper.time - 1, diff=True) as snapshot:
             table = snapshot.to_arrow()
     table = table.filter(pc.equal(table.column("ingest"), ingest)).sort_by(
         [("run", "ascending"), ("number", "ascending")]

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, get_args, get_origin
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -22,7 +21,7 @@ from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch, SinceViol
 from persist_lib.frontier import Antichain, at
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import Model, is_model, rebuild
-from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.schema.schema import Schema
 from persist_lib.times import Times
 
 MISSING = "allow_missing_partitions"
@@ -199,18 +198,11 @@ def _batches(client: Client, source: Source, schema: Schema) -> Batches:
 
 def _rows(contents: pa.Table, schema: Schema) -> pa.Table:
     """The rows in the columns of the schema, which may be newer than theirs."""
-    table = repeated(contents)
+    table = contents
     for field in schema.data:
         if field.name not in table.schema.names:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     return table.select(schema.names).cast(schema.data)
-
-
-def repeated(contents: pa.Table) -> pa.Table:
-    """The rows of a collection, each repeated by its multiplicity."""
-    diffs = contents[DIFF].to_numpy()
-    data = contents.drop_columns([DIFF])
-    return data if (diffs == 1).all() else data.take(np.repeat(np.arange(len(diffs)), diffs.clip(0)))
 
 
 def _table(schema: Schema, batches: Batches) -> pa.Table:

@@ -118,7 +118,7 @@ def _difference(client: Client, write: WriteHandle, new: pa.Table, upper: int, t
     if upper == 0:
         yield from ([new] if new.num_rows else [])
         return
-    with client.open_reader(write.shard, write.schema) as read, read.snapshot(upper - 1) as snapshot:
+    with client.open_reader(write.shard, write.schema) as read, read.snapshot(upper - 1, diff=True) as snapshot:
         old = (_retracted(write.schema, table, time) for table in snapshot.batches())
         yield from (table for table in merge_runs([old, iter([new])], write.schema) if table.num_rows)
 

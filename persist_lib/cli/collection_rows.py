@@ -20,6 +20,7 @@ from persist_lib.cli.collections import columns_of, controlling
 from persist_lib.cli.reading import (
     AT_ONCE_S,
     Columns,
+    Diff,
     End,
     Format,
     Idle,
@@ -33,6 +34,7 @@ from persist_lib.cli.reading import (
     key_values,
     kind_of,
     print_rows,
+    rows_shown,
     tell,
 )
 from persist_lib.cli.session import Session
@@ -60,6 +62,7 @@ def snapshot(
     as_of: Time = None,
     columns: Columns = None,
     key: Key = None,
+    diff: Diff = False,
     limit: Limit = None,
     format_: Format = "table",
     output: Output = None,
@@ -77,7 +80,7 @@ def snapshot(
     with controlling(session) as controller, controller.open_reader(name, owner="persist collection") as reader:
         schema = reader.schema
         keys = key_values(schema, key)
-        found = reader.snapshot(at, columns=columns_of(columns), key=keys, timeout=max(wait, AT_ONCE_S))
+        found = reader.snapshot(at, columns=columns_of(columns), key=keys, diff=diff, timeout=max(wait, AT_ONCE_S))
         with found:
             head = {
                 "collection": name,
@@ -88,7 +91,7 @@ def snapshot(
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         where = f"{name} as of {schema.show(found.as_of)}"
-        session.note(f"{where}, rendition {found.rendition}: {units.number(count)} distinct")
+        session.note(f"{where}, rendition {found.rendition}: {rows_shown(count, diff)}")
 
 
 def changes(

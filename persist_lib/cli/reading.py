@@ -76,6 +76,9 @@ Output = Annotated[
         show_default=False,
     ),
 ]
+Diff = Annotated[
+    bool, typer.Option("--diff", help="Each distinct row once, with its multiplicity as the column _diff.")
+]
 Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait this long for upper to pass the time.")]
 
 TABLE_ROWS = 50
@@ -95,6 +98,7 @@ def snapshot(
     key_to: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="Keys before this one.", show_default=False)
     ] = None,
+    diff: Diff = False,
     limit: Limit = None,
     format_: Format = "table",
     output: Output = None,
@@ -102,10 +106,10 @@ def snapshot(
 ) -> None:
     """Print the contents of a shard as of a time.
 
-    Each distinct key and value is printed once, with its multiplicity as `_diff`. Every reader gets the same contents
-    for a time, always, until since passes it. Memory stays small however large the shard is. In JSON, bytes are
-    base64, moments are ISO 8601, durations are counts of their unit, and floats that are not finite are null; Parquet
-    keeps everything exactly.
+    Each row is printed as often as it is there; with --diff once, with its multiplicity. Every reader gets the same
+    contents for a time, always, until since passes it. Memory stays small however large the shard is. In JSON, bytes
+    are base64, moments are ISO 8601, durations are counts of their unit, and floats that are not finite are null;
+    Parquet keeps everything exactly.
 
     \b
     persist snapshot orders
@@ -120,13 +124,18 @@ def snapshot(
         keys = [key_values(reader.schema, given) for given in (key, key_from, key_to)]
         names = None if columns is None else [name.strip() for name in columns.split(",")]
         found = reader.snapshot(
-            at, columns=names, key=keys[0], key_from=keys[1], key_to=keys[2], timeout=max(wait, AT_ONCE_S)
+            at, columns=names, key=keys[0], key_from=keys[1], key_to=keys[2], diff=diff, timeout=max(wait, AT_ONCE_S)
         )
         with found:
             head = {"shard": shard, "as_of": found.as_of, **values.clock(reader.schema.times)}
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
-        session.note(f"{shard} as of {reader.schema.show(found.as_of)}: {units.number(count)} distinct")
+        session.note(f"{shard} as of {reader.schema.show(found.as_of)}: {rows_shown(count, diff)}")
+
+
+def rows_shown(count: int, diff: bool) -> str:
+    """The number of rows that were printed, in words."""
+    return f"{units.number(count)} distinct" if diff else units.of(count, "row")
 
 
 def kind_of(session: Session, format_: str, output: Path | None) -> str:

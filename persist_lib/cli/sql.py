@@ -13,7 +13,7 @@ import typer
 from persist_lib.cli import formats, units
 from persist_lib.cli.arguments import time_words
 from persist_lib.cli.as_of import Query, Reference, parse_query
-from persist_lib.cli.reading import TABLE_ROWS, Format, Limit, Output
+from persist_lib.cli.reading import TABLE_ROWS, Diff, Format, Limit, Output
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock
 from persist_lib.errors import Determinate, InvalidName, InvalidUsage, NotFound
@@ -31,6 +31,7 @@ ROWS_AT_ONCE = 100_000
 def sql(
     session: Session,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="One query; - reads it from standard input.")],
+    diff: Diff = False,
     limit: Limit = None,
     format_: Format = "table",
     output: Output = None,
@@ -38,9 +39,9 @@ def sql(
     """Query shards, collections and tables with SQL, by DuckDB.
 
     Each of them is a table with its contents at the newest complete time, or with `name as of T` at that time; tables
-    on one timeline are read at one time. The columns are its own and `_diff`, the multiplicity. Names with dashes, dots
-    or slashes are put in double quotes. Only what the query names is read, and of that only the columns and row groups
-    that it needs. Needs the extra persist-lib\\[sql].
+    on one timeline are read at one time. A row is in it as often as it is there; with --diff once, with its
+    multiplicity as the column `_diff`. Names with dashes, dots or slashes are put in double quotes. Only what the query
+    names is read, and of that only the columns and row groups that it needs. Needs the extra persist-lib\\[sql].
 
     \b
     persist sql "select state, count(*) from orders group by all"
@@ -56,7 +57,7 @@ def sql(
     failures: list[BaseException] = []
     with session.open() as client, ExitStack() as open_, _told(failures):
         connection = open_.enter_context(_connect())
-        tables = _tables(connection, client, parsed, times, open_, failures)
+        tables = _tables(connection, client, parsed, times, open_, failures, diff=diff)
         reader = _execute(connection, parsed.sql)
         head = {"tables": [{"shard": shard, "as_of": as_of, **clock(read.times)} for shard, as_of, read in tables]}
         rows = (TABLE_ROWS if kind == "table" else 0) if limit is None else limit
@@ -96,6 +97,8 @@ def _tables(
     times: dict[Reference, int | str],
     open_: ExitStack,
     failures: list[BaseException],
+    *,
+    diff: bool,
 ) -> list[tuple[str, int, Schema]]:
     """Open the shards that the query names, and register them. Returns their names, times and schemas."""
     from persist_lib.read.engines import dataset_of
@@ -123,7 +126,7 @@ def _tables(
             readers[shard] = open_.enter_context(_reader(client, shard, timelines))
         schema = readers[shard].schema
         time = None if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
-        snapshot = open_.enter_context(readers[shard].snapshot(time, timeout=0.001))
+        snapshot = open_.enter_context(readers[shard].snapshot(time, diff=diff, timeout=0.001))
         connection.register(table, dataset_of(snapshot, failures.append))
         found.append((shard, snapshot.as_of, schema))
     return list(dict.fromkeys(found))
@@ -152,10 +155,10 @@ class _Table:
         self._tables, self._name, self._times = tables, name, times
         self.schema: Schema = tables.controller.describe(name).schema
 
-    def snapshot(self, as_of: int | None, timeout: float) -> Any:  # noqa: ARG002 - it waits for copies at work
+    def snapshot(self, as_of: int | None, timeout: float, *, diff: bool) -> Any:  # noqa: ARG002 - it waits for copies at work
         timeline, _ = self._tables.timeline_of(self._name)
         at = self._times.get(timeline) if as_of is None else as_of
-        found = self._tables.read(self._name, at)
+        found = self._tables.read(self._name, at, diff=diff)
         if as_of is None:
             self._times.setdefault(timeline, found.as_of)
         return found

@@ -16,6 +16,7 @@ from persist_lib.cli.collections import columns_of
 from persist_lib.cli.reading import (
     AT_ONCE_S,
     Columns,
+    Diff,
     End,
     Format,
     Idle,
@@ -29,6 +30,7 @@ from persist_lib.cli.reading import (
     key_values,
     kind_of,
     print_rows,
+    rows_shown,
     tell,
 )
 from persist_lib.cli.session import Session
@@ -51,6 +53,7 @@ def read(
     as_of: Time = None,
     columns: Columns = None,
     key: Key = None,
+    diff: Diff = False,
     limit: Limit = None,
     format_: Format = "table",
     output: Output = None,
@@ -67,13 +70,14 @@ def read(
     kind, at = kind_of(session, format_, output), None if as_of is None else time_words(as_of, "--as-of")
     with tabling(session) as tables:
         keys = key_values(_schema(tables, name), key)
-        found = tables.read(name, at, columns=columns_of(columns), key=keys, timeout=max(wait, session_timeout(tables)))
+        timeout = max(wait, session_timeout(tables))
+        found = tables.read(name, at, columns=columns_of(columns), key=keys, diff=diff, timeout=timeout)
         with found:
             head = {"table": name, "as_of": found.as_of, **CLOCK}
             count = print_rows(session, head, found, kind, output, limit)
             show = found.shard_schema().show
     if kind == "table" or output is not None:
-        session.note(f"{name} as of {show(found.as_of)}: {units.number(count)} distinct")
+        session.note(f"{name} as of {show(found.as_of)}: {rows_shown(count, diff)}")
 
 
 def changes(

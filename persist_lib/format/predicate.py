@@ -170,7 +170,7 @@ def _no_filter(expression: pc.Expression, columns: pa.Schema, error: str) -> Inv
     reason = error.splitlines()[0].partition(" in ")[0] if "FieldRef" in error else error
     hint = ""
     if f"Name({DIFF})" in error or f"Name({TIME})" in error:
-        hint = f". {DIFF} and {TIME} are no columns of the data: filter the table that comes out by them"
+        hint = f". {DIFF} and {TIME} are no columns of the data: read with diff=True, and filter what comes out by them"
     elif "no kernel matching input types" in error or "Precision is not great enough" in error:
         hint = f". {_OWN_TYPE}"
     return InvalidUsage(

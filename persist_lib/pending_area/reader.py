@@ -13,6 +13,7 @@ from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.multiplicity import built
 from persist_lib.pending_area.emitted import Emitted
 from persist_lib.pending_area.following import Follower, check_emitted, look_again
 from persist_lib.read.handle import ReadHandle
@@ -58,13 +59,22 @@ class PendingReader:
         """The merged upper, as this process knows it. What is before it is definite."""
         return self.merged.upper
 
-    def contents(self, as_of: TimeLike, *, merged_only: bool = False, timeout: float | None = None) -> pa.Table:
-        """The contents as of a time, as one Arrow table: the schema's columns, then `_diff`, each distinct data once.
+    def contents(
+        self, as_of: TimeLike, *, diff: bool = False, merged_only: bool = False, timeout: float | None = None
+    ) -> pa.Table:
+        """The contents as of a time, as one Arrow table: each row as often as it is there.
+
+        With `diff` each distinct row is there once, with a last column `_diff`, its multiplicity.
 
         Waits until the shard, or else some writer, has passed that time. Raises TimedOut when none has after `timeout`
         seconds, Diverged when writers were found to disagree, SinceViolation for a time before since, and LeaseExpired
         when this reader was retired.
         """
+        schema, is_diff = self.merged.schema, parse_flag(diff, "diff")
+        time, table = self._contents(as_of, merged_only=merged_only, timeout=timeout)
+        return table if is_diff else built(table, f"the contents of {self.shard} as of {schema.show(time)}")
+
+    def _contents(self, as_of: TimeLike, *, merged_only: bool, timeout: float | None) -> tuple[int, pa.Table]:
         machine, schema = self.merged.machine, self.merged.schema
         time = Times(schema.times, machine.runtime.clock_ms).as_of(as_of, "as_of")
         timeout_s = machine.config.timeout_s if timeout is None else parse_seconds(timeout)
@@ -75,11 +85,11 @@ class PendingReader:
         # Where since is upper, the shard does not tell any more what was there just before.
         is_before = bool(upper.time) and at((upper.time or 1) - 1) < self.since
         if parse_flag(merged_only, "merged_only") or upper.has_passed(time) or is_before:
-            with self.merged.snapshot(time, timeout=deadline.left_s()) as snapshot:
-                return snapshot.to_arrow()
+            with self.merged.snapshot(time, timeout=deadline.left_s(), diff=True) as snapshot:
+                return time, snapshot.to_arrow()
         held = [empty_table(schema.contents)]
         if upper.time:
-            with self.merged.snapshot(upper.time - 1, timeout=deadline.left_s()) as snapshot:
+            with self.merged.snapshot(upper.time - 1, timeout=deadline.left_s(), diff=True) as snapshot:
                 held.append(snapshot.to_arrow())
         with self._lock:
             follower = Follower(
@@ -89,7 +99,7 @@ class PendingReader:
             while True:
                 held += [table.drop_columns([TIME]) for table in follower.tables()]
                 if follower.is_done():
-                    return consolidate(schema, pa.concat_tables(held))
+                    return time, consolidate(schema, pa.concat_tables(held))
                 if deadline.has_passed():
                     raise TimedOut(
                         f"collection {self.shard}: waited {timeout_s:g} s for {schema.show(time)} to pass, and the "

@@ -18,7 +18,9 @@ import pyarrow as pa
 from persist_lib.convert.instances import rows_as_models
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
-from persist_lib.schema.schema import Schema
+from persist_lib.kernel.columns import integers
+from persist_lib.kernel.multiplicity import built, check_rows, repeated, total
+from persist_lib.schema.schema import DIFF, Schema
 
 if TYPE_CHECKING:
     import duckdb
@@ -139,6 +141,73 @@ class Doors(ABC):
                 yield table
 
         return chain(first, rest())
+
+
+class Rows(Doors):
+    """Contents as of a time. Doors give each row as often as it is there; where `diff` is set, each distinct row once.
+
+    With `diff` there is a last column `_diff`, the multiplicity, which may be negative. Without it, reading raises
+    InvalidUsage for a negative one, and where more than `most_rows` (100 million) rows would be built in memory.
+
+    The consolidated tables are what `diff` shows. Everything that repeats rows does so here, last.
+    """
+
+    diff: bool = False
+
+    @property
+    @abstractmethod
+    def contents_schema(self) -> pa.Schema:
+        """The columns, then `_diff`."""
+
+    @abstractmethod
+    def consolidated(self) -> Iterator[pa.Table]:
+        """Each distinct row once, with `_diff`, as tables of bounded size."""
+
+    @abstractmethod
+    def consolidated_table(self) -> pa.Table:
+        """The same as one table."""
+
+    @abstractmethod
+    def consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart."""
+
+    @abstractmethod
+    def _named(self) -> str:
+        """What it is, for errors: `this snapshot of orders as of 7`."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of its tables."""
+        found = self.contents_schema
+        return found if self.diff else found.remove(found.get_field_index(DIFF))
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The contents as tables of bounded size, however large they are."""
+        return self.consolidated() if self.diff else repeated(self.consolidated(), self._named())
+
+    def to_arrow(self) -> pa.Table:
+        """The contents as one table. Parts are fetched and decoded in parallel."""
+        table = self.consolidated_table()
+        return table if self.diff else built(table, self._named())
+
+    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the rows that `where` keeps, in the order of `batches`. Query engines read through this."""
+        if self.diff:
+            return self.consolidated_selection(names, where)
+        return repeated(self.consolidated_selection([*names, DIFF], where), self._named())
+
+    def count(self) -> int:
+        """How many rows there are: the sum of the multiplicities, whether `diff` is set or not."""
+        count = 0
+        for table in self.consolidated_selection([DIFF], None):
+            diffs = integers(table.column(DIFF))
+            check_rows(table, diffs, self._named())
+            count += total(diffs)
+        return count
+
+    def to_models(self, model: type[Any] | None = None) -> list[Any]:
+        """The rows as instances of a pydantic model, each as often as it is there. See `Doors.to_models`."""
+        return rows_as_models(self.shard_schema(), self.consolidated_table(), model)
 
 
 def reader_of(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.RecordBatchReader:

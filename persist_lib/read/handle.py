@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.arguments import did_you_mean, not_pickled, parse_seconds, parse_text, shown
+from persist_lib.arguments import did_you_mean, not_pickled, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, Refused, ShardFinished, SinceViolation, TimedOut
@@ -116,6 +116,7 @@ class ReadHandle(Leased):
         key_to: Sequence[object] | None = None,
         keys: object = None,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
         timeout: float | None = None,
     ) -> Snapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
@@ -123,18 +124,21 @@ class ReadHandle(Leased):
         `as_of` is an integer. Where the shard's times are a clock, it may also be a datetime, a pandas or numpy
         timestamp, or a text like "2026-11-22T12:00Z" or "1 hour ago"; the contents include updates at that very time.
 
-        `columns` are the columns to read (default: all). Rows that are equal in them are one row, with the sum of their
-        multiplicities, and none where that is 0. `filter` is a pyarrow expression on any columns of the data, such as
-        `pyarrow.compute.field("cents") > 100`: only rows for which it is true count. `key` reads one key, or all keys
-        that start with these values of the leading key columns; `key_from` and `key_to` read the keys in `[from, to)`.
-        `keys` reads many keys: a table or frame of the key columns, or a list of dicts, of values (of a key of one
-        column) or of tuples. A key that is given twice is read once, and what is read of keys is held in memory. Only
-        parts and row groups that can hold such keys and rows are fetched.
+        Each row is there as often as it was added. With `diff` each distinct row is there once, with a column `_diff`,
+        its multiplicity. Rows cannot be read where a multiplicity is negative: InvalidUsage names one.
+
+        `columns` are the columns to read (default: all). With `diff`, rows that are equal in them are one row, with the
+        sum of their multiplicities, and none where that is 0. `filter` is a pyarrow expression on any columns of the
+        data, such as `pyarrow.compute.field("cents") > 100`: only rows for which it is true count. `key` reads one key,
+        or all keys that start with these values of the leading key columns; `key_from` and `key_to` read the keys in
+        `[from, to)`. `keys` reads many keys: a table or frame of the key columns, or a list of dicts, of values (of a
+        key of one column) or of tuples. A key that is given twice is read once, and what is read of keys is held in
+        memory. Only parts and row groups that can hold such keys and rows are fetched.
 
         Raises SinceViolation for a time before since, TimedOut when upper has not passed the time after `timeout`
         seconds, and LeaseExpired when this handle was retired.
         """
-        range_ = KeyRange.of(self.schema, key, key_from, key_to)
+        range_, diff = KeyRange.of(self.schema, key, key_from, key_to), parse_flag(diff, "diff")
         wanted = None if keys is None else self._parse_keys(keys, range_)
         names, where = parse_columns(self.schema, f"shard {self.shard}", columns), Where.of(self.schema.data, filter)
         at_time = None if as_of is None else self._times().as_of(as_of)
@@ -148,7 +152,7 @@ class ReadHandle(Leased):
                 "as_of to wait for it",
                 as_of=None, since=state.since,
             )  # fmt: skip
-        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent, where, wanted)
+        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent, where, wanted, diff=diff)
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
         """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.

@@ -25,10 +25,12 @@ from persist_lib.format.predicate import Where
 from persist_lib.ids import ShardId
 from persist_lib.kernel.keys import encode_key
 from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.read import contents, projection
+from persist_lib.read.doors import Rows
 from persist_lib.read.held import Held
 from persist_lib.read.keyed import packed, unpacked
 from persist_lib.read.projection import Shown
@@ -102,6 +104,8 @@ class Split(msgspec.Struct, frozen=True):
     only: tuple[str, ...] | None = None
     keys: bytes | None = None
     """The only keys that it has, as `read.keyed` packs them; None: all keys of its range."""
+    diff: bool = False
+    """Whether it gives each distinct row once, with `_diff`, and not each row as often as it is there."""
 
     def __repr__(self) -> str:
         where = redacted(self.urls[0])
@@ -123,16 +127,16 @@ class Split(msgspec.Struct, frozen=True):
         blob = _blob(self.urls) if blob is None else blob
         with Runtime(background=False).pool(1, "persist-split") as pool:
             tables = self.streamed(blob, pool)
-        yield from tables
+        yield from tables if self.diff else repeated(tables, repr(self))
 
     def streamed(self, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
-        """The same as `batches`. Small runs are read whole, in the pool, before this returns."""
+        """Its distinct rows, with `_diff`. Small runs are read whole, in the pool, before this returns."""
         if self.keys is not None:
             return pieces(self._of_keys(blob, self.keys, pool))
         return projection.stream(self._stored(blob), self.inputs, self._shown, self.merge_bytes, pool)
 
     def at_once(self, blob: Blob, pool: Executor) -> pa.Table | None:
-        """Its contents as one table, read in parallel; None when they have to be streamed."""
+        """Its distinct rows as one table, read in parallel; None when they have to be streamed."""
         if self.keys is not None:
             return self._of_keys(blob, self.keys, pool)
         return projection.at_once(self._stored(blob), self.inputs, self._shown, self.merge_bytes, pool)
@@ -168,14 +172,17 @@ class Split(msgspec.Struct, frozen=True):
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
         target = self._shown.schema(self.schema)
-        return pa.concat_tables([empty_table(target), *self.batches(blob)]).combine_chunks()
+        blob = _blob(self.urls) if blob is None else blob
+        with Runtime(background=False).pool(1, "persist-split") as pool:
+            table = pa.concat_tables([empty_table(target), *self.streamed(blob, pool)]).combine_chunks()
+        return table if self.diff else built(table, repr(self))
 
 
-class Snapshot(Held):
-    """A shard's contents as of the time `as_of`, in key order. Each distinct data is there once.
+class Snapshot(Rows, Held):
+    """A shard's contents as of the time `as_of`, in key order: each row as often as it is there.
 
-    Its tables have the schema's columns, then `_diff`, the multiplicity. With a projection they have the columns of
-    that, each distinct row of them once and with the sum of the multiplicities, in the order of these columns.
+    Its tables have the schema's columns, or those of a projection, in the order of these. With `diff` they have each
+    distinct row once, then `_diff`, its multiplicity; with a projection that is the sum over the rows that look alike.
     """
 
     def __init__(
@@ -188,8 +195,11 @@ class Snapshot(Held):
         spent: Spending,
         where: Where | None = None,
         wanted: Keys | None = None,
+        *,
+        diff: bool = False,
     ) -> None:
         super().__init__(handle, reading, spent)
+        self.diff = diff
         self.as_of = as_of
         self._keys = keys
         self._shown = Shown(None if columns is None else tuple(columns), where)
@@ -199,8 +209,8 @@ class Snapshot(Held):
         return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show(self.as_of)})"
 
     @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of its tables."""
+    def contents_schema(self) -> pa.Schema:
+        """The columns, then `_diff`."""
         return self._shown.schema(self._handle.schema)
 
     @property
@@ -208,34 +218,34 @@ class Snapshot(Held):
         """Bytes of the parts that this snapshot reads from."""
         return self._whole().size
 
-    def batches(self) -> Iterator[pa.Table]:
-        """The contents in key order, as tables of bounded size, however large the shard is."""
+    def consolidated(self) -> Iterator[pa.Table]:
+        """Each distinct row once, in key order, with `_diff`, as tables of bounded size."""
         return self._spent.over(self._resuming(partial(self._stream, self._keys, self._shown)))
 
-    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
-        """Some columns of the rows that `where` keeps, in the order of `batches`; rows that look alike stay apart.
+    def consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart.
 
-        Query engines read through this. Of parts that are not stored whole in memory, only what is wanted is fetched.
+        Of parts that are not stored whole in memory, only what is wanted is fetched.
         """
         shown = self._shown
         if where is not None:
             shown = shown._replace(where=where.both(shown.where))
         return self._spent.over(self._resuming(partial(self._stream, self._keys, shown._replace(only=tuple(names)))))
 
-    def to_arrow(self) -> pa.Table:
-        """The contents as one table. Parts are fetched and decoded in parallel."""
+    def consolidated_table(self) -> pa.Table:
+        """Each distinct row once, with `_diff`, as one table. Parts are fetched and decoded in parallel."""
         whole = self._whole()
         with self._spent.again():
             table = self._read(whole)
         if table is None:
-            return pa.concat_tables([empty_table(self.schema), *self.batches()]).combine_chunks()
+            return pa.concat_tables([empty_table(self.contents_schema), *self.consolidated()]).combine_chunks()
         return table
 
     def splits(self, n: int) -> list[Split]:
         """Cut the snapshot into at most `n` disjoint key ranges of about equal size, whose union is the snapshot.
 
-        Each split adds up its own rows: where `columns=` leaves out a key column, equal rows may be in several splits.
-        Keep this snapshot and its reader until the splits have been read.
+        With `diff` each split adds up its own rows: where `columns=` leaves out a key column, equal rows may be in
+        several splits. Keep this snapshot and its reader until the splits have been read.
         """
         n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
         whole = self._whole()
@@ -289,7 +299,7 @@ class Snapshot(Held):
             handle.urls, handle.shard, self.as_of, handle.schema, state.schemas,
             inputs if wanted is None else holding(inputs, wanted), keys.lower, keys.upper,
             shown.columns, handle.machine.config.merge_bytes, shown.where, shown.only,
-            None if wanted is None else packed(wanted),
+            None if wanted is None else packed(wanted), self.diff,
         )  # fmt: skip
 
     def _stream(self, keys: KeyRange, shown: Shown) -> Iterator[pa.Table]:

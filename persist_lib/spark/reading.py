@@ -28,6 +28,7 @@ from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
+from persist_lib.kernel.multiplicity import places
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -313,10 +314,8 @@ def multiplied(rows: pa.Table, table: Table) -> Iterator[pa.Table]:
             'option diff ("true")',
             shard=table.shard,
         )
-    ends = np.cumsum(diffs)
-    for start in range(0, int(ends[-1]), BATCH_ROWS):
-        places = np.arange(start, min(start + BATCH_ROWS, int(ends[-1])))
-        yield rows.take(array_of(np.searchsorted(ends, places, side="right")))
+    for repeats in places(diffs, BATCH_ROWS):
+        yield rows.take(array_of(repeats))
 
 
 def _negative(rows: pa.Table, row: int, table: Table) -> InvalidUsage:

@@ -139,7 +139,7 @@ class Catalog:
                 return _applied(dict(known.rows), rows)
         if upper == MINIMUM:
             return {}
-        with reader.snapshot((upper.time or 1) - 1) as snapshot:
+        with reader.snapshot((upper.time or 1) - 1, diff=True) as snapshot:
             return _applied({}, snapshot.to_pylist())
 
     def latest(self) -> Contents:

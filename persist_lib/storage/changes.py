@@ -106,7 +106,10 @@ def handed_over(reader: CollectionReader, old: Span, new: Span, time: int, deadl
         yield from kept
         return
     with ExitStack() as held:
-        sides = [held.enter_context(reader.snapshot(at_, timeout=deadline.remaining_s())) for at_ in (time - 1, time)]
+        sides = [
+            held.enter_context(reader.snapshot(at_, diff=True, timeout=deadline.remaining_s()))
+            for at_ in (time - 1, time)
+        ]
         if (sides[0].rendition, sides[1].rendition) != (old.rendition.number, new.rendition.number):
             raise AssertionError(f"renditions {sides} at {time} are not {old} and {new}")
         was, is_ = (side.by_shard() for side in sides)

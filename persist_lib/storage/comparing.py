@@ -101,7 +101,10 @@ def compare_renditions(
     time = time_to_compare(reader, old, new, as_of)
     with ExitStack() as held:
         runs = [
-            [held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s())).batches() for handle in side]
+            [
+                held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s(), diff=True)).batches()
+                for handle in side
+            ]
             for side in sides
         ]
         found = compare(schemas[0], schemas[1], runs[0], runs[1], reader.client.config.merge_bytes, progress)

@@ -145,7 +145,7 @@ class _Share:
         for handle in self._reader.shards_of(self._old):
             seconds = self._deadline.remaining_s()
             if self._first == 0:
-                with handle.snapshot(self._last, timeout=seconds) as snapshot:
+                with handle.snapshot(self._last, timeout=seconds, diff=True) as snapshot:
                     yield from self._mine(at_time(table, self._last) for table in snapshot.batches())
             else:
                 with handle.changes(self._first - 1, self._last, timeout=seconds) as changes:

@@ -96,7 +96,10 @@ class Judging:
         self._schemas = (sides[0][0].schema, sides[1][0].schema)
         try:
             self._sides = [
-                [self._held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s())) for handle in side]
+                [
+                    self._held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s(), diff=True))
+                    for handle in side
+                ]
                 for side, time in zip(sides, (pair.was, pair.is_), strict=True)
             ]
             if keep:

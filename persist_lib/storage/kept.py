@@ -135,7 +135,7 @@ def _mark(client: Client, old: RenditionRecord, new: RenditionRecord, was: int, 
     if client.machine(old.kept).try_fetch() is None:
         return None
     with suppress(ShardFinished, NotFound, SinceViolation):
-        snapshot = unheld(client, old.kept, SCHEMA).snapshot(key=(new.number, was, is_), timeout=0)
+        snapshot = unheld(client, old.kept, SCHEMA).snapshot(key=(new.number, was, is_), timeout=0, diff=True)
         rows = (table for table in snapshot.batches() if table.num_rows)
         first = next(rows, None)
         if first is not None and first.column("chunk")[0].as_py() == WHOLE:

@@ -110,6 +110,7 @@ class CollectionReader:
         key_to: Sequence[object] | None = None,
         keys: object = None,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
         timeout: float | None = None,
     ) -> CollectionSnapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
@@ -133,13 +134,13 @@ class CollectionReader:
         def snapshot_of(handle: ReadHandle) -> Snapshot:
             return handle.snapshot(
                 time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-                timeout=deadline.remaining_s(),
+                diff=True, timeout=deadline.remaining_s(),
             )  # fmt: skip
 
         parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found))
         return CollectionSnapshot(
             self.name, time, rendition.number, self.schema, rendition.hash_columns, names, parts,
-            self.client.runtime, self.client.config.merge_bytes,
+            self.client.runtime, self.client.config.merge_bytes, diff=parse_flag(diff, "diff"),
         )  # fmt: skip
 
     def changes(
@@ -269,7 +270,7 @@ class CollectionReader:
     def everything(self, span: Span, as_of: int, time: int, *, is_out: bool) -> Iterator[pa.Table]:
         """All rows of a span's rendition as of a time, in its own columns, as updates at `time`: added or taken out."""
         for handle in self.shards_of(span.rendition):
-            with handle.snapshot(as_of) as snapshot:
+            with handle.snapshot(as_of, diff=True) as snapshot:
                 rows = snapshot.batches()
                 for table in retracted(rows) if is_out else rows:
                     yield shown_times(handle.schema, at_time(table, time))

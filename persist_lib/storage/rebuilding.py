@@ -66,7 +66,9 @@ class Rebuild:
         self._held, self._writers, self._stages = ExitStack(), dict[int, WriteHandle](), dict[int, Stage]()
         client = reader.client
         try:
-            self._snapshots = [self._held.enter_context(handle.snapshot(as_of)) for handle in reader.shards_of(old)]
+            self._snapshots = [
+                self._held.enter_context(handle.snapshot(as_of, diff=True)) for handle in reader.shards_of(old)
+            ]
             for index, name in enumerate(new.names):
                 if client.machine(name).fetch().state.upper <= at(as_of):
                     write = self._writers[index] = client.open_writer(name, new.columns)

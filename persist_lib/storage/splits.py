@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.errors import redacted
+from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
 from persist_lib.read.projection import added_up, narrowed, projection_of
 from persist_lib.read.snapshot import Snapshot, Split
@@ -24,13 +25,15 @@ FINER = 4
 class View(msgspec.Struct, frozen=True):
     """How contents of shards are shown to one reader: in its columns, some of them if `columns` says so.
 
-    Where `adds_up`, rows that look alike may come from several shards, and are added up.
+    Where `adds_up`, rows that look alike may come from several shards, and are added up. All that it is given and
+    gives has each distinct row once; `diff` says whether the reader wants that, or each row as often as it is there.
     """
 
     schema: Schema
     columns: tuple[str, ...] | None
     merge_bytes: int
     adds_up: bool
+    diff: bool = False
 
     @property
     def shown(self) -> pa.Schema:
@@ -87,11 +90,16 @@ class CollectionSplit(msgspec.Struct, frozen=True):
 
         `blob` is an open Blob of the location, such as `client.blob`; without one, this process opens the location.
         """
-        return self.view.of((split.batches(blob), split.schema) for split in self.splits)
+        tables = self._consolidated(blob)
+        return tables if self.view.diff else repeated(tables, repr(self))
 
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
-        return pa.concat_tables([empty_table(self.view.shown), *self.batches(blob)]).combine_chunks()
+        table = pa.concat_tables([empty_table(self.view.shown), *self._consolidated(blob)]).combine_chunks()
+        return table if self.view.diff else built(table, repr(self))
+
+    def _consolidated(self, blob: Blob | None) -> Iterator[pa.Table]:
+        return self.view.of((split.batches(blob), split.schema) for split in self.splits)
 
 
 def packed(parts: Sequence[Snapshot], n: int) -> list[tuple[Split, ...]]:

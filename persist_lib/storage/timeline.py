@@ -141,7 +141,7 @@ class Renditions:
     def _read(self, reader: ReadHandle, since: int, upper: Antichain) -> Timeline:
         if upper == at(0):
             return Timeline(since, upper, ())
-        with reader.snapshot(since, timeout=0) as snapshot:
+        with reader.snapshot(since, timeout=0, diff=True) as snapshot:
             rows = [{**row, TIME: since} for row in snapshot.to_pylist()]
         with reader.changes(since, timeout=0) as changes:
             table = changes.to_arrow()

@@ -34,11 +34,12 @@ class Contents:
     def to_arrow(self) -> pa.Table:
         """All of it in one table: the columns, `_diff`, and `_state`: `sealed`, `unsealed` or `accepted`.
 
-        Add up `_diff` by the columns for the contents as they would be if all of it were sealed.
+        These are updates: what is not sealed may take rows away. Add up `_diff` by the columns for the contents as they
+        would be if all of it were sealed.
         """
         names = [*self.schema.names, DIFF]
         parts = {
-            "sealed": empty_table(self.schema.contents) if self.sealed is None else self.sealed.to_arrow(),
+            "sealed": empty_table(self.schema.contents) if self.sealed is None else self.sealed.consolidated_table(),
             "unsealed": self.unsealed,
             "accepted": self.accepted,
         }

@@ -189,7 +189,7 @@ class StreamListen:
     def _unsealed_to(self, arrival: int) -> Iterator[Unsealed]:
         schema = self._reader.schema
         given = (
-            self._unsealed.snapshot(arrival)
+            self._unsealed.snapshot(arrival, diff=True)
             if self._arrived is None
             else self._unsealed.changes(self._arrived, arrival)
         )

@@ -178,7 +178,7 @@ class StreamReader:
     def _rows(self, state: State) -> list[pa.Table]:
         if not (arrival := state.upper.time or 0):
             return []
-        with self.unsealed.snapshot(arrival - 1) as snapshot:
+        with self.unsealed.snapshot(arrival - 1, diff=True) as snapshot:
             found = [from_unsealed(self.schema, table) for table in snapshot.batches()]
         if not self.unsealed.read_only:
             self.unsealed.let_go(at(arrival - 1))

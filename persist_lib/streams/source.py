@@ -29,7 +29,7 @@ def persisted_source(
     schema = handle.schema
     start = Times(schema.times, handle.machine.runtime.clock_ms).as_of(as_of)
     with (
-        handle.snapshot(start, timeout=timeout) as snapshot,
+        handle.snapshot(start, timeout=timeout, diff=True) as snapshot,
         handle.listen(start, until=until, timeout=timeout) as news,
     ):
         for table in snapshot.batches():

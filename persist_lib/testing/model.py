@@ -80,8 +80,11 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 def contents_of(table: pa.Table) -> Counter[Row]:
-    """The multiset in a snapshot's table. AssertionError if a row occurs twice or has a diff of 0."""
-    rows, diffs = rows_of(table), table.column(DIFF).to_pylist()
+    """The multiset in a table of rows; or in one with `_diff`. AssertionError if a row is twice in that, or 0 times."""
+    rows = rows_of(table)
+    if DIFF not in table.column_names:
+        return Counter(rows)
+    diffs = table.column(DIFF).to_pylist()
     found = Counter(dict(zip(rows, diffs, strict=True)))
     if len(found) != len(rows) or 0 in diffs:
         twice = [row for row, count in Counter(rows).items() if count > 1]

@@ -2,7 +2,9 @@
 
 Each call reads the shard's upper and what it has to know of the contents there, and appends at that upper by one
 compare-and-append. If another writer was first, nothing was written, and the call reads what is new and tries again. So
-no update is lost, whoever writes at once.
+each call is against the contents just before it. What a caller read before the call is not looked at: an upsert of such
+a value plus one goes over another writer's. A `compare_and_append` at the upper that was read, and a transaction of
+tables, do not.
 """
 
 from __future__ import annotations
@@ -85,9 +87,10 @@ class Verbs(ABC):
 
         `rows` is what `append_now` takes, without `_time` and `_diff`; all of it is held in memory. What the shard has
         for these keys is looked up, in the row groups that can hold them, and retracted in the same append. Rows that
-        are there already are not written again. Two different rows for one key are refused: InvalidUsage names the
-        keys. The writer's schema must be the shard's newest, or SchemaMismatch is raised, as an older one cannot say
-        what to retract.
+        are there already are not written again. Of several writers that upsert one key, the last one's row stays: a row
+        that was made of one read before may go over another writer's. Two different rows for one key are refused:
+        InvalidUsage names the keys. The writer's schema must be the shard's newest, or SchemaMismatch is raised, as an
+        older one cannot say what to retract.
 
         `timeout` is in seconds, for everything. Raises TimedOut when other writers were first all that time, and
         UpperMismatch when the shard is closed for writing; then nothing was written. After Indeterminate, call again

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import persist_lib as persist
+from persist_lib.events import kinds
 from persist_lib.location.open import BUILT_IN
 from persist_lib.schema import types
 from scripts import site_pages
@@ -58,6 +61,41 @@ def test_the_table_of_locations_has_each_scheme() -> None:
 def test_the_extras_that_are_installed_are_those_of_the_page() -> None:
     assert first_cells("install.md") == list(built.project("persist-lib")["optional-dependencies"])
     assert metadata.metadata("persist-lib").get_all("Provides-Extra"), "as pip sees them"
+
+
+BRACKETS = re.compile(r"\b(persist(?:[-_](?:lib|pipeline))?)(?:-[\w.-]*?\.whl)?\\{0,2}\[([a-z0-9, -]+)\]")
+IN_WORDS = re.compile(r"\bextras? ((?:`[\w-]+`(?:, | and | or )?)+)")
+ERRORS = re.compile(r"\bextra=\"([a-z-]+)\"")
+NO_EXTRAS = {"refuse", "ignore", "forbid", "allow"}
+"""What pydantic and the readers of lines call `extra`."""
+
+
+def pages_and_programs() -> Iterator[Path]:
+    yield from (built.ROOT / "README.md", built.ROOT / "pipeline" / "README.md")
+    yield from (path for path in DOCS.rglob("*.md") if path.parent.name != "design")
+    for folder in ("persist_lib", "orchestration", "jobs", "examples", "bench", "scripts"):
+        yield from (built.ROOT / folder).rglob("*.py")
+
+
+def extras_named(text: str) -> Iterator[tuple[str, str]]:
+    """The distribution and the extra that a text names, in `persist-lib[s3,sql]`, in words, or in an error."""
+    for name, extras in BRACKETS.findall(text):
+        yield from ((name.replace("_", "-"), extra.strip()) for extra in extras.split(","))
+    for found in IN_WORDS.findall(text):
+        yield from (("persist-lib", extra) for extra in re.findall(r"[\w-]+", found) if extra not in ("and", "or"))
+    yield from (("persist-lib", extra) for extra in ERRORS.findall(text) if extra not in NO_EXTRAS)
+
+
+def test_every_extra_that_a_page_a_hint_or_a_help_text_names_can_be_installed() -> None:
+    there = {
+        (name, extra)
+        for name in ("persist-lib", "persist-pipeline") for extra in built.project(name)["optional-dependencies"]
+    }  # fmt: skip
+    named = {(path.name, one) for path in pages_and_programs() for one in extras_named(path.read_text())}
+    assert len(named) > 20
+    assert {(path, "[".join(one) + "]") for path, one in named if one not in there} == set()
+    of_stores = {kind.extra for kind in kinds.BUILT_IN.values() if kind.extra is not None}
+    assert {("persist-lib", extra) for extra in of_stores} <= there
 
 
 def test_the_reference_of_the_api_has_every_public_name_once() -> None:

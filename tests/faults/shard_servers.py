@@ -248,7 +248,7 @@ class Site:
     def contents(self, shard: str) -> Counter[Any]:
         with self.store.open_reader(shard) as read:
             upper = read.fetch_upper().time or 0
-            return Counter(contents_of(read.snapshot(upper - 1).to_arrow())) if upper else Counter()
+            return Counter(contents_of(read.snapshot(upper - 1, diff=True).to_arrow())) if upper else Counter()
 
     def check_pairs(self) -> None:
         first, second = (self.contents(shard) for shard in PAIR)

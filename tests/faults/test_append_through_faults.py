@@ -82,7 +82,7 @@ def rows(*ids: int) -> list[dict[str, Any]]:
 
 def contents(client: persist.Client, as_of: int) -> dict[Any, int]:
     with client.open_reader("s") as read:
-        return dict(contents_of(read.snapshot(as_of).to_arrow()))
+        return dict(contents_of(read.snapshot(as_of, diff=True).to_arrow()))
 
 
 def undisturbed_contents(client: persist.Client, as_of: int) -> dict[Any, int]:

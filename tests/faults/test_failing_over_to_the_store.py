@@ -100,7 +100,7 @@ def test_an_append_that_a_paused_server_holds_is_committed_once_by_the_client_it
     place.go_on()
     assert place.steps("CompareAndAppend") == 1
     with place.store.open_reader(SHARD) as read:
-        assert list(contents_of(read.snapshot(0).to_arrow()).values()) == [1]
+        assert list(contents_of(read.snapshot(0, diff=True).to_arrow()).values()) == [1]
     place.write.compare_and_append([{"id": 2, "word": "x", "_time": 1}], 1, 2)
     check_world(place.store, SHARD)
 
@@ -116,7 +116,7 @@ def test_an_append_at_the_next_time_that_a_paused_server_holds_is_put_at_one_tim
     place.go_on()
     assert place.steps("CompareAndAppend") == 3
     with place.store.open_reader(SHARD) as read:
-        assert contents_of(read.snapshot(2).to_arrow()) == {(n, "x"): 1 for n in (1, 2, 3)}
+        assert contents_of(read.snapshot(2, diff=True).to_arrow()) == {(n, "x"): 1 for n in (1, 2, 3)}
     assert place.write.append_now([{"id": 4, "word": "x"}]).upper.time == 4
     check_world(place.store, SHARD)
 

@@ -162,8 +162,8 @@ class Workload:
         assert set(state.holds) == {"kept"}
         contents = Counter({row: count for row, count in self.expected.items() if count})
         with witness.open_reader("s") as read, witness.open_reader("t") as other:
-            assert contents_of(read.snapshot(self.upper - 1).to_arrow()) == contents
-            assert contents_of(other.snapshot(0).to_arrow()) == Counter({(1, "w"): 1})
+            assert contents_of(read.snapshot(self.upper - 1, diff=True).to_arrow()) == contents
+            assert contents_of(other.snapshot(0, diff=True).to_arrow()) == Counter({(1, "w"): 1})
         # What was heard came after time 0, each update once.
         heard = Counter({(0, "w"): 1, (100, "w"): 1})
         for (row, _), diff in self.heard.items():

@@ -161,11 +161,13 @@ def test_the_plan_is_what_a_dry_run_would_do(sh: Shell):
 
 
 def test_a_snapshot_is_the_contents_at_the_time_in_every_format(sh: Shell, tmp_path: Path):
-    expected = [{"order_id": 9, "state": "placed", "_diff": 1}]
+    expected = [{"order_id": 9, "state": "placed"}]
     assert sh.json("snapshot", "orders", "--as-of", 9) == {"shard": "orders", "as_of": 9, "rows": expected}
     assert json.loads(sh("snapshot", "orders", "--as-of", 9, "-f", "jsonl")) == expected[0]
-    assert sh("snapshot", "orders", "--as-of", 9, "-f", "csv") == '"order_id","state","_diff"\n9,"placed",1\n'
-    assert sh("snapshot", "orders", "--as-of", 9).split()[-3:] == ["9", "placed", "1"]
+    assert sh("snapshot", "orders", "--as-of", 9, "-f", "csv") == '"order_id","state"\n9,"placed"\n'
+    with_diff = sh("snapshot", "orders", "--as-of", 9, "--diff", "-f", "csv")
+    assert with_diff == '"order_id","state","_diff"\n9,"placed",1\n'
+    assert sh("snapshot", "orders", "--as-of", 9).split()[-2:] == ["9", "placed"]
     file = tmp_path / "out.parquet"
     sh("snapshot", "orders", "--as-of", 9, "-f", "parquet", "-o", file)
     assert pq.read_table(file).to_pylist() == expected
@@ -177,7 +179,7 @@ def test_a_snapshot_can_be_cut_down_to_columns_keys_and_a_limit(sh: Shell, tmp_p
     rows = pa.table({"order_id": range(100), "state": ["x"] * 100})
     pq.write_table(rows, tmp_path / "many.parquet")
     sh("append", "tidy", tmp_path / "many.parquet", "--lower", 1, "--upper", 2)
-    assert sh.json("snapshot", "tidy", "--columns", "order_id", "--key", 7)["rows"] == [{"order_id": 7, "_diff": 1}]
+    assert sh.json("snapshot", "tidy", "--columns", "order_id", "--key", 7)["rows"] == [{"order_id": 7}]
     ids = [row["order_id"] for row in sh.json("snapshot", "tidy", "--key-from", 3, "--key-to", 6)["rows"]]
     assert ids == [3, 4, 5]
     cut = sh.run("snapshot", "tidy", "--limit", 3)
@@ -219,12 +221,13 @@ def test_what_is_appended_from_a_file_reads_back_the_same_and_can_be_appended_ag
     done = sh.json("append", "things", lines, "--lower", 0, "--upper", 1)
     assert (done["updates"], done["upper"]) == (2, [1])
     found = sh.json("snapshot", "things")["rows"]
-    assert found == [{**row, "_diff": 1} for row in ROWS]
+    assert found == ROWS
     for upper, kind in enumerate(("jsonl", "parquet"), 2):
         file = tmp_path / f"again.{kind}"
         sh("snapshot", "things", "--as-of", 0, "-f", kind, "-o", file)
         sh("append", "things", file, "--lower", upper - 1, "--upper", upper)
-    assert sh.json("snapshot", "things")["rows"] == [{**row, "_diff": 3} for row in ROWS]
+    assert sh.json("snapshot", "things")["rows"] == [row for row in ROWS for _ in range(3)]
+    assert sh.json("snapshot", "things", "--diff")["rows"] == [{**row, "_diff": 3} for row in ROWS]
 
 
 def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
@@ -291,7 +294,7 @@ def test_csv_tells_null_from_empty_text_and_comes_back(tmp_path: Path):
     assert [row["note"] for row in sh.json("snapshot", "notes")["rows"]] == [None, "", "two\nlines"]
     sh("snapshot", "notes", "-f", "csv", "-o", back)
     sh("append", "notes", back, "--lower", 1, "--upper", 2)
-    assert [row["_diff"] for row in sh.json("snapshot", "notes")["rows"]] == [2, 2, 2]
+    assert [row["_diff"] for row in sh.json("snapshot", "notes", "--diff")["rows"]] == [2, 2, 2]
 
 
 def test_time_passes_without_a_file_and_a_shard_closes_at_the_end_of_all_times(sh: Shell):
@@ -633,7 +636,7 @@ def run_process(root: Path, *words: str, **options: Any) -> subprocess.Completed
 
 def test_the_installed_command_works_as_a_process(sh: Shell):
     done = run_process(sh.root, "snapshot", "orders", "--as-of", "9", "-f", "csv", capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, '"order_id","state","_diff"\n9,"placed",1\n', "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, '"order_id","state"\n9,"placed"\n', "")
     failed = run_process(sh.root, "show", "nothing", capture_output=True)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("NotFound: ")

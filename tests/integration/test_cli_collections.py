@@ -47,7 +47,7 @@ def made(sh: Shell, tmp_path: Path) -> Shell:
 
 
 def contents(sh: Shell, name: str = "orders", *words: object) -> dict[int, int]:
-    found = sh.json("collection", "snapshot", name, *words)
+    found = sh.json("collection", "snapshot", name, "--diff", *words)
     assert all(row["_diff"] == 1 for row in found["rows"])
     return {row["id"]: row["cents"] for row in found["rows"]}
 

@@ -43,7 +43,7 @@ def check_every_commit(client: persist.Client, git: Git, commits: int) -> None:
     with client.open_reader("git_history") as files, client.open_reader("git_history_commits") as record:
         assert files.fetch_upper() == record.fetch_upper() == persist.at(commits)
         verify(files, Repository(git.path), range(commits))
-        recorded = record.snapshot(as_of=commits - 1).to_arrow().sort_by("position")
+        recorded = record.snapshot(as_of=commits - 1, diff=True).to_arrow().sort_by("position")
     ids = git.run("rev-list", "--first-parent", "--reverse", "HEAD").split()
     assert recorded["commit"].to_pylist() == ids
     assert recorded["position"].to_pylist() == list(range(commits))
@@ -59,7 +59,7 @@ def ingest_all(client: persist.Client, git: Git, *, max_commits: int = 2) -> Ing
 
 def contents(client: persist.Client, position: int) -> dict[bytes, tuple[str, str]]:
     with client.open_reader("git_history") as read:
-        rows = read.snapshot(as_of=position).to_arrow().to_pylist()
+        rows = read.snapshot(as_of=position, diff=True).to_arrow().to_pylist()
     return {row["path"]: (row["mode"], row["object"]) for row in rows}
 
 
@@ -246,7 +246,7 @@ def test_no_configuration_of_the_user_changes_what_is_ingested(
     git.commit()
     assert ingest_all(client, git).updates == 5
     with client.open_reader("git_history_commits") as read:
-        first = read.snapshot(as_of=0).to_arrow().to_pylist()[0]
+        first = read.snapshot(as_of=0, diff=True).to_arrow().to_pylist()[0]
     assert first["subject"] == "Grüße".encode()
     assert first["authored"] == 1_600_000_000
 
@@ -278,7 +278,7 @@ def test_commit_objects_made_by_hand_are_ingested_too(client: persist.Client, gi
         git.run("update-ref", "refs/heads/main", parent)
     assert ingest_all(client, git).upper == 4
     with client.open_reader("git_history_commits") as read:
-        rows = read.snapshot(as_of=3).to_arrow().sort_by("position").to_pylist()
+        rows = read.snapshot(as_of=3, diff=True).to_arrow().sort_by("position").to_pylist()
     assert [row["authored"] for row in rows[1:3]] == [None, 5]
     assert rows[2]["subject"] == b""
 

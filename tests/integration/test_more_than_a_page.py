@@ -83,4 +83,4 @@ def test_a_shard_of_more_parts_garbage_and_orphans_than_a_page_is_read_and_swept
 
 def read(client: persist.Client, many: int) -> dict[tuple[object, ...], int]:
     with client.open_reader("s") as reader:
-        return dict(contents_of(reader.snapshot(many - 1).to_arrow()))
+        return dict(contents_of(reader.snapshot(many - 1, diff=True).to_arrow()))

@@ -253,7 +253,7 @@ def test_the_policies_suffice_and_nothing_in_them_is_unused(accounts: Accounts, 
                 persist.open(*place, runtime=QUIET, read_only=read_only) as client,
                 client.open_reader("orders") as read,
             ):
-                assert read.snapshot(12).to_arrow().num_rows > 4_000
+                assert read.snapshot(12, diff=True).to_arrow().num_rows > 4_000
     assert used | {"s3:ListBucket"} == allowed("Reader")
     with accounts.acting_as("Maintainer") as used, persist.open(*place, config=config, runtime=QUIET) as client:
         abandon_an_upload(client)
@@ -330,7 +330,7 @@ def test_the_grants_suffice_and_each_is_needed(postgres: PostgresServer, tmp_pat
             persist.open(blobs, as_role(postgres, "reader"), read_only=True) as client,
             client.open_reader(shard) as read,
         ):
-            assert read.snapshot(11).to_arrow().num_rows == 12
+            assert read.snapshot(11, diff=True).to_arrow().num_rows == 12
 
     use("orders")
     with (
@@ -405,7 +405,7 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
         with persist.open(blobs, restored, config=config, runtime=QUIET) as client:
             write, read = client.open_shard("orders", SCHEMA)
             assert write.fetch_upper() == persist.at(6)
-            assert contents_of(read.snapshot(5).to_arrow()) == {(n, "before"): 1 for n in range(6)}
+            assert contents_of(read.snapshot(5, diff=True).to_arrow()) == {(n, "before"): 1 for n in range(6)}
             write.compare_and_append([{"id": 6, "word": "after"}], 6, 7)
         expire_everybody(blobs, restored)
         assert persist_command("orphans", "--all").returncode == 0
@@ -414,7 +414,7 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
             referred = {part.key for batch in state.trace for part in batch.parts} | set(state.garbage)
             stored = {entry.key for entry in client.blob.list("orders/")}
             assert {key for key in stored if "/rollup/" not in key} == {f"orders/{key}" for key in referred}
-            assert client.open_reader("orders").snapshot(6).to_arrow().num_rows == 7
+            assert client.open_reader("orders").snapshot(6, diff=True).to_arrow().num_rows == 7
 
 
 def expire_everybody(blobs: str, consensus: str) -> None:

@@ -112,5 +112,5 @@ def test_many_batches_are_absorbed_in_bounded_memory_with_few_listings():
         for _ in range(3):
             client.maintain(SHARD)
         assert blob.is_gone.all()
-        with client.open_reader(SHARD) as read, read.snapshot() as snapshot:
+        with client.open_reader(SHARD) as read, read.snapshot(diff=True) as snapshot:
             assert contents_of(snapshot.to_arrow()) == plain(said(0, each * UPDATES), each * UPDATES - 1)

@@ -35,7 +35,7 @@ def test_what_is_appended_through_it_is_read_compacted_collected_and_read_the_sa
         write, read = client.open_shard("s", SCHEMA)
         for n in range(20):
             write.compare_and_append([row(n, time=n), row(n % 3, time=n)], n, n + 1)
-        before = contents_of(read.snapshot(19).to_arrow())
+        before = contents_of(read.snapshot(19, diff=True).to_arrow())
         assert sum(before.values()) == 40
         heard = [event.table for event in read.listen(0, until=20) if isinstance(event, persist.Updates)]
         assert sum(diff for table in heard for _, _, diff in updates_of(table)) == 38
@@ -46,7 +46,7 @@ def test_what_is_appended_through_it_is_read_compacted_collected_and_read_the_sa
             client.maintain("s")
         assert len([*client.blob.list("s/")]) < objects
         with client.open_reader("s") as again:
-            assert contents_of(again.snapshot(19).to_arrow()) == before
+            assert contents_of(again.snapshot(19, diff=True).to_arrow()) == before
         check_world(client, "s")
     assert pooler.transactions > 60
     assert pooler.moved > pooler.transactions / 2
@@ -74,7 +74,7 @@ def test_clients_that_share_a_server_connection_share_what_is_prepared_there(tmp
                     write.compare_and_append([row(n, time=n)], n, n + 1)
         assert len(pooler.named) > len(set(pooler.named)) > 0
         with persist.open(*place) as client, client.open_reader("s") as read:
-            assert contents_of(read.snapshot(19).to_arrow()) == {(n, "w"): 1 for n in range(20)}
+            assert contents_of(read.snapshot(19, diff=True).to_arrow()) == {(n, "w"): 1 for n in range(20)}
             check_world(client, "s")
 
 
@@ -96,7 +96,9 @@ def test_writers_that_race_through_it_append_each_update_once(place: tuple[str, 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(append, range(4)))
     with persist.open(*place) as client, client.open_reader("s") as read:
-        assert contents_of(read.snapshot(39).to_arrow()) == {(100 * w + n, "w"): 1 for w in range(4) for n in range(10)}
+        assert contents_of(read.snapshot(39, diff=True).to_arrow()) == {
+            (100 * w + n, "w"): 1 for w in range(4) for n in range(10)
+        }
         check_world(client, "s")
 
 

@@ -134,7 +134,7 @@ def check_usable(scene: Scene, call: Call) -> None:
     found = elsewhere(lambda: write.append([row(at + 2, time=at + 2)], at + 2, at + 3, timeout=2))
     assert found.upper == persist.at(at + 3)
     with scene.other.open_reader(shard) as read:
-        contents = contents_of(read.snapshot(at + 2).to_arrow())
+        contents = contents_of(read.snapshot(at + 2, diff=True).to_arrow())
     assert set(contents.values()) == {1}, f"something is there twice: {contents}"
     assert {0, at, at + 1, at + 2} <= {key[0] for key in contents}, f"something is missing: {contents}"
 
@@ -241,7 +241,7 @@ def _with_garbage(scene: Scene) -> None:
 
 def _snapshot(scene: Scene) -> None:
     with scene.client.open_reader(scene.shard) as read:
-        assert read.snapshot(0).to_arrow().num_rows == 1
+        assert read.snapshot(0, diff=True).to_arrow().num_rows == 1
 
 
 def _listening(scene: Scene) -> None:
@@ -316,7 +316,7 @@ def _check_upsert(scene: Scene) -> None:
     """It was done wholly or not at all, and can be done again."""
     _upsert(scene)
     with scene.other.open_reader(scene.shard) as read:
-        assert contents_of(read.snapshot(keys=[0, 1]).to_arrow()) == {(0, "new"): 1, (1, "new"): 1}
+        assert contents_of(read.snapshot(keys=[0, 1], diff=True).to_arrow()) == {(0, "new"): 1, (1, "new"): 1}
 
 
 UNIQUE = persist.Schema(SCHEMA.key, SCHEMA.value, unique=True)
@@ -332,7 +332,7 @@ def _constrained(scene: Scene) -> None:
         scene.second.append_now([{"id": 1, "word": "w"}])
     except persist.ConstraintViolated:  # it was done already
         with scene.other.open_reader(f"{scene.shard}-u") as read:
-            assert contents_of(read.snapshot(keys=[1]).to_arrow()) == {(1, "w"): 1}
+            assert contents_of(read.snapshot(keys=[1], diff=True).to_arrow()) == {(1, "w"): 1}
 
 
 CALLS = {
@@ -354,7 +354,9 @@ CALLS = {
     "upsert": Call(_upsert, check=_check_upsert, config=PARTS),
     "append_now": Call(lambda s: s.write.append_now([{"id": 1, "word": "w"}])),
     "append to a shard with constraints": Call(_constrained, prepare=_with_constraints, check=_constrained),
-    "snapshot of keys": Call(lambda s: s.client.open_reader(s.shard).snapshot(keys=[0, 1]).to_arrow(), config=PARTS),
+    "snapshot of keys": Call(
+        lambda s: s.client.open_reader(s.shard).snapshot(keys=[0, 1], diff=True).to_arrow(), config=PARTS
+    ),
     "advance_upper": Call(lambda s: s.write.advance_upper(2)),
     "finish": Call(lambda s: s.write.finish()),
     "open_shard": Call(lambda s: s.client.open_shard(f"{s.shard}-new", SCHEMA)),

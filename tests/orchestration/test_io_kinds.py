@@ -14,6 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 import persist_lib as persist
+from orchestration.io import loading
+from orchestration.io.names import place_of
 from tests.orchestration.storing import failure, run
 
 pytestmark = pytest.mark.dagster
@@ -42,7 +44,7 @@ def asset_of(value: Callable[[], Any], metadata: dict[str, Any] | None = None, *
 
 def rows(client: persist.Client, name: str = "customers", as_of: int | None = None) -> list[dict[str, Any]]:
     with client.open_reader(name) as reader:
-        return [{k: v for k, v in row.items() if k != "_diff"} for row in reader.snapshot(as_of).to_pylist()]
+        return [{k: v for k, v in row.items() if k != "_diff"} for row in reader.snapshot(as_of, diff=True).to_pylist()]
 
 
 TABLE = pa.table({"id": [1, 2], "name": ["a", None]})
@@ -327,3 +329,15 @@ def test_late_updates_are_counted_as_skipped_and_none_at_all_complete_no_time(
     result = run(folder, instance, asset_of(lambda: updates(1, 2)))
     metadata = result.asset_materializations_for_node("customers")[0].metadata
     assert (metadata["updates"].value, metadata["skipped"].value) == (1, 1)
+
+
+def test_rows_that_were_taken_away_more_often_than_they_were_there_are_not_left_out(client: persist.Client) -> None:
+    schema = persist.Schema(key={"id": "int64"})
+    with client.open_writer("bare", schema) as write:
+        write.compare_and_append([{"id": 1, "_diff": 2}, {"id": 2, "_diff": -1}], 0, 1)
+        write.compare_and_append([{"id": 2}], 1, 2)
+    place = place_of(["bare"], None, {})
+    with pytest.raises(persist.InvalidUsage, match="-1 times"):
+        loading.read(client, [loading.Source(place, 0, 1, schema)], loading.builder(pa.Table))
+    found = loading.read(client, [loading.Source(place, 1, 1, schema)], loading.builder(pa.Table))
+    assert found.column("id").to_pylist() == [1, 1]

@@ -27,7 +27,7 @@ def materialize(
 
 def contents(client: persist.Client, name: str, as_of: int | None = None) -> list[dict[str, Any]]:
     with client.open_reader(name) as reader:
-        return reader.snapshot(as_of).to_pylist()
+        return reader.snapshot(as_of, diff=True).to_pylist()
 
 
 def test_an_asset_moves_its_shard_by_what_changed_and_the_past_stays_readable(

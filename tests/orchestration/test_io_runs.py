@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]
 
 def contents(client: persist.Client, name: str, as_of: int | None = None) -> Rows:
     with client.open_reader(name) as reader:
-        return [{k: v for k, v in row.items() if k != "_diff"} for row in reader.snapshot(as_of).to_pylist()]
+        return [{k: v for k, v in row.items() if k != "_diff"} for row in reader.snapshot(as_of, diff=True).to_pylist()]
 
 
 def changing(rows: Rows, name: str = "orders", **options: Any) -> dg.AssetsDefinition:
@@ -409,7 +409,7 @@ def test_large_contents_change_by_little_in_windows(
     result = run(folder, instance, big)
     assert result.asset_materializations_for_node("big")[0].metadata["updates"].value == 2
     with client.open_reader("big") as reader:
-        assert reader.snapshot(key=[77]).to_pylist() == [{"id": 77, "name": "changed", "_diff": 1}]
+        assert reader.snapshot(key=[77], diff=True).to_pylist() == [{"id": 77, "name": "changed", "_diff": 1}]
 
 
 def test_a_partition_read_as_of_an_earlier_time_makes_what_is_downstream_stale_and_a_newest_one_fresh(

@@ -110,7 +110,7 @@ def read(client: persist.Client, upper: int) -> Contents:
     if upper == 0:
         return Counter()
     with client.open_reader(SHARD) as reader:
-        found: Contents = contents_of(reader.snapshot(upper - 1).to_arrow())
+        found: Contents = contents_of(reader.snapshot(upper - 1, diff=True).to_arrow())
     return found
 
 

@@ -262,7 +262,7 @@ class AppendsMachine(RuleBasedStateMachine):
         if not upper:
             return
         with self.witness.open_reader("s") as read:
-            found = contents_of(read.snapshot(upper - 1).to_arrow())
+            found = contents_of(read.snapshot(upper - 1, diff=True).to_arrow())
         there: list[Asked] = []
         for asked in (*self.asked, *self.rivals):
             model = Model()

@@ -71,7 +71,7 @@ def test_splits_of_any_collection_are_its_contents(data: st.DataObject) -> None:
                 for (row, _), diff in totals(u for u in updates if u[1] <= as_of).items():
                     sums[row] += diff
                 expected = {row: diff for row, diff in sums.items() if diff}
-                with reader.snapshot(as_of) as snapshot:
+                with reader.snapshot(as_of, diff=True) as snapshot:
                     n = data.draw(st.integers(1, 9))
                     splits = snapshot.splits(n)
                     assert len(splits) <= n
@@ -116,7 +116,7 @@ def test_splits_of_old_and_new_renditions_have_the_columns_of_the_reader(world: 
             (0, {(*data, None): 1 for data in old}),
             (1, {((i, "new", 5) if i == 1 else (i, f"{i % 7}" * 40, None)): 1 for i in range(ROWS)}),
         ]:
-            with reader.snapshot(as_of) as snapshot:
+            with reader.snapshot(as_of, diff=True) as snapshot:
                 tables = [split.to_arrow(world.inner.blob) for split in snapshot.splits(n)]
                 assert {table.schema for table in tables} == {WIDE.contents}
                 rows = [row for table in tables for row in table.to_pylist()]
@@ -125,7 +125,7 @@ def test_splits_of_old_and_new_renditions_have_the_columns_of_the_reader(world: 
                 sizes = [table.num_rows for table in tables]
                 assert len(sizes) == n if n <= 4 else n >= len(sizes) > 4
                 assert n > 4 or max(sizes) < 2 * min(sizes), f"about equal: {sizes}"
-    with controller.open_reader("c", OLD) as reader, reader.snapshot(1) as snapshot:
+    with controller.open_reader("c", OLD) as reader, reader.snapshot(1, diff=True) as snapshot:
         rows = [row for split in snapshot.splits(n) for row in split.to_arrow(world.inner.blob).to_pylist()]
         new = {data: 1 for data in old if data[0] != 1} | {(1, "new"): 1}
         assert {(row["id"], row["word"]): row["_diff"] for row in rows} == new
@@ -139,9 +139,9 @@ def test_a_projection_adds_up_within_each_split_and_new_columns_are_null_before(
     with controller.open_reader("c") as reader:
         for as_of in (0, 1):
             whole: Counter[Any] = Counter()
-            for row in reader.snapshot(as_of).to_pylist():
+            for row in reader.snapshot(as_of, diff=True).to_pylist():
                 whole[tuple(row[name] for name in columns)] += row["_diff"]
-            with reader.snapshot(as_of, columns=columns) as snapshot:
+            with reader.snapshot(as_of, columns=columns, diff=True) as snapshot:
                 assert counts(snapshot.to_arrow(), columns) == whole
                 total: Counter[Any] = Counter()
                 for split in snapshot.splits(4):
@@ -163,12 +163,12 @@ def test_what_is_asked_wrongly_names_the_collection(world: World) -> None:
     controller = handed_over(world)
     with controller.open_reader("c") as reader:
         with pytest.raises(persist.InvalidUsage, match=r"collection 'c' has no columns \['wrd'\].*word"):
-            reader.snapshot(columns=["wrd"])
+            reader.snapshot(columns=["wrd"], diff=True)
         with pytest.raises(persist.InvalidUsage, match="columns must be a list"):
-            reader.snapshot(columns="word")
+            reader.snapshot(columns="word", diff=True)
         for n in (0, -1, True, 1.5, "2", None):
             with pytest.raises(persist.InvalidUsage, match="number of splits"):
-                reader.snapshot().splits(n)
+                reader.snapshot(diff=True).splits(n)
 
 
 def test_a_reader_in_the_old_columns_reads_old_times_after_a_change_that_is_not_additive(world: World) -> None:
@@ -182,10 +182,10 @@ def test_a_reader_in_the_old_columns_reads_old_times_after_a_change_that_is_not_
         write.compare_and_append([{"id": 1, "letters": 1, "_time": 1}], 0, 2)
     controller.hand_over("c", made)
     with controller.open_reader("c", OLD) as reader:
-        assert reader.snapshot(0).to_pylist() == [{"id": 1, "word": "a", "_diff": 1}]
+        assert reader.snapshot(0, diff=True).to_pylist() == [{"id": 1, "word": "a", "_diff": 1}]
         with pytest.raises(persist.SchemaChanged):
-            reader.snapshot(1)
+            reader.snapshot(1, diff=True)
     with controller.open_reader("c") as reader, pytest.raises(persist.SchemaChanged):
-        reader.snapshot(0)
+        reader.snapshot(0, diff=True)
     with pytest.raises(persist.SchemaChanged):
         controller.open_reader("c", persist.Schema({"id": "int64 not null"}, {"none": "int64"}))

@@ -117,7 +117,7 @@ class CollectionMachine(RuleBasedStateMachine):
         reader, since = data.draw(st.sampled_from(self.readers))
         if self.upper > since:
             as_of = data.draw(st.integers(since, self.upper - 1))
-            assert contents_of(reader.snapshot(as_of).to_arrow()) == self.told.contents(as_of)
+            assert contents_of(reader.snapshot(as_of, diff=True).to_arrow()) == self.told.contents(as_of)
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
@@ -255,7 +255,7 @@ class CollectionMachine(RuleBasedStateMachine):
         for reader, since in self.readers:
             if self.upper > since:
                 with pytest.raises((LeaseExpired, SinceViolation)):
-                    reader.snapshot(self.upper - 1)
+                    reader.snapshot(self.upper - 1, diff=True)
         self.readers, self.listening = [], []
 
     def come_to_rest(self) -> None:
@@ -266,7 +266,9 @@ class CollectionMachine(RuleBasedStateMachine):
         description = controller.describe(self.name)
         with controller.open_reader(self.name) as reader:
             for time in range(description.since.time or 0, self.upper):
-                assert contents_of(reader.snapshot(time).to_arrow()) == self.told.contents(time), f"as of {time}"
+                assert contents_of(reader.snapshot(time, diff=True).to_arrow()) == self.told.contents(time), (
+                    f"as of {time}"
+                )
         self.leases_end()
         for number in sorted(self.made):
             if all(number != active for _, active in self.told.starts):

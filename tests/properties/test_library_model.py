@@ -228,7 +228,7 @@ class LibraryMachine(RuleBasedStateMachine):
             return
         as_of = data.draw(st.integers(since, self.upper - 1))
         with self.living(read):
-            self.snapshots.append((read.snapshot(as_of), as_of, read))
+            self.snapshots.append((read.snapshot(as_of, diff=True), as_of, read))
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data(), n=st.integers(1, 3))
@@ -308,7 +308,7 @@ class LibraryMachine(RuleBasedStateMachine):
             self.readers[index] = (read, max(new, since))
             if since < new and since < self.upper:
                 try:
-                    read.snapshot(since)
+                    read.snapshot(since, diff=True)
                 except SinceViolation:
                     return
                 raise AssertionError("history that was given up could be read")
@@ -404,7 +404,7 @@ class LibraryMachine(RuleBasedStateMachine):
             with read_only.open_reader("s", SCHEMAS[self.schemas - 1]) as read:
                 if self.upper and found.state.since.has_passed(self.upper - 1) is False:
                     as_of = self.upper - 1
-                    assert contents_of(read.snapshot(as_of).to_arrow()) == self.model.contents(as_of)
+                    assert contents_of(read.snapshot(as_of, diff=True).to_arrow()) == self.model.contents(as_of)
             read_only.close()
             self.world.clients.remove(read_only)
 
@@ -439,7 +439,7 @@ class LibraryMachine(RuleBasedStateMachine):
         since = client.inspect("s").state.since.time
         if expected is not None and since is not None and since < self.upper:
             with client.open_reader("s") as read:
-                assert contents_of(read.snapshot(self.upper - 1).to_arrow()) == expected
+                assert contents_of(read.snapshot(self.upper - 1, diff=True).to_arrow()) == expected
 
 
 def _plain(value: Any) -> Any:

@@ -123,12 +123,12 @@ def test_a_filter_leaves_what_the_filter_of_the_whole_leaves(
             if data.draw(st.booleans()):
                 read.downgrade_since(len(appends) - 1)
             client.compact("s", policy=persist.Policy(weight=1e9, advance=0.01))
-        snapshot = read.snapshot(len(appends) - 1)
+        snapshot = read.snapshot(len(appends) - 1, diff=True)
         whole = snapshot.to_arrow()
         names = data.draw(st.lists(st.sampled_from(schema.names), unique=True))
         for expression in [data.draw(filters(schema)) for _ in range(3)]:
             want = filtered(whole, expression)
-            found = read.snapshot(snapshot.as_of, filter=expression)
+            found = read.snapshot(snapshot.as_of, filter=expression, diff=True)
             assert found.to_arrow().equals(want) or bits(found.to_arrow()) == bits(want)
             streamed = pa.concat_tables([want.slice(0, 0), *found.batches()])
             assert found.to_arrow().to_pylist().__repr__() == streamed.to_pylist().__repr__()
@@ -137,7 +137,7 @@ def test_a_filter_leaves_what_the_filter_of_the_whole_leaves(
             assert bits(pa.concat_tables([want.select([*names, "_diff"]).slice(0, 0), *pruned])) == bits(
                 want.select([*names, "_diff"])
             )
-            narrow = read.snapshot(snapshot.as_of, filter=expression, columns=names)
+            narrow = read.snapshot(snapshot.as_of, filter=expression, columns=names, diff=True)
             expected = summed(schema, want, names)
             assert bits(narrow.to_arrow()) == bits(expected)
             assert bits(pa.concat_tables([expected.slice(0, 0), *narrow.batches()])) == bits(expected)

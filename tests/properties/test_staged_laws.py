@@ -51,7 +51,7 @@ def contents(client: persist.Client, shard: str = "s") -> Counter[Row]:
     with client.open_reader(shard) as read:
         if read.fetch_upper() == persist.at(0):
             return Counter()
-        found = read.snapshot().to_arrow().to_pylist()
+        found = read.snapshot(diff=True).to_arrow().to_pylist()
     counted: Counter[Row] = Counter()
     for row in found:
         counted[row["k"], row["v"]] += row["_diff"]

@@ -148,7 +148,7 @@ def look(world: World, runtime: streams.Streams, name: str) -> Found:
         with stranger.open_reader(read.record.sealed) as shard:
             assert shard.fetch_upper() == write.upper
             for as_of in {since, (since + upper) // 2, upper - 1}:
-                with shard.snapshot(as_of) as snapshot:
+                with shard.snapshot(as_of, diff=True) as snapshot:
                     contents[as_of] = net((row["id"], row["_diff"]) for row in snapshot.to_pylist())
         stranger.close()
     return Found(upper, since, unsealed, contents)

@@ -109,7 +109,9 @@ class Model(RuleBasedStateMachine):
         found = self.clients[who].read(self.names[name], as_of, keys=ids)
         expected = {id_: cents for id_, cents in contents[name].items() if ids is None or id_ in ids}
         assert {row["id"]: row["cents"] for row in found.to_pylist()} == expected
-        positive = self.clients[who].read(self.names[name], as_of, columns=["cents"], filter=pc.field("cents") > 0)
+        positive = self.clients[who].read(
+            self.names[name], as_of, columns=["cents"], filter=pc.field("cents") > 0, diff=True
+        )
         sums: dict[int, int] = {}
         for cents in contents[name].values():
             if cents > 0:

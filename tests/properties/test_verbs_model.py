@@ -287,7 +287,7 @@ class VerbsMachine(RuleBasedStateMachine):
     def look_up(self, keys: list[Any], n: int, columns: list[str] | None) -> None:
         if not self.upper:
             return
-        with self.checker.open_reader("s") as read, read.snapshot(keys=keys, columns=columns) as snapshot:
+        with self.checker.open_reader("s") as read, read.snapshot(keys=keys, columns=columns, diff=True) as snapshot:
             whole = snapshot.to_arrow()
             expected = Counter({row: count for row, count in self.now.items() if row[0] in keys and count})
             if columns == ["id"]:
@@ -315,7 +315,9 @@ class VerbsMachine(RuleBasedStateMachine):
         assert state.upper == persist.at(self.upper)
         if self.upper and state.since <= persist.at(self.upper - 1):
             with self.checker.open_reader("s") as read:
-                assert contents_of(read.snapshot().to_arrow()) == Counter({r: n for r, n in self.now.items() if n})
+                assert contents_of(read.snapshot(diff=True).to_arrow()) == Counter(
+                    {r: n for r, n in self.now.items() if n}
+                )
 
 
 class FileVerbsMachine(VerbsMachine):

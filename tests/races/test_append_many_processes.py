@@ -65,7 +65,11 @@ def start(place: tuple[str, str], who: int, calls: int) -> subprocess.Popen[str]
 def words(client: persist.Client, shard: str) -> list[str]:
     with client.open_reader(shard, SCHEMA) as read:
         upper = read.upper.time or 0
-        return [word for _, word in contents_of(read.snapshot(upper - 1).to_arrow()).elements()] if upper else []
+        return (
+            [word for _, word in contents_of(read.snapshot(upper - 1, diff=True).to_arrow()).elements()]
+            if upper
+            else []
+        )
 
 
 def look(client: persist.Client, order: str) -> dict[str, set[str]]:

@@ -84,7 +84,7 @@ class InDoubt:
         upper = client.inspect(SHARD).state.upper.time
         assert upper
         with client.open_reader(SHARD, SCHEMA) as read:
-            contents = contents_of(read.snapshot(upper - 1).to_arrow())
+            contents = contents_of(read.snapshot(upper - 1, diff=True).to_arrow())
         return sum(count for (_, word), count in contents.items() if word == "ours")
 
 

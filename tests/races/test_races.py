@@ -140,8 +140,8 @@ def test_two_operations_race_and_both_are_told_the_truth(world: World, ours: str
     model.append([u for u in updates(MORE) if u[1] < upper], persist.at(UPPER), persist.at(upper))
     check_world(us.client, "s")
     with world.client(read_only=True).open_reader("s", SCHEMA) as read:
-        assert contents_of(read.snapshot(upper - 1).to_arrow()) == model.contents(upper - 1)
-        assert contents_of(read.snapshot(5).to_arrow()) == model.contents(5)
+        assert contents_of(read.snapshot(upper - 1, diff=True).to_arrow()) == model.contents(upper - 1)
+        assert contents_of(read.snapshot(5, diff=True).to_arrow()) == model.contents(5)
 
 
 @pytest.mark.parametrize("theirs", ["compact", "maintain", "collect", "roll up", "append", "downgrade"])
@@ -159,8 +159,8 @@ def test_a_rival_before_any_commit_of_maintenance_breaks_nothing(world: World, t
     rows = [r for r in [*DATA, *MORE] if r["_time"] < upper]
     model = Model()
     model.append(updates(rows), persist.at(0), persist.at(upper))
-    assert contents_of(us.read.snapshot(upper - 1).to_arrow()) == model.contents(upper - 1)
-    assert contents_of(them.read.snapshot(5).to_arrow()) == model.contents(5)
+    assert contents_of(us.read.snapshot(upper - 1, diff=True).to_arrow()) == model.contents(upper - 1)
+    assert contents_of(them.read.snapshot(5, diff=True).to_arrow()) == model.contents(5)
     rival._acts.clear()
     us.client.close()
     them.client.close()
@@ -213,4 +213,4 @@ def test_a_reader_that_opens_while_since_moves_reads_from_its_own_since(world: W
     model = Model()
     model.append(updates(DATA), persist.at(0), persist.at(UPPER))
     as_of = read.since.time or 0
-    assert contents_of(read.snapshot(as_of).to_arrow()) == model.contents(as_of)
+    assert contents_of(read.snapshot(as_of, diff=True).to_arrow()) == model.contents(as_of)

@@ -65,7 +65,7 @@ def history(client: persist.Client) -> list[tuple[int, str, int, int]]:
     found = check_world(client, "s").state
     upper = found.upper.time or 0
     with client.open_reader("s") as read:
-        tables = [{**row, "_time": 0} for row in read.snapshot(0).to_pylist()]
+        tables = [{**row, "_time": 0} for row in read.snapshot(0, diff=True).to_pylist()]
         for event in read.listen(0, until=upper):
             if isinstance(event, persist.Updates):
                 tables += event.table.to_pylist()
@@ -106,7 +106,7 @@ def test_processes_that_write_by_key_at_once_lose_nothing(place: tuple[str, str]
         check(client, told)
         counts = Counter(told)["count"]
         with client.open_reader("s") as read:
-            found = read.snapshot(keys=[1000 + who for who in range(PROCESSES)]).to_pylist()
+            found = read.snapshot(keys=[1000 + who for who in range(PROCESSES)], diff=True).to_pylist()
         assert sum(row["_diff"] for row in found) == counts
         kept.close()
 

@@ -95,7 +95,7 @@ class Story:
             as_of = max(reader.since.time or 0, (reader.fetch_upper().time or 0) - 2)
             if not reader.fetch_upper().has_passed(as_of):
                 return
-            total = self.learn(as_of, contents_of(reader.snapshot(as_of).to_arrow()))
+            total = self.learn(as_of, contents_of(reader.snapshot(as_of, diff=True).to_arrow()))
             with reader.listen(as_of) as listen:
                 for _ in range(8):
                     for event in listen.poll():
@@ -160,9 +160,9 @@ class Story:
                 self.tend(controller)
             with controller.open_reader("c") as reader:
                 upper = reader.fetch_upper().time or 0
-                told = contents_of(reader.snapshot(upper - 1).to_arrow())
+                told = contents_of(reader.snapshot(upper - 1, diff=True).to_arrow())
                 for as_of in range(reader.since.time or 0, upper):
-                    self.learn(as_of, contents_of(reader.snapshot(as_of).to_arrow()))
+                    self.learn(as_of, contents_of(reader.snapshot(as_of, diff=True).to_arrow()))
             for as_of, found in self.known.items():
                 assert found.keys() <= told.keys(), f"what was there as of {as_of} is gone"
             assert set(told.values()) <= {1}, "doubled"

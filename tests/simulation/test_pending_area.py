@@ -129,7 +129,9 @@ class Story:
             reader = actor.random.choice(readers)
             with suppress(persist.TimedOut):
                 time = frontier + actor.random.randrange(6)
-                assert contents_of(reader.contents(time, timeout=1)) == plain(said(0, time + 1), time), f"as of {time}"
+                assert contents_of(reader.contents(time, timeout=1, diff=True)) == plain(said(0, time + 1), time), (
+                    f"as of {time}"
+                )
                 self.seen["beyond" if time >= (reader.upper.time or 0) else "merged"] += 1
             for event in listener.poll():
                 if isinstance(event, persist.Updates):
@@ -182,7 +184,7 @@ class Story:
                 "something is left over"
             )
             time = state.upper.time - 1
-            with client.open_reader(SHARD) as read, read.snapshot(time) as snapshot:
+            with client.open_reader(SHARD) as read, read.snapshot(time, diff=True) as snapshot:
                 assert contents_of(snapshot.to_arrow()) == plain(said(0, time + 1), time)
 
 

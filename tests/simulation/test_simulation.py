@@ -146,7 +146,7 @@ class Story:
             first = read.since.time or 0
             if not read.fetch_upper().has_passed(first):
                 return
-            base = contents_of(read.snapshot(first).to_arrow())
+            base = contents_of(read.snapshot(first, diff=True).to_arrow())
             heard: dict[Any, int] = {}
             listener = read.listen(first)
             for _ in range(5):
@@ -163,7 +163,7 @@ class Story:
                 if newest >= first:
                     as_of = actor.random.randint(first, newest)
                     expected = base + Counter({d: diff for (d, time), diff in heard.items() if time <= as_of})
-                    found = contents_of(read.snapshot(as_of).to_arrow())
+                    found = contents_of(read.snapshot(as_of, diff=True).to_arrow())
                     assert found == expected, f"as of {as_of}"
                     assert self.known.setdefault(as_of, found) == found, f"as of {as_of} it was something else"
                     if actor.random.random() < 0.3:
@@ -176,7 +176,7 @@ class Story:
         with persist.open(self.simulation.location, runtime=clock.runtime()) as client:
             check_world(client, SHARD)
             upper = client.inspect(SHARD).state.upper.time or 0
-            told = contents_of(client.open_reader(SHARD).snapshot(upper - 1).to_arrow())
+            told = contents_of(client.open_reader(SHARD).snapshot(upper - 1, diff=True).to_arrow())
             for as_of, found in self.known.items():
                 assert found.keys() <= told.keys(), f"what was there as of {as_of} is gone"
             self.check_contents({int(data[0]): diff for data, diff in told.items()})

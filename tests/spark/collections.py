@@ -60,7 +60,7 @@ def write(client: persist.Client, name: str, *, batches: int = 5, rows: int = 40
 def contents(client: persist.Client, name: str, as_of: int) -> Contents:
     """What a reader sees."""
     with client.open_reader(name) as reader:
-        table = reader.snapshot(as_of).to_arrow()
+        table = reader.snapshot(as_of, diff=True).to_arrow()
     return {(k, v): d for k, v, d in zip(*(table[c].to_pylist() for c in ("k", "v", "_diff")), strict=True)}
 
 

@@ -229,7 +229,7 @@ def test_a_stream_into_a_collection_is_exactly_once_across_its_handovers(
 
     def copied() -> Counter[Any]:
         with client.controller() as controller, controller.open_reader("copy") as reader:
-            return contents_of(reader.snapshot().to_arrow())
+            return contents_of(reader.snapshot(diff=True).to_arrow())
 
     run()
     assert copied() == world.contents(world.upper - 1)

@@ -31,7 +31,7 @@ def test_one_key_with_most_updates_is_many_even_tasks(client: persist.Client, sp
             table = pa.table({"k": keys, "n": rng.integers(0, 1 << 40, rows), "_time": np.full(rows, time, np.uint64)})
             writer.compare_and_append(table.append_column("_diff", pa.array(np.ones(rows, np.int64))), time, time + 1)
     with client.open_reader("s") as reader:
-        before = reader.snapshot(3).to_arrow()
+        before = reader.snapshot(3, diff=True).to_arrow()
     made: list[int] = []
     engine = SparkEngine(client, lambda: spark)
 
@@ -44,7 +44,7 @@ def test_one_key_with_most_updates_is_many_even_tasks(client: persist.Client, sp
     assert len(made) >= 16
     assert max(made) < 3 * sum(made) / len(made), made
     with client.open_reader("s") as reader:
-        assert reader.snapshot(3).to_arrow() == before
+        assert reader.snapshot(3, diff=True).to_arrow() == before
     check_world(client, "s")
 
 

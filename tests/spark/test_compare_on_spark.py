@@ -66,7 +66,7 @@ def test_on_spark_it_is_what_the_library_finds_and_is_kept(
                 write.upsert([{"id": 5, "name": "five", "cents": 5}])
             monkeypatch.setattr(changes, "difference", None)  # so that nothing can be merged
             tables = [event.table for event in heard.poll() if isinstance(event, persist.Updates)]
-        before, after = (reader.snapshot(time).to_arrow().drop_columns(["_diff"]) for time in (0, 1))
+        before, after = (reader.snapshot(time, diff=True).to_arrow().drop_columns(["_diff"]) for time in (0, 1))
         rows = {tuple(row.values()): 1 for row in before.to_pylist()}
         for table in tables:
             for row in table.to_pylist():

@@ -49,7 +49,7 @@ def test_a_rebuild_that_was_killed_is_finished_by_the_next_and_handed_over(tmp_p
             write.append_now(pa.table({"id": ids, "name": [f"n{i % 7}" for i in range(ROWS)], "cents": ids}))
         made = controller.make_rendition("orders", shards=4, copy=True)
         with controller.open_reader("orders") as read, read.listen(0) as heard:
-            before = read.snapshot(0).to_arrow()
+            before = read.snapshot(0, diff=True).to_arrow()
             killed = start(tmp_path, "--rendition", str(made.number))
             uploaded = client.machine(made.shards[0])
             deadline = time.monotonic() + 120
@@ -68,7 +68,7 @@ def test_a_rebuild_that_was_killed_is_finished_by_the_next_and_handed_over(tmp_p
             assert f"0 appeared, 0 vanished, {wrong} changed" in said
             assert f"cents: {wrong} changed" in said
             assert f"rendition {made.number} is the collection from" in said
-            after = {row["id"]: (row["name"], row["cents"]) for row in read.snapshot().to_pylist()}
+            after = {row["id"]: (row["name"], row["cents"]) for row in read.snapshot(diff=True).to_pylist()}
             expected = {i: (f"n{i % 7}", i + (i % 1024 == 0)) for i in range(ROWS)} | {1: ("meanwhile", 1)}
             assert after == expected
             summed = {(row["id"], row["name"], row["cents"]): row["_diff"] for row in before.to_pylist()}

@@ -76,7 +76,7 @@ def test_a_sink_has_each_update_once_however_often_its_stream_was_killed(kind: s
         finally:
             last.kill()
         with client.open_reader("sink") as read:
-            table = read.snapshot().to_arrow().to_pylist()
+            table = read.snapshot(diff=True).to_arrow().to_pylist()
         found = Counter({(row["id"], row["word"]): row["_diff"] for row in table})
         expected = Counter({row: diff for row, diff in feeding.expected.items() if diff})
         assert expected, "nothing was fed"

@@ -129,4 +129,6 @@ def kill(kind: str, driver: Driver, cluster: Cluster, rng: random.Random) -> boo
 
 def contents(client: persist.Client) -> Counter[tuple[int, str]]:
     with client.open_reader("sink") as read:
-        return Counter({(row["id"], row["word"]): row["_diff"] for row in read.snapshot().to_arrow().to_pylist()})
+        return Counter(
+            {(row["id"], row["word"]): row["_diff"] for row in read.snapshot(diff=True).to_arrow().to_pylist()}
+        )

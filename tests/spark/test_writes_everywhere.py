@@ -60,7 +60,7 @@ def answers(process: subprocess.Popen[str]) -> list[str]:
 
 def contents(client: persist.Client, shard: str) -> Counter[tuple[Any, ...]]:
     with client.open_reader(shard) as read:
-        found = read.snapshot().to_arrow().to_pylist()
+        found = read.snapshot(diff=True).to_arrow().to_pylist()
     return Counter({tuple(value for name, value in row.items() if name != "_diff"): row["_diff"] for row in found})
 
 
@@ -102,7 +102,7 @@ def test_writes_do_the_same_everywhere(
     base = {(id_, f"w{id_ % 7}") for id_ in range(2990)} | {(id_, "new") for id_ in range(2991, 3010, 2)}
     assert contents(client, "w") == Counter(dict.fromkeys(base, 1))
     with client.controller() as controller, controller.open_reader("all") as read:
-        assert contents_of(read.snapshot().to_arrow()) == Counter(dict.fromkeys(base, 1))
+        assert contents_of(read.snapshot(diff=True).to_arrow()) == Counter(dict.fromkeys(base, 1))
     assert contents(client, "o") == Counter({(id_, f"w{id_ % 7}"): 1 for id_ in range(5)})
     assert contents(client, "copy") == contents(client, "w")
     for shard in ("w", "o"):
@@ -150,7 +150,7 @@ def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_
         cluster.stop()
     assert killed
     with client.open_reader("w") as read:
-        table = read.snapshot().to_arrow()
+        table = read.snapshot(diff=True).to_arrow()
     assert (table.num_rows, set(table.column("_diff").to_pylist())) == (6000, {1})
     assert len(client.machine("w").fetch().state.trace) == 1
     client.scrub("w")

@@ -58,7 +58,7 @@ def listen(url: str, log: Path, _seed: int) -> None:
                 with persist.open(url, config=CONFIG) as client, client.controller().open_reader("c") as reader:
                     upper = reader.fetch_upper().time or 0
                     as_of = random.randint(max(reader.since.time or 0, upper - 20), max(0, upper - 1))
-                    total = contents_of(reader.snapshot(as_of).to_arrow())
+                    total = contents_of(reader.snapshot(as_of, diff=True).to_arrow())
                     with reader.listen(as_of) as events:
                         for event in events:
                             if isinstance(event, persist.Updates):

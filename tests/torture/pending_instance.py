@@ -75,7 +75,7 @@ def read(location: str, consensus: str, _name: str) -> None:
                 handle.clone() as reader,
             ):
                 as_of = min(MINUTES - 1, (reader.upper.time or 0) + dice.randrange(20))
-                found = counted(reader.contents(as_of, timeout=2))
+                found = counted(reader.contents(as_of, diff=True, timeout=2))
                 assert found == contents(as_of + 1), (as_of, found - contents(as_of + 1), contents(as_of + 1) - found)
                 print("read", as_of, flush=True)
                 events = reader.listen(as_of, timeout=1)

@@ -101,7 +101,7 @@ def judge(
     with open_ahead(url, rng, 0) as client:
         check_world(client, SHARD)
         upper = client.inspect(SHARD).state.upper.time or 0
-        told = contents_of(client.open_reader(SHARD).snapshot(upper - 1).to_arrow())
+        told = contents_of(client.open_reader(SHARD).snapshot(upper - 1, diff=True).to_arrow())
         there = check_contents(told, tried)
         check_times(client, tried, there)
     with open_ahead(url, rng, leases_end_s) as client:
@@ -118,7 +118,7 @@ def judge(
         assert not state.readers
         uploaders = {uploader_of(key) for batch in state.trace for key in batch.keys}
         assert state.retired.keys() <= uploaders, "an id is remembered while something lies below its prefix"
-        assert contents_of(client.open_reader(SHARD).snapshot(upper - 1).to_arrow()) == told
+        assert contents_of(client.open_reader(SHARD).snapshot(upper - 1, diff=True).to_arrow()) == told
     outcomes = Counter(attempt.outcome for attempt in tried.values())
     print(f"{dict(outcomes)}, of the unknown {sum(tried[n].outcome == 'try' for n in there)} are there; upper {upper}")
     assert outcomes["ack"] > ENOUGH, "too little happened"

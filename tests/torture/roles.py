@@ -160,7 +160,7 @@ def read_for_a_while(handle: persist.ReadHandle, rng: random.Random, known: dict
     heard: dict[Any, int] = {}
     if handle.fetch_upper().time in {None, 0} or not handle.fetch_upper().has_passed(first):
         return
-    base, listener = contents_of(handle.snapshot(first).to_arrow()), handle.listen(first)
+    base, listener = contents_of(handle.snapshot(first, diff=True).to_arrow()), handle.listen(first)
     for _ in range(6):
         before = listener.frontier
         for event in listener.poll():
@@ -176,7 +176,7 @@ def read_for_a_while(handle: persist.ReadHandle, rng: random.Random, known: dict
             continue
         as_of = rng.randint(first, newest)
         expected = base + Counter({row: diff for (row, moment), diff in heard.items() if moment <= as_of})
-        found = contents_of(handle.snapshot(as_of).to_arrow())
+        found = contents_of(handle.snapshot(as_of, diff=True).to_arrow())
         assert found == expected, f"as of {as_of} the snapshot is not what was heard"
         assert known.setdefault(as_of, found) == found, f"as of {as_of} it was something else before"
         if rng.random() < 0.5:
@@ -204,7 +204,7 @@ def warm_up() -> None:
         handle, reader = client.open_shard(SHARD, SCHEMA)
         for moment in range(3):
             handle.compare_and_append([{"id": 1, "word": "x"}], moment, moment + 1)
-        contents_of(reader.snapshot(2).to_arrow())
+        contents_of(reader.snapshot(2, diff=True).to_arrow())
         reader.listen(0).poll()
         client.maintain(SHARD, policy=EAGER)
 

@@ -117,12 +117,12 @@ def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(t
             process.communicate()
     sources.run("s", until_idle=True)
     with client.controller().open_reader("s") as reader:
-        assert {row["id"]: row["word"] for row in reader.snapshot().to_pylist()} == expected
+        assert {row["id"]: row["word"] for row in reader.snapshot(diff=True).to_pylist()} == expected
     with client.controller().open_reader("s/errors") as reader:
-        assert Counter((row["partition"], row["address"]) for row in reader.snapshot().to_pylist()) == bad
+        assert Counter((row["partition"], row["address"]) for row in reader.snapshot(diff=True).to_pylist()) == bad
     with client.controller().open_reader("s/raw") as reader:
         raw: dict[str, dict[int, bytes | None]] = {}
-        for row in reader.snapshot().to_pylist():
+        for row in reader.snapshot(diff=True).to_pylist():
             assert row["_diff"] == 1
             raw.setdefault(row["partition"], {})[row["address"]] = row["value"]
     assert {name: [rows[n] for n in sorted(rows)] for name, rows in raw.items()} == topic.values

@@ -159,7 +159,7 @@ def judge(url: str, directory: Path, start: int) -> None:
         while tables.tidy(TIMELINE):
             pass
         with client.open_reader(f"{next(iter(client.controller().catalog.fetch().timelines))}.wal") as wal:
-            assert wal.snapshot().to_arrow().num_rows == 0, "something is left in the WAL"
+            assert wal.snapshot(diff=True).to_arrow().num_rows == 0, "something is left in the WAL"
     outcomes = Counter(one.outcome for one in tried.values())
     print(f"{dict(outcomes)}; {len(there)} in the ledger, times {start} to {newest}")
     assert outcomes["committed"] >= ENOUGH, "too little happened"
@@ -193,7 +193,7 @@ def check_totals(tables: Tables, start: int, newest: int) -> None:
     """The total as of every time: what all updates at one time add up to is nothing."""
     moved: Counter[int] = Counter()
     for index in range(TABLES):
-        rows = tables.read(name_of(index), as_of=start).to_pylist()
+        rows = tables.read(name_of(index), as_of=start, diff=True).to_pylist()
         assert sum(row["cents"] for row in rows) == ACCOUNTS * START_CENTS
         with tables.listen(name_of(index), start) as listener:
             while (listener.frontier.time or 0) <= newest:
@@ -208,6 +208,6 @@ def check_totals(tables: Tables, start: int, newest: int) -> None:
         total = sum(
             row["cents"] * row["_diff"]
             for i in range(TABLES)
-            for row in tables.read(name_of(i), as_of=as_of).to_pylist()
+            for row in tables.read(name_of(i), as_of=as_of, diff=True).to_pylist()
         )
         assert total == TABLES * ACCOUNTS * START_CENTS

@@ -130,7 +130,7 @@ def read(url: str, directory: Path, name: str, seed: int) -> None:
             newest = as_of
             for moment in {as_of, rng.choice([as_of, *known])}:
                 rows = [
-                    sorted(tables.read(name_of(i), as_of=moment).to_pylist(), key=lambda row: row["id"])
+                    sorted(tables.read(name_of(i), as_of=moment, diff=True).to_pylist(), key=lambda row: row["id"])
                     for i in range(TABLES)
                 ]
                 total = sum(row["cents"] * row["_diff"] for table in rows for row in table)

@@ -223,7 +223,7 @@ class PersistRecords:
         upper = reader.fetch_upper()
         if upper == MINIMUM:
             return iter(())
-        return reader.snapshot(as_of=(upper.time or 1) - 1, **where).batches()
+        return reader.snapshot(as_of=(upper.time or 1) - 1, **where, diff=True).batches()
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
         for table in self._rows(self._shard, key_from=(from_id,), key_to=(through + 1,)):

@@ -47,8 +47,13 @@ def upserted(schema: Schema, rows: pa.Table, deletes: Flags, lookup: Lookup) -> 
     adds = np.flatnonzero((times >= 0) & ~takes_away)
     # Each row takes away the one before it of its key. Of those of one time only the last is left then.
     retracts = np.flatnonzero(ties & ~takes_away[:-1]) + 1
+    # Where a key had several rows, all of them go when its first new one comes; they stay where none does.
+    comes = np.minimum.accumulate(np.where(times >= 0, np.arange(len(times)), len(times))[::-1])[::-1][retracts]
+    keys_at = np.append(0, np.cumsum(~ties))
+    has_new = np.append(keys_at, -1)[comes] == keys_at[retracts]
+    retracts, comes = retracts[has_new], comes[has_new]
     changes = take(every, np.concatenate([order[adds], order[retracts - 1]]))
-    changes = changes.append_column(TIME_FIELD, array_of(np.concatenate([times[adds], times[retracts]]).astype("u8")))
+    changes = changes.append_column(TIME_FIELD, array_of(np.concatenate([times[adds], times[comes]]).astype("u8")))
     diffs = np.concatenate([np.ones(len(adds), np.int64), np.full(len(retracts), -1, np.int64)])
     return consolidate(schema, exactly(schema.updates, changes.append_column(DIFF_FIELD, array_of(diffs))))
 

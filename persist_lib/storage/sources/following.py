@@ -122,7 +122,7 @@ class Following:
         try:
             first = start - 1
             if start <= begins:
-                with reader.snapshot(begins) as snapshot:
+                with reader.snapshot(begins, diff=True) as snapshot:
                     tables += [at_time(table, begins) for table in snapshot.batches()]
                 first = begins
             if first < last:

@@ -15,7 +15,7 @@ import msgspec
 
 from persist_lib.errors import PersistError
 from persist_lib.frontier import at
-from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.schema.schema import Schema
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.sources.running import Progress
 from persist_lib.storage.writer import CollectionWriter
@@ -119,7 +119,7 @@ def fetch_rows(controller: Controller, collection: str) -> list[dict[str, Any]]:
         if read.fetch_upper() <= at(0):
             return []
         with read.snapshot() as snapshot:
-            return [{key: value for key, value in row.items() if key != DIFF} for row in snapshot.to_pylist()]
+            return snapshot.to_pylist()
 
 
 def unseen_ms(row: Mapping[str, Any], now: int) -> int:

@@ -12,13 +12,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound, TimedOut
-from persist_lib.kernel.columns import integers
+from persist_lib.kernel.multiplicity import built
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import DIFF, Schema, check_schema
+from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.comparing import Comparison
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.small import out_of_time
@@ -81,8 +80,7 @@ class Mending(Ingestion):
     def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
         """The messages of a window as they were kept, in the order of times, partitions and addresses."""
         found = self._raw.updates(window.start, window.end)
-        rows = pa.array(np.repeat(np.arange(found.num_rows), integers(found.column(DIFF))))
-        found = found.drop_columns([DIFF]).take(rows)
+        found = built(found, f"what source {self.record.name!r} kept")
         places = found.group_by(["partition", "address"]).aggregate([])
         if self.record.meaning.envelope != "none" and places.num_rows < found.num_rows:
             raise InvalidUsage(

@@ -242,7 +242,7 @@ class Ingestion:
         """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""
         output = self._writing()["output"]
         if window.start == 0:
-            return output.schema.contents.empty_table()
+            return output.schema.data.empty_table()
         return output.lookup(keys, window.start - 1)
 
     def _waiting(self, window: Window) -> pa.Table | None:

@@ -106,12 +106,12 @@ class Target:
 
     def contents(self, as_of: int) -> pa.Table:
         """All rows as of a time."""
-        with self._opened().snapshot(as_of) as snapshot:
+        with self._opened().snapshot(as_of, diff=True) as snapshot:
             return snapshot.to_arrow()
 
     def count(self, as_of: int) -> int:
         """How many rows there are as of a time."""
-        with self._opened().snapshot(as_of, columns=[]) as snapshot:
+        with self._opened().snapshot(as_of, columns=[], diff=True) as snapshot:
             return sum(int(integers(table.column(DIFF)).sum()) for table in snapshot.batches())
 
     def let_go(self, time: int) -> None:
@@ -166,7 +166,7 @@ class RenditionTarget(Target):
 
     def lookup(self, keys: pa.Table, as_of: int) -> pa.Table:
         """The rows of these keys as of a time."""
-        found = [self.schema.contents.empty_table()]
+        found = [self.schema.data.empty_table()]
         for handle in self._opened().shards_of(self._rendition):
             with handle.snapshot(as_of, keys=keys) as snapshot:
                 found.append(snapshot.to_arrow())
@@ -176,7 +176,7 @@ class RenditionTarget(Target):
         """How many rows there are as of a time."""
         total = 0
         for handle in self._opened().shards_of(self._rendition):
-            with handle.snapshot(as_of, columns=[]) as snapshot:
+            with handle.snapshot(as_of, columns=[], diff=True) as snapshot:
                 total += sum(int(integers(table.column(DIFF)).sum()) for table in snapshot.batches())
         return total
 

@@ -123,7 +123,7 @@ def _rows(catalog: Catalog, shard: str) -> tuple[int, pa.Table]:
     reader = unheld(catalog.client, shard, SCHEMA)
     for attempt in range(ATTEMPTS):
         try:
-            with reader.snapshot() as snapshot:
+            with reader.snapshot(diff=True) as snapshot:
                 found = [_sized(table) for table in snapshot.batches()]
         except SinceViolation:
             if attempt == ATTEMPTS - 1:

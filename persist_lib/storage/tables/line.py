@@ -218,7 +218,7 @@ class Line(ABC):
             view.name, as_of, rendition.number, schema, rendition.hash_columns, wanted.columns, parts,
             self.client.runtime, config.merge_bytes,
         )  # fmt: skip
-        return TableSnapshot(view.name, as_of, schema, wanted.columns, inner)
+        return TableSnapshot(view.name, as_of, schema, wanted, inner)
 
     @contextmanager
     def older(self, name: str) -> Iterator[View]:

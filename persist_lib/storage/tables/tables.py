@@ -210,6 +210,7 @@ class Tables:
         key_to: Sequence[object] | None = None,
         keys: object = None,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
         timeout: float | None = None,
     ) -> TableSnapshot:
         """The rows of a table as of a time: by default, all that was acknowledged before this call. See `snapshot`.
@@ -221,8 +222,9 @@ class Tables:
 
         def want(schema: Schema) -> Wanted:
             return Wanted.of(
-                schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter
-            )
+                schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
+                diff=diff,
+            )  # fmt: skip
 
         time = None if as_of is None else Times("ms", self.client.runtime.clock_ms).as_of(as_of)
         return self._timelines.with_table(name, lambda line: line.snapshot(name, time, want, deadline))

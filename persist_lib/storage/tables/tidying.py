@@ -52,7 +52,7 @@ def _retract(client: Client, shard: str, to: int, deadline: Deadline, write: Wri
     reader, count = unheld(client, shard, SCHEMA), 0
     while not deadline.has_passed():
         found, size = [empty_table(SCHEMA.contents)], 0
-        with reader.snapshot(key_to=[to + 1]) as snapshot:
+        with reader.snapshot(key_to=[to + 1], diff=True) as snapshot:
             for table in snapshot.batches():
                 found.append(table)
                 size += table.nbytes

@@ -120,14 +120,16 @@ class Transaction:
         key_to: Sequence[object] | None = None,
         keys: object = None,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
     ) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
         wanted = Wanted.of(
-            view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter
-        )
+            view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
+            diff=diff,
+        )  # fmt: skip
         rows = wanted.narrowed(self._contents(view, wanted.whole()))
-        return TableSnapshot(table, self.as_of, view.schema, wanted.columns, rows)
+        return TableSnapshot(table, self.as_of, view.schema, wanted, rows)
 
     def commit(self) -> Done:
         """Commit what was changed, by one append to the WAL. Nothing changed is nothing written.

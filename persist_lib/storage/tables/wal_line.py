@@ -287,7 +287,7 @@ class WalLine(Line):
                 self._catch_up(view, time, upper, deadline)
                 continue
             table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
-            return TableSnapshot(name, time, schema, wanted.columns, table)
+            return TableSnapshot(name, time, schema, wanted, table)
 
     def _whole(self, view: View, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
         """The contents read now, as the reader is closed after this."""
@@ -296,7 +296,7 @@ class WalLine(Line):
         wanted = want(schema)
         base = view.contents(span, min(time, upper - 1), wanted)
         table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
-        return TableSnapshot(view.name, time, schema, wanted.columns, table)
+        return TableSnapshot(view.name, time, schema, wanted, table)
 
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""

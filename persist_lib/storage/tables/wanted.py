@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from persist_lib.arguments import parse_flag
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.consolidate import consolidate
@@ -33,28 +34,32 @@ class Wanted(NamedTuple):
     keys: Keys | None = None
     where: Where | None = None
     columns: tuple[str, ...] | None = None
+    diff: bool = False
+    """Whether the reader wants each distinct row once, with `_diff`, and not each row as often as it is there."""
 
     @classmethod
     def of(
         cls, schema: Schema, *, columns: object = None, key: Sequence[object] | None = None,
         key_from: Sequence[object] | None = None, key_to: Sequence[object] | None = None, keys: object = None,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
     ) -> Wanted:  # fmt: skip
         """What the arguments of a read say. Raises InvalidUsage."""
         range_ = KeyRange.of(schema, key, key_from, key_to)
         if keys is not None and range_ != KeyRange():
             raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=keys)
         found = None if keys is None else keys_of(schema, keys)
-        return cls(schema, range_, found, Where.of(schema.data, filter), parse_columns(schema, "the table", columns))
+        names, where = parse_columns(schema, "the table", columns), Where.of(schema.data, filter)
+        return cls(schema, range_, found, where, names, parse_flag(diff, "diff"))
 
     def whole(self) -> Wanted:
         """The same rows with all their columns."""
         return self._replace(columns=None)
 
     def snapshot(self, handle: ReadHandle, time: int) -> Snapshot:
-        """These rows of a shard as of a time that this process knows to be complete: without looking for newer ones."""
+        """These rows of a shard, each distinct one once, as of a time that this process knows to be complete."""
         return Snapshot(
-            handle, handle.acquire(time), time, self.range_, self.columns, Spending(), self.where, self.keys
+            handle, handle.acquire(time), time, self.range_, self.columns, Spending(), self.where, self.keys, diff=True
         )
 
     def kept(self, rows: pa.Table) -> pa.Table:

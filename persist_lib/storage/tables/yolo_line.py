@@ -132,7 +132,7 @@ class YoloLine(Line):
             if 0 <= time < view.upper(span) and timeline.upper.has_passed(time):
                 break
             if time < 0:
-                return TableSnapshot(name, 0, view.schema, want(view.schema).columns, want(view.schema).narrowed(
+                return TableSnapshot(name, 0, view.schema, want(view.schema), want(view.schema).narrowed(
                     view.contents(span, -1, want(view.schema))))  # fmt: skip
             if deadline.has_passed():
                 raise self.out_of_time(deadline, f"table {name!r} does not come up to {time}")
@@ -144,7 +144,7 @@ class YoloLine(Line):
         if at(time) < view.reader.since:
             with self.older(name) as old:
                 found = self.base(old, old.timeline().at(time), time, want)
-                return TableSnapshot(name, time, view.schema, want(view.schema).columns, found.to_arrow())
+                return TableSnapshot(name, time, view.schema, want(view.schema), found.consolidated_table())
         found = self.base(view, span, time, want)
         self._let_go(view, view.upper(span))
         return found

@@ -135,7 +135,7 @@ def test_the_duties_of_a_pass_make_up_for_most_of_it(counted: Counted) -> None:
 
 def test_a_snapshot_costs_what_reading_it_took_and_grows_as_it_is_read(counted: Counted) -> None:
     with counted.client.open_reader("s") as read:
-        snapshot, seen = counted.classes(lambda: read.snapshot(5))
+        snapshot, seen = counted.classes(lambda: read.snapshot(5, diff=True))
         assert told(snapshot.cost) == seen
         found = snapshot.cost
         tables = snapshot.batches()
@@ -169,7 +169,7 @@ def test_a_split_that_is_read_in_another_process_tells_there_what_it_cost(tmp_pa
     with persist.open(f"file:{tmp_path}/data", config=OBJECTS) as client:
         write, read = client.open_shard("s", SCHEMA)
         write.compare_and_append([{"id": id_, "word": "w"} for id_ in range(1000)], 0, 1)
-        with read.snapshot(0) as snapshot:
+        with read.snapshot(0, diff=True) as snapshot:
             [split] = snapshot.splits(1)
             program = [sys.executable, "-W", "error", "-c", PROGRAM]
             done = subprocess.run(

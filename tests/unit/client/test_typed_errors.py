@@ -67,7 +67,7 @@ def test_categories_are_appended_as_the_text_they_stand_for(client: persist.Clie
     write.append_async(frame, 1, 2).result()
     write.compare_and_append(frame[:0], 2, 3)
     write.compare_and_append([frame[:2], frame[2:]], 3, 4)
-    found = [(row["id"], row["word"], row["_diff"]) for row in read.snapshot(3).to_pylist()]
+    found = [(row["id"], row["word"], row["_diff"]) for row in read.snapshot(3, diff=True).to_pylist()]
     assert found == [(n, word, 3) for n, word in enumerate(WORDS)]
 
 
@@ -117,7 +117,7 @@ def test_what_is_short_is_shown_as_it_is_and_without_passwords() -> None:
 def test_json_that_is_a_little_deep_comes_back(client: persist.Client) -> None:
     write, read = client.open_shard("j", persist.Schema.json())
     write.compare_and_append([("k", nested(200))], 0, 1)
-    assert persist.decode_rows(persist.Schema.json(), read.snapshot(0).to_arrow())[0].value == nested(200)
+    assert persist.decode_rows(persist.Schema.json(), read.snapshot(0, diff=True).to_arrow())[0].value == nested(200)
 
 
 @pytest.mark.parametrize("value", [nested(100_000), {"a": Bad()}, Bad(), "\ud800"])
@@ -148,22 +148,22 @@ def test_such_a_value_in_any_column_is_a_typed_error(client: persist.Client, col
         with pytest.raises(persist.InvalidUsage):
             write.compare_and_append(rows, 0, 1)
     with pytest.raises(persist.InvalidUsage):
-        client.open_reader("s").snapshot(key=(value,))
+        client.open_reader("s").snapshot(key=(value,), diff=True)
 
 
 def test_a_bool_is_no_number_in_a_key(client: persist.Client) -> None:
     client.open_writer("s", SCHEMA).compare_and_append([{"id": 1, "word": "w"}], 0, 1)
     with client.open_reader("s") as read:
         with pytest.raises(persist.InvalidUsage, match="id"):
-            read.snapshot(key=(True,))
-        assert read.snapshot(key=(np.int64(1),)).to_pylist() == [{"id": 1, "word": "w", "_diff": 1}]
+            read.snapshot(key=(True,), diff=True)
+        assert read.snapshot(key=(np.int64(1),), diff=True).to_pylist() == [{"id": 1, "word": "w", "_diff": 1}]
 
 
 def test_run_ends_of_views_are_appended(client: persist.Client) -> None:
     write, read = client.open_shard("s", SCHEMA)
     words = pa.RunEndEncodedArray.from_arrays([2, 3, 5], pa.array(["a", None, "b"]).cast(pa.string_view()))
     write.compare_and_append(pa.table({"id": range(4), "word": words[1:]}), 0, 1)
-    assert [row["word"] for row in read.snapshot(0).to_pylist()] == ["a", None, "b", "b"]
+    assert [row["word"] for row in read.snapshot(0, diff=True).to_pylist()] == ["a", None, "b", "b"]
 
 
 class Key(BaseModel):
@@ -222,7 +222,7 @@ def test_frontiers_compare_with_nothing_else() -> None:
 def test_columns_may_come_from_an_iterator(client: persist.Client) -> None:
     write, read = client.open_shard("s", SCHEMA)
     write.compare_and_append([{"id": 1, "word": "w"}], 0, 1)
-    assert read.snapshot(0, columns=iter(["word"])).to_pylist() == [{"word": "w", "_diff": 1}]  # type: ignore[arg-type]
+    assert read.snapshot(0, columns=iter(["word"]), diff=True).to_pylist() == [{"word": "w", "_diff": 1}]  # type: ignore[arg-type]
 
 
 def test_a_listener_that_is_refused_registers_nobody(client: persist.Client) -> None:
@@ -237,7 +237,7 @@ def test_a_listener_that_is_refused_registers_nobody(client: persist.Client) -> 
 def test_handles_say_what_to_pickle_instead(client: persist.Client) -> None:
     write, read = client.open_shard("s", SCHEMA)
     write.compare_and_append([{"id": 1, "word": "w"}], 0, 1)
-    with read.snapshot(0) as snapshot, read.listen(0) as listen:
+    with read.snapshot(0, diff=True) as snapshot, read.listen(0) as listen:
         for thing, instead in [
             (client, "client.url"), (write, "Open one"), (read, "splits"), (snapshot, "splits"), (listen, "Listen"),
         ]:  # fmt: skip

@@ -85,7 +85,7 @@ def _write_persist(opened: Any, records: Records) -> None:
     writer = opened._writers[opened._shard]
     old = writer.machine.fetch().state.upper.time
     rows = [{"id": 0, "fragment": 0, "payload": b"", "head": b"", "_time": old, "_diff": 1}][:0]
-    found = opened._client.open_reader(opened._shard).snapshot().to_pylist()
+    found = opened._client.open_reader(opened._shard).snapshot(diff=True).to_pylist()
     rows += [{**row, "_time": old, "_diff": -1} for row in found]
     for (id_, fragment), record in records.items():
         head = min(len(record), HEAD_BYTES)

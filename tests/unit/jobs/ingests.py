@@ -120,7 +120,7 @@ def write_files(
 def contents(client: persist.Client, shard: str) -> list[dict[str, Any]]:
     with client.open_reader(shard) as reader:
         upper = reader.fetch_upper().time or 0
-        return [] if not upper else reader.snapshot(upper - 1).to_pylist()
+        return [] if not upper else reader.snapshot(upper - 1, diff=True).to_pylist()
 
 
 def check(client: persist.Client, shard: str, rows: Counter[Any], bad: set[tuple[str, int]]) -> None:

@@ -161,13 +161,13 @@ def test_what_the_store_answered_wrongly_once_is_not_kept() -> None:
     with persist.open(flaky_location, config=OBJECTS, cache=cache, runtime=QUIET) as client:
         write, read = client.open_shard("s", SCHEMA)
         write.compare_and_append([{"id": 1, "word": "w"}], 0, 1)
-        with pytest.raises(Corrupt), read.snapshot(0) as snapshot:
+        with pytest.raises(Corrupt), read.snapshot(0, diff=True) as snapshot:
             snapshot.to_arrow()
         flaky.is_wrong = False
-        with read.snapshot(0) as snapshot:
+        with read.snapshot(0, diff=True) as snapshot:
             assert snapshot.to_arrow().num_rows == 1
         flaky.is_wrong = True
-        with read.snapshot(0) as snapshot:
+        with read.snapshot(0, diff=True) as snapshot:
             assert snapshot.to_arrow().num_rows == 1, "from the cache"
         counts = client.metrics().cache
         assert counts is not None
@@ -220,7 +220,7 @@ def test_locations_do_not_see_each_others_chunks(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     for name, expected in (("one", (0, 1)), ("one", (1, 0)), ("other", (0, 1))):
         with persist.open(f"file:{tmp_path}/{name}", cache=cache) as client, client.open_reader("s") as read:
-            read.snapshot(0).to_arrow()
+            read.snapshot(0, diff=True).to_arrow()
             counts = client.metrics().cache
             assert counts is not None
             assert (counts.hits, counts.misses) == expected
@@ -249,7 +249,7 @@ def counted(tmp_path: Path) -> Iterator[Counted]:
 
 
 def test_a_snapshot_is_fetched_once_however_it_is_read(counted: Counted) -> None:
-    with counted.client.open_reader("s") as read, read.snapshot(5) as snapshot:
+    with counted.client.open_reader("s") as read, read.snapshot(5, diff=True) as snapshot:
         expected = contents_of(snapshot.to_arrow())
         assert (counted.counts().hits, counted.counts().misses) == (0, 6)
         counted.recording.clear()
@@ -273,11 +273,11 @@ def test_listeners_share_what_one_of_them_fetched(counted: Counted) -> None:
 
 def test_what_was_deleted_can_still_be_read_from_the_cache_and_a_scrub_looks_at_the_store(counted: Counted) -> None:
     with counted.client.open_reader("s") as read:
-        with read.snapshot(5) as snapshot:
+        with read.snapshot(5, diff=True) as snapshot:
             expected = contents_of(snapshot.to_arrow())
         [gone, *_] = [entry.key for entry in counted.client.blob.list("s/") if "rollup" not in entry.key]
         counted.client.blob.delete(gone)
-        with read.snapshot(5) as snapshot:
+        with read.snapshot(5, diff=True) as snapshot:
             assert contents_of(snapshot.to_arrow()) == expected
         scrubbed = counted.client.scrub("s")
         assert len(scrubbed.damaged) == 1

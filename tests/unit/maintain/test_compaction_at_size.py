@@ -44,7 +44,7 @@ def fill(client: persist.Client, batches: int, rows: int, hot: float = 0.0, valu
 
 def contents(client: persist.Client, as_of: int) -> list[dict[str, object]]:
     with client.open_reader("s") as reader:
-        return reader.snapshot(as_of).to_pylist()
+        return reader.snapshot(as_of, diff=True).to_pylist()
 
 
 def opened(tmp_path: Path, **config: int) -> persist.Client:

@@ -53,7 +53,7 @@ def test_maintenance_comes_to_rest_and_leaves_exactly_what_is_referred_to(world:
         world_ = check_swept(client, "s")
         assert client.census("s").batches <= client.census("s").batch_bound
         with client.open_reader("s") as read:
-            assert contents_of(read.snapshot(20).to_arrow()) == model.contents(20)
+            assert contents_of(read.snapshot(20, diff=True).to_arrow()) == model.contents(20)
         assert len(world_.state.rollups) <= 2
     settle(client)
     before = world.bytes("s")
@@ -82,7 +82,7 @@ def test_since_is_kept_by_retention_and_moves_with_upper(world: World) -> None:
     client.maintain("s")
     assert client.inspect("s").state.since == persist.at(29)
     reader = client.open_reader("s")
-    assert contents_of(reader.snapshot(29).to_arrow()) == model.contents(29)
+    assert contents_of(reader.snapshot(29, diff=True).to_arrow()) == model.contents(29)
     with client.open_writer("s", SCHEMA) as write:
         write.compare_and_append([], 40, 60)
     client.maintain("s")
@@ -236,7 +236,7 @@ def test_every_single_failure_of_maintenance_is_survived(world: World, outcome: 
             faulty.maintain(shard, policy=EAGER)
         with client.open_reader(shard) as read:
             for as_of in (8, 10, 11):
-                assert contents_of(read.snapshot(as_of).to_arrow()) == model.contents(as_of)
+                assert contents_of(read.snapshot(as_of, diff=True).to_arrow()) == model.contents(as_of)
         settle(client, shard)
         check_swept(client, shard)
 
@@ -320,7 +320,7 @@ def test_an_unknown_compaction_never_loses_what_it_may_have_linked(world: World)
     for _ in range(3):
         client.maintain("s")
     with client.open_reader("s") as read:
-        assert contents_of(read.snapshot(11).to_arrow()) == model.contents(11)
+        assert contents_of(read.snapshot(11, diff=True).to_arrow()) == model.contents(11)
     settle(client)
     check_swept(client, "s")
 
@@ -415,9 +415,9 @@ def test_a_scrub_names_every_damaged_batch_and_changes_nothing(world: World) -> 
     assert found.batches == 6
     assert world.bytes("s") == before
     with client.open_reader("s") as read:
-        assert read.snapshot(0).to_arrow().num_rows
+        assert read.snapshot(0, diff=True).to_arrow().num_rows
         with pytest.raises(persist.Corrupt):
-            read.snapshot(1).to_arrow()
+            read.snapshot(1, diff=True).to_arrow()
 
 
 @pytest.mark.parametrize("lie", ["fingerprint", "diff_sum", "count", "parts"])
@@ -437,6 +437,6 @@ def test_an_engine_that_lies_is_refused_and_the_shard_is_as_it_was(world: World,
     with pytest.raises(CompactionRefused):
         client.compact("s", policy=EAGER, engine=lying)
     with client.open_reader("s") as read:
-        assert contents_of(read.snapshot(11).to_arrow()) == model.contents(11)
+        assert contents_of(read.snapshot(11, diff=True).to_arrow()) == model.contents(11)
     settle(client)
     check_swept(client, "s")

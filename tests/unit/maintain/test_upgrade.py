@@ -75,7 +75,7 @@ def test_clients_go_on_through_an_upgrade_and_a_chain_holds_both_formats(world: 
     check_world(third, "s")
     third.maintain("s")
     read = third.open_reader("s")
-    assert sum(contents_of(read.snapshot(25).to_arrow()).values()) == 26
+    assert sum(contents_of(read.snapshot(25, diff=True).to_arrow()).values()) == 26
     assert upgraded > 1
 
 

@@ -96,7 +96,7 @@ def test_the_first_attempt_at_an_object_that_is_there_is_given_up_and_the_object
     assert (audited.uploads, audited.orphans, audited.live) == (2, (), 1)
     assert place.unfinished() == []
     with place.client.open_reader("s") as read:
-        assert contents_of(read.snapshot(0).to_arrow()) == {(1, "w"): 1}
+        assert contents_of(read.snapshot(0, diff=True).to_arrow()) == {(1, "w"): 1}
 
 
 def test_an_id_is_remembered_while_something_of_it_is_unfinished(place: Uploading) -> None:
@@ -227,5 +227,5 @@ def test_a_half_written_file_of_a_retired_writer_goes_though_its_process_lives_a
     monkeypatch.undo()
     assert len(client.audit_orphans("s").orphans) == 1, "it was stored after all"
     write.compare_and_append([row(1)], 0, 1)
-    assert contents_of(client.open_reader("s").snapshot(0).to_arrow()) == {(1, "w"): 1}
+    assert contents_of(client.open_reader("s").snapshot(0, diff=True).to_arrow()) == {(1, "w"): 1}
     client.close()

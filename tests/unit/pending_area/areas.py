@@ -68,7 +68,7 @@ class Area:
 
     def merged(self) -> Counter[Any]:
         """What the shard holds at its newest complete time."""
-        with self.client.open_reader(NAME) as read, read.snapshot() as snapshot:
+        with self.client.open_reader(NAME) as read, read.snapshot(diff=True) as snapshot:
             return contents_of(snapshot.to_arrow())
 
 

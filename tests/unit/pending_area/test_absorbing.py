@@ -200,7 +200,7 @@ def test_an_adopted_batch_that_begins_before_upper_counts_from_there(area: Area)
     check_world(area.client, NAME)
     with area.client.open_reader(NAME) as read:
         for time in range(12):
-            with read.snapshot(time) as snapshot:
+            with read.snapshot(time, diff=True) as snapshot:
                 assert snapshot.to_arrow().num_rows == len(plain(said(0, 12), time))
 
 
@@ -210,13 +210,13 @@ def test_whatever_reads_shards_reads_what_was_adopted(area: Area):
         area.put("a", lower, lower + 40)
     area.absorb()
     assert area.client.scrub(NAME).damaged == ()
-    with area.client.open_reader(NAME) as read, read.snapshot(79) as snapshot:
+    with area.client.open_reader(NAME) as read, read.snapshot(79, diff=True) as snapshot:
         splits = [pickle.loads(pickle.dumps(split)) for split in snapshot.splits(3)]
         found = sum((contents_of(split.to_arrow(area.client.blob)) for split in splits), Counter[Any]())
         assert found == plain(said(0, 80), 79)
         one = [row for row in plain(said(0, 80), 79).items() if row[0][0] == 3]
     with area.client.open_reader(NAME) as read:
-        assert contents_of(read.snapshot(79, key=(3,)).to_arrow()) == Counter(dict(one))
+        assert contents_of(read.snapshot(79, key=(3,), diff=True).to_arrow()) == Counter(dict(one))
 
 
 @pytest.mark.usefixtures("adopting")
@@ -534,6 +534,6 @@ def test_a_reader_before_since_is_refused(area: Area):
     area.absorb()
     area.reader.downgrade_since(5)
     with pytest.raises(SinceViolation):
-        area.reader.contents(3)
+        area.reader.contents(3, diff=True)
     with pytest.raises(SinceViolation):
         area.reader.listen(3)

@@ -53,7 +53,7 @@ def test_contents_are_those_of_a_plain_list_at_every_time_before_and_after_absor
     area.put("b", 4, 14)
     for _ in range(2):
         for time in (0, 2, 5, 9, 11, 13):
-            assert contents_of(area.reader.contents(time)) == plain(said(0, 14), time)
+            assert contents_of(area.reader.contents(time, diff=True)) == plain(said(0, 14), time)
         area.absorb()
     assert area.reader.upper == at(14)
 
@@ -61,11 +61,11 @@ def test_contents_are_those_of_a_plain_list_at_every_time_before_and_after_absor
 def test_what_nobody_has_put_yet_is_waited_for(area: Area):
     area.put("a", 0, 3)
     with pytest.raises(TimedOut, match="have come to"):
-        area.reader.contents(3, timeout=0.2)
+        area.reader.contents(3, timeout=0.2, diff=True)
     with pytest.raises(TimedOut):
-        area.reader.contents(1, merged_only=True, timeout=0.2)
+        area.reader.contents(1, merged_only=True, timeout=0.2, diff=True)
     area.absorb()
-    assert contents_of(area.reader.contents(1, merged_only=True)) == plain(said(0, 3), 1)
+    assert contents_of(area.reader.contents(1, merged_only=True, diff=True)) == plain(said(0, 3), 1)
 
 
 def test_a_listener_follows_the_shard_then_a_writer_then_another(area: Area):
@@ -134,7 +134,7 @@ def test_what_was_absorbed_otherwise_raises_diverged_and_goes_on_raising_it(area
     area.put("a", 0, 3)
     listener, merged = area.reader.listen(0), area.reader.listen(0, merged_only=True)
     listener.poll()
-    assert area.reader.contents(2).num_rows
+    assert area.reader.contents(2, diff=True).num_rows
     with area.client.open_writer(NAME, SCHEMA) as write:
         write.compare_and_append([*said(0, 2), *said(2, 3, "x")], 0, 3)
     for _ in range(2):
@@ -144,26 +144,26 @@ def test_what_was_absorbed_otherwise_raises_diverged_and_goes_on_raising_it(area
         assert "/a/" in raised.value.keys[0]
     merged.poll()
     with pytest.raises(Diverged):
-        area.reader.contents(3, timeout=0.1)
+        area.reader.contents(3, timeout=0.1, diff=True)
 
 
 def test_what_is_read_twice_from_writers_that_disagree_raises_diverged_at_once(area: Area):
     area.put("a", 0, 3)
-    assert area.reader.contents(2).num_rows
+    assert area.reader.contents(2, diff=True).num_rows
     area.put("b", 0, 6, word="x")
     with pytest.raises(Diverged, match="/b/"):
-        area.reader.contents(4)
+        area.reader.contents(4, diff=True)
 
 
 def test_history_is_kept_until_what_was_read_is_checked(area: Area):
     area.put("a", 0, 6)
-    assert area.reader.contents(5).num_rows
+    assert area.reader.contents(5, diff=True).num_rows
     area.reader.downgrade_since(5)
     assert area.reader.since == at(0)
     area.absorb()
-    assert area.reader.contents(5).num_rows
+    assert area.reader.contents(5, diff=True).num_rows
     area.reader.downgrade_since(5)
-    assert area.reader.contents(7 - 2, merged_only=True).num_rows
+    assert area.reader.contents(7 - 2, merged_only=True, diff=True).num_rows
     assert area.reader.since == at(5)
 
 
@@ -194,26 +194,26 @@ def test_a_clone_has_the_version_and_the_since_of_the_original(area: Area):
         area.reader.downgrade_since(2)
         area.reader.close()
         assert area.client.inspect(NAME).state.since == at(0)
-        assert contents_of(clone.contents(1)) == plain(said(0, 3), 1)
+        assert contents_of(clone.contents(1, diff=True)) == plain(said(0, 3), 1)
     with pytest.raises(LeaseExpired):
         area.reader.clone()
 
 
 def test_a_clone_checks_what_its_original_was_given(area: Area):
     area.put("a", 0, 3)
-    assert area.reader.contents(2).num_rows
+    assert area.reader.contents(2, diff=True).num_rows
     clone = area.reader.clone()
     with area.client.open_writer(NAME, SCHEMA) as write:
         write.compare_and_append(said(0, 3, "x"), 0, 3)
     area.put("a", 3, 6)
     with pytest.raises(Diverged):
-        clone.contents(5)
+        clone.contents(5, diff=True)
 
 
 def test_a_damaged_batch_is_skipped_for_anothers(area: Area, caplog):
     area.damage(area.put("a", 0, 9))
     area.put("b", 0, 4)
-    assert contents_of(area.reader.contents(3)) == plain(said(0, 4), 3)
+    assert contents_of(area.reader.contents(3, diff=True)) == plain(said(0, 4), 3)
     assert "/a/" in caplog.text
 
 
@@ -228,7 +228,7 @@ def test_a_live_reader_that_misses_a_listed_batch_says_so(area: Area, monkeypatc
 
     monkeypatch.setattr(type(area.client.blob), "around", gone)
     with pytest.raises(Missing, match="live reader"):
-        area.reader.contents(2)
+        area.reader.contents(2, diff=True)
 
 
 def test_a_read_only_client_reads_and_clones(area: Area):
@@ -236,7 +236,7 @@ def test_a_read_only_client_reads_and_clones(area: Area):
     area.absorb()
     area.put("a", 3, 6)
     looking = pending_area.acquire_read_handle(area.world.client(read_only=True), NAME)
-    assert contents_of(looking.contents(4)) == plain(said(0, 6), 4)
+    assert contents_of(looking.contents(4, diff=True)) == plain(said(0, 6), 4)
     heard = Heard(looking.clone().listen(0), 1).poll()
     assert heard.updates == expected(1, 6)
     with pytest.raises(InvalidUsage):
@@ -256,9 +256,9 @@ def test_closed_and_deleted_ends_it(area: Area):
     area.reader.close()
     pending_area.delete(area.client, NAME)
     with pytest.raises(ShardFinished):
-        looking.contents(2)
+        looking.contents(2, diff=True)
     with pytest.raises(LeaseExpired):
-        area.reader.contents(2)
+        area.reader.contents(2, diff=True)
 
 
 def test_an_interrupt_loses_and_doubles_nothing(area: Area, monkeypatch):
@@ -302,13 +302,13 @@ def test_times_of_a_clock_are_shown(world: World):
     updates, _ = area.reader.listen("1970-01-01T00:00:00Z").poll()
     assert isinstance(updates, persist.Updates)
     assert str(updates.table.schema.field("_time").type) == "timestamp[ms, tz=UTC]"
-    assert area.reader.contents("1970-01-01T00:00:01Z").num_rows == 1
+    assert area.reader.contents("1970-01-01T00:00:01Z", diff=True).num_rows == 1
 
 
 def test_a_reader_whose_lease_ended_says_so_wherever_what_it_held_is_gone(area: Area):
     """Not that something is missing: what it read from the shard, from the pending area, and what it checks."""
     area.put("a", 0, 9)
-    assert area.reader.contents(8).num_rows
+    assert area.reader.contents(8, diff=True).num_rows
     listener = area.reader.listen(0)
     listener.poll()
     area.absorb()
@@ -318,7 +318,7 @@ def test_a_reader_whose_lease_ended_says_so_wherever_what_it_held_is_gone(area: 
     for _ in range(3):
         pending_area.absorb(other, NAME)
         other.maintain(NAME, policy=persist.Policy(weight=1e9, advance=0.01))
-    for act in (lambda: area.reader.contents(8), listener.poll, lambda: area.reader.downgrade_since(3)):
+    for act in (lambda: area.reader.contents(8, diff=True), listener.poll, lambda: area.reader.downgrade_since(3)):
         with pytest.raises(LeaseExpired):
             act()
 
@@ -371,6 +371,6 @@ def test_where_since_is_upper_the_shard_is_waited_for(area: Area):
     area.reader.downgrade_since(6)
     area.put("a", 6, 9)
     with pytest.raises(TimedOut):
-        area.reader.contents(7, timeout=0.1)
+        area.reader.contents(7, timeout=0.1, diff=True)
     area.absorb()
-    assert contents_of(area.reader.contents(7)) == plain(said(0, 9), 7)
+    assert contents_of(area.reader.contents(7, diff=True)) == plain(said(0, 9), 7)

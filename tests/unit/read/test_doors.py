@@ -83,7 +83,7 @@ WAYS: dict[str, Callable[[Any], pa.Table]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_door_gives_the_contents_with_their_multiplicities(read: persist.ReadHandle, way: str) -> None:
     for as_of in (0, 20, 39):
-        with read.snapshot(as_of) as snapshot:
+        with read.snapshot(as_of, diff=True) as snapshot:
             whole = snapshot.to_arrow()
             found = WAYS[way](snapshot)
             assert found.schema.names == whole.schema.names == ["id", "word", "_diff"]
@@ -97,7 +97,7 @@ def test_every_door_gives_the_contents_with_their_multiplicities(read: persist.R
 def test_every_door_takes_every_type_and_nulls(world: World, way: str) -> None:
     write, read = world.client().open_shard("all", EVERYTHING)
     write.compare_and_append(everything(), 0, 1)
-    snapshot = read.snapshot(0)
+    snapshot = read.snapshot(0, diff=True)
     found = WAYS[way](snapshot)
     assert found.num_rows == 8
     for name in EVERYTHING.names:
@@ -120,7 +120,7 @@ def test_a_stream_reads_in_bounded_memory_and_only_what_is_consumed(world: World
     parts = sum(len(batch.parts) for batch in client.inspect("s").state.trace)
     assert parts > 10
     world.requests.clear()
-    reader = read.snapshot(0).to_reader()
+    reader = read.snapshot(0, diff=True).to_reader()
     first = reader.read_next_batch()
     assert 0 < first.num_rows <= 1 << 14
     assert world.count("get", "get_range") <= 2
@@ -129,7 +129,7 @@ def test_a_stream_reads_in_bounded_memory_and_only_what_is_consumed(world: World
 
 
 def test_a_requested_schema_is_cast_to_or_refused(read: persist.ReadHandle) -> None:
-    snapshot = read.snapshot(39)
+    snapshot = read.snapshot(39, diff=True)
     asked = snapshot.schema.set(0, pa.field("id", pa.int32()))
     assert pa.table(snapshot, schema=asked).schema == asked
     assert pa.schema(snapshot) == snapshot.schema
@@ -149,7 +149,7 @@ def test_duckdb_filters_of_every_type_are_exact(world: World, name: str) -> None
     ]
     write.compare_and_append(rows, 0, 1)
     connection = duckdb.connect()
-    connection.register("lazy", dataset_of(read.snapshot(0)))
+    connection.register("lazy", dataset_of(read.snapshot(0, diff=True)))
     connection.execute("create table whole as select * from lazy")
     values = connection.execute(f"select distinct {name} from whole where {name} is not null").fetchall()
     texts = [row[0] for row in connection.execute(f"select distinct {name}::varchar from whole").fetchall()]
@@ -178,7 +178,7 @@ def _kind(connection: duckdb.DuckDBPyConnection, name: str) -> str:
 
 
 def test_duckdb_joins_two_snapshots_and_counts_each_row(read: persist.ReadHandle) -> None:
-    now, before = read.snapshot(39), read.snapshot(20)
+    now, before = read.snapshot(39, diff=True), read.snapshot(20, diff=True)
     relation = duckdb.sql("select count(*) from now join before using (id, word)")
     assert relation is not None
     joined = relation.fetchall()
@@ -210,7 +210,7 @@ def test_duckdb_joins_two_snapshots_and_counts_each_row(read: persist.ReadHandle
 def test_a_lazy_scan_of_polars_gives_what_polars_gives_of_the_whole(
     read: persist.ReadHandle, predicate: pl.Expr, columns: list[str] | None
 ) -> None:
-    for snapshot in (read.snapshot(39), read.snapshot(39, filter=pc.field("id") > 2)):
+    for snapshot in (read.snapshot(39, diff=True), read.snapshot(39, filter=pc.field("id") > 2, diff=True)):
         want = snapshot.to_polars().filter(predicate)
         found = snapshot.scan_polars().filter(predicate)
         if columns is not None:
@@ -223,7 +223,7 @@ def test_a_lazy_scan_of_polars_gives_what_polars_gives_of_the_whole(
 def test_polars_filters_of_every_type_are_exact(world: World) -> None:
     write, read = world.client().open_shard("all", EVERYTHING)
     write.compare_and_append(everything(), 0, 1)
-    snapshot = read.snapshot(0)
+    snapshot = read.snapshot(0, diff=True)
     frame = snapshot.to_polars()
     for name in frame.columns:
         for value in (frame[name][0], frame[name][1]):
@@ -244,7 +244,7 @@ def test_engines_read_only_the_columns_and_rows_that_they_need(
         return selected(self, names, where)
 
     monkeypatch.setattr(persist.Snapshot, "selected", spy)
-    snapshot = read.snapshot(39)
+    snapshot = read.snapshot(39, diff=True)
     lazy, relation = snapshot.scan_polars(), snapshot.to_duckdb()
     long = pl.col("word").str.len_chars() > 2
     lazy.filter((pl.col("id") > 5) & long).select("id").collect()
@@ -264,7 +264,7 @@ def test_a_door_of_a_closed_handle_says_so(world: World, way: str) -> None:
     client = world.client(TINY)
     filled(client)
     read = client.open_reader("s")
-    snapshot, changes = read.snapshot(39), read.changes(3)
+    snapshot, changes = read.snapshot(39, diff=True), read.changes(3)
     read.close()
     for found in (snapshot, changes):
         # DuckDB's own errors have the text of what it was told.
@@ -277,14 +277,14 @@ def test_what_is_lazy_says_that_its_handle_was_closed_in_the_meantime(world: Wor
     client = world.client(TINY)
     filled(client)
     read = client.open_reader("s")
-    snapshot = read.snapshot(39)
+    snapshot = read.snapshot(39, diff=True)
     reader, relation, frame = snapshot.to_reader(), snapshot.to_duckdb(), snapshot.scan_polars()
     read.close()
     for consume in (reader.read_all, relation.fetchall, frame.collect):
         with pytest.raises(Exception, match="closed"):
             consume()
     read = client.open_reader("s")
-    released = read.snapshot(39)
+    released = read.snapshot(39, diff=True)
     frame = released.scan_polars()
     released.release()
     with pytest.raises(Exception, match="released"):
@@ -292,7 +292,7 @@ def test_what_is_lazy_says_that_its_handle_was_closed_in_the_meantime(world: Wor
     with pytest.raises(InvalidUsage, match="released"):
         pa.table(released)
     other = world.client(TINY)
-    closed = other.open_reader("s", purpose="x").snapshot(39)
+    closed = other.open_reader("s", purpose="x").snapshot(39, diff=True)
     frame = closed.scan_polars()
     other.close()
     with pytest.raises(Exception, match="closed"):
@@ -303,7 +303,7 @@ def test_damage_keeps_its_type_where_it_can_and_its_message_everywhere(world: Wo
     client = world.client(TINY)
     filled(client)
     (key, *_) = [entry.key for entry in world.inner.blob.list("s/") if "rollup" not in entry.key]
-    snapshot = client.open_reader("s").snapshot(39)
+    snapshot = client.open_reader("s").snapshot(39, diff=True)
     data = bytearray(world.inner.blob.get(key) or b"")
     data[len(data) // 2] ^= 1
     world.inner.blob.delete(key)
@@ -316,16 +316,16 @@ def test_damage_keeps_its_type_where_it_can_and_its_message_everywhere(world: Wo
 
 
 def test_a_relation_outlives_the_names_that_it_was_made_with(read: persist.ReadHandle) -> None:
-    count = read.snapshot(39).to_arrow().num_rows
-    relation = read.snapshot(39).to_duckdb(duckdb.connect())
-    frame = read.snapshot(39).scan_polars()
+    count = read.snapshot(39, diff=True).to_arrow().num_rows
+    relation = read.snapshot(39, diff=True).to_duckdb(duckdb.connect())
+    frame = read.snapshot(39, diff=True).scan_polars()
     gc.collect()
     assert relation.aggregate("count(*)").fetchall() == [(count,)]
     assert frame.collect().height == count
 
 
 def test_wrong_arguments_of_doors_are_refused(read: persist.ReadHandle) -> None:
-    snapshot = read.snapshot(39)
+    snapshot = read.snapshot(39, diff=True)
     for connection in ("x", 5, object()):
         with pytest.raises(InvalidUsage, match="connection"):
             snapshot.to_duckdb(connection)  # type: ignore[arg-type]
@@ -343,7 +343,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(InvalidUsage, match=rf"persist-lib\[{extra}\]"):
-        call(read.snapshot(39))
+        call(read.snapshot(39, diff=True))
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_changes_of_an_older_schema_add_up_what_became_equal(world: World) -> No
     rows = [{"id": 1, "word": "w", "more": n, "_time": n} for n in (1, 2)]
     newer.compare_and_append([*rows, {"id": 1, "word": "w", "more": 7, "_time": 1}], 1, 3)
     assert [(r["_time"], r["_diff"]) for r in read.changes(0).to_pylist()] == [(1, 2), (2, 1)]
-    assert read.snapshot(2).to_pylist() == [{"id": 1, "word": "w", "_diff": 4}]
+    assert read.snapshot(2, diff=True).to_pylist() == [{"id": 1, "word": "w", "_diff": 4}]
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -460,11 +460,11 @@ def test_rows_come_back_as_instances(world: World) -> None:
     write.compare_and_append([(OrderKey(order_id=1), Order(state="a", cents=5))] * 2, 0, 1)
     write.compare_and_append([(OrderKey(order_id=2), Order(state="b"))], 1, 2)
     pairs = [(OrderKey(order_id=1), Order(state="a", cents=5))] * 2 + [(OrderKey(order_id=2), Order(state="b"))]
-    assert read.snapshot().to_models() == pairs
-    flat = read.snapshot().to_models(Flat)
+    assert read.snapshot(diff=True).to_models() == pairs
+    flat = read.snapshot(diff=True).to_models(Flat)
     assert flat == [Flat(order_id=1, state="a")] * 2 + [Flat(order_id=2, state="b")]
     assert flat[0] is not flat[1]
-    assert read.snapshot(columns=["state"]).to_models(Order) == [Order(state="a")] * 2 + [Order(state="b")]
+    assert read.snapshot(columns=["state"], diff=True).to_models(Order) == [Order(state="a")] * 2 + [Order(state="b")]
     assert read.changes(0).to_models(Flat) == [Flat(order_id=2, state="b")]
 
 
@@ -482,8 +482,8 @@ def test_instances_that_cannot_be_are_refused(world: World) -> None:
         more: int
 
     with pytest.raises(InvalidUsage, match="-1 times"):
-        read.snapshot().to_models(Word)
-    one = read.snapshot(key=(1,))
+        read.snapshot(diff=True).to_models(Word)
+    one = read.snapshot(key=(1,), diff=True)
     with pytest.raises(InvalidUsage, match=r"row 0.*no Word"):
         one.to_models(Word)
     with pytest.raises(InvalidUsage, match="needs"):

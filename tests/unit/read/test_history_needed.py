@@ -56,7 +56,7 @@ def heard(read: persist.ReadHandle, after: int) -> Counter[Any]:
 
 def check(read: persist.ReadHandle, model: Model, since: int) -> None:
     for as_of in range(since, TIMES):
-        assert contents_of(read.snapshot(as_of).to_arrow()) == model.contents(as_of), f"as of {as_of}"
+        assert contents_of(read.snapshot(as_of, diff=True).to_arrow()) == model.contents(as_of), f"as of {as_of}"
         assert heard(read, as_of) == model.between(as_of + 1, at(TIMES)), f"after {as_of}"
 
 
@@ -89,7 +89,7 @@ def test_a_reader_that_is_ahead_takes_no_history_from_one_that_is_behind(world, 
         check(fast, model, ahead)
         for as_of in range(ahead):
             with pytest.raises(SinceViolation) as caught:
-                fast.snapshot(as_of)
+                fast.snapshot(as_of, diff=True)
             assert caught.value.fields["since"] == at(ahead), (
                 "what it gave up it does not read, though it is there still"
             )
@@ -137,7 +137,7 @@ def test_a_read_only_client_is_refused_times_that_a_batch_no_longer_tells(world)
         assert {batch.since for batch in client.inspect("s").state.trace} == {at(6)}
         for as_of in range(6):
             with pytest.raises(SinceViolation):
-                read.snapshot(as_of)
+                read.snapshot(as_of, diff=True)
         check(read, model, 6)
 
 
@@ -175,4 +175,4 @@ def test_the_since_of_a_reader_registering_meanwhile_is_that_of_its_own_transiti
         assert read.since == at(7)
         check(read, model, 7)
         with pytest.raises(SinceViolation):
-            read.snapshot(6)
+            read.snapshot(6, diff=True)

@@ -52,7 +52,7 @@ def filled(client: persist.Client, rows: int = 10) -> persist.ReadHandle:
     ids=lambda keys: type(keys).__name__,
 )  # fmt: skip
 def test_keys_come_in_many_shapes(client: persist.Client, keys: Any) -> None:
-    found = filled(client).snapshot(keys=keys).to_pylist()
+    found = filled(client).snapshot(keys=keys, diff=True).to_pylist()
     assert found == [{"id": 4, "word": "new", "_diff": 1}, {"id": 6, "word": "w3", "_diff": 1}]
 
 
@@ -71,29 +71,29 @@ def test_keys_come_in_many_shapes(client: persist.Client, keys: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_key_is_a_typed_error(client: persist.Client, keys: Any, says: str) -> None:
     with pytest.raises(persist.InvalidUsage, match=says):
-        filled(client).snapshot(keys=keys)
+        filled(client).snapshot(keys=keys, diff=True)
 
 
 def test_null_is_a_key_where_the_column_allows_it_and_an_error_where_not(client: persist.Client) -> None:
     write, read = client.open_shard("s", SCHEMA)
     write.compare_and_append([{"id": None, "word": "null"}, {"id": 0, "word": "zero"}], 0, 1)
-    assert [row["word"] for row in read.snapshot(keys=[None]).to_pylist()] == ["null"]
+    assert [row["word"] for row in read.snapshot(keys=[None], diff=True).to_pylist()] == ["null"]
     strict = client.open_shard("t", persist.Schema({"id": "int64 not null"}))[1]
     client.open_writer("t", strict.schema).advance_upper(1)
     with pytest.raises(persist.InvalidUsage, match="not null"):
-        strict.snapshot(keys=[1, None])
+        strict.snapshot(keys=[1, None], diff=True)
 
 
 def test_keys_are_read_with_nothing_else_than_columns_and_a_time(client: persist.Client) -> None:
     read = filled(client)
     for more in ({"key": (4,)}, {"key_from": (4,)}, {"key_to": (4,)}):
         with pytest.raises(persist.InvalidUsage, match="either keys"):
-            read.snapshot(keys=[4], **more)  # type: ignore[arg-type]
-    assert read.snapshot(0, keys=[4]).to_pylist() == [{"id": 4, "word": "w2", "_diff": 1}]
-    assert read.snapshot(0, keys=[4], columns=["word"]).to_pylist() == [{"word": "w2", "_diff": 1}]
-    assert read.snapshot(1, keys=[4], columns=["word"]).to_pylist() == [{"word": "new", "_diff": 1}]
-    assert read.snapshot(1, keys=[4], columns=["id"]).to_pylist() == [{"id": 4, "_diff": 1}]
-    empty = read.snapshot(keys=[])
+            read.snapshot(keys=[4], **more, diff=True)  # type: ignore[arg-type]
+    assert read.snapshot(0, keys=[4], diff=True).to_pylist() == [{"id": 4, "word": "w2", "_diff": 1}]
+    assert read.snapshot(0, keys=[4], columns=["word"], diff=True).to_pylist() == [{"word": "w2", "_diff": 1}]
+    assert read.snapshot(1, keys=[4], columns=["word"], diff=True).to_pylist() == [{"word": "new", "_diff": 1}]
+    assert read.snapshot(1, keys=[4], columns=["id"], diff=True).to_pylist() == [{"id": 4, "_diff": 1}]
+    empty = read.snapshot(keys=[], diff=True)
     assert empty.to_arrow().schema == empty.schema
     assert (empty.to_pylist(), list(empty.batches()), empty.size) == ([], [], 0)
 
@@ -102,7 +102,7 @@ def test_every_face_of_the_snapshot_has_the_same_rows(client: persist.Client) ->
     with persist.open("memory:", config=PARTS, runtime=QUIET) as other:
         read = filled(other, 30_000)
         keys = [*range(0, 60_000, 999), 5]
-        with read.snapshot(keys=keys) as snapshot, read.snapshot() as whole:
+        with read.snapshot(keys=keys, diff=True) as snapshot, read.snapshot(diff=True) as whole:
             expected = {row: n for row, n in contents_of(whole.to_arrow()).items() if row[0] in keys}
             assert contents_of(snapshot.to_arrow()) == expected
             assert contents_of(pa.concat_tables(snapshot.batches())) == expected
@@ -121,22 +121,22 @@ def test_compound_keys_and_models_and_json(client: persist.Client) -> None:
     write, read = client.open_shard("p", PAIRS)
     rows = [("a", math.nan, 1), ("a", 0.0, 2), ("a", -0.0, 3), ("a\0", 0.0, 4), (None, 0.0, 5)]
     write.compare_and_append([{"a": a, "b": b, "n": n} for a, b, n in rows], 0, 1)
-    assert [row["n"] for row in read.snapshot(keys=[("a", -0.0), ("a", math.nan)]).to_pylist()] == [3, 1]
-    assert [row["n"] for row in read.snapshot(keys=[{"b": 0.0, "a": None}]).to_pylist()] == [5]
+    assert [row["n"] for row in read.snapshot(keys=[("a", -0.0), ("a", math.nan)], diff=True).to_pylist()] == [3, 1]
+    assert [row["n"] for row in read.snapshot(keys=[{"b": 0.0, "a": None}], diff=True).to_pylist()] == [5]
     for wrong in ([("a",)], ["a"], [("a", 0.0, 1)]):
         with pytest.raises(persist.InvalidUsage, match="a tuple of 2 values"):
-            read.snapshot(keys=wrong)
+            read.snapshot(keys=wrong, diff=True)
 
     class Key(BaseModel):
         a: str | None
         b: float | None
 
-    assert [row["n"] for row in read.snapshot(keys=[Key(a="a", b=0.0)]).to_pylist()] == [2]
+    assert [row["n"] for row in read.snapshot(keys=[Key(a="a", b=0.0)], diff=True).to_pylist()] == [2]
     write, read = client.open_shard("j", persist.Schema.json())
     write.compare_and_append([("k", 1), ({"x": [1, 2]}, 2), ([1], 3)], 0, 1)
     for keys, values in ((["k"], ["1"]), ([{"x": [1, 2]}], ["2"]), ([[1], "no"], ["3"]), ([{"key": "k"}], ["1"])):
-        assert [row["value"] for row in read.snapshot(keys=keys).to_pylist()] == values
-    assert read.snapshot(keys=pa.table({"key": [' "k"']})).to_pylist()[0]["value"] == "1"
+        assert [row["value"] for row in read.snapshot(keys=keys, diff=True).to_pylist()] == values
+    assert read.snapshot(keys=pa.table({"key": [' "k"']}), diff=True).to_pylist()[0]["value"] == "1"
 
 
 def test_only_the_parts_that_can_hold_a_key_are_read() -> None:
@@ -145,11 +145,11 @@ def test_only_the_parts_that_can_hold_a_key_are_read() -> None:
         parts = [part for batch in client.inspect("s").state.trace for part in batch.parts]
         assert len(parts) > 10
         last = max(parts, key=lambda part: part.key_upper)
-        snapshot = read.snapshot(keys=[59_998, 59_998, 70_000])
+        snapshot = read.snapshot(keys=[59_998, 59_998, 70_000], diff=True)
         found_by = snapshot.cost.bytes_read
         assert len(snapshot.to_arrow()) == 1
         assert (snapshot.cost.gets, snapshot.cost.bytes_read - found_by, snapshot.size) == (1, last.size, last.size)
-        nothing = read.snapshot(keys=[-5, 70_000])
+        nothing = read.snapshot(keys=[-5, 70_000], diff=True)
         assert (len(nothing.to_arrow()), nothing.cost.gets, nothing.size) == (0, 0, 0)
 
 
@@ -163,15 +163,15 @@ def test_only_the_chunks_of_the_row_groups_that_can_hold_a_key_are_read(tmp_path
         [part] = [part for batch in client.inspect("s").state.trace for part in batch.parts]
         chunk = 8 << 20
         assert 2 * chunk < part.size < 3 * chunk
-        first = read.snapshot(keys=[0, 2, 4])
+        first = read.snapshot(keys=[0, 2, 4], diff=True)
         found_by = first.cost.bytes_read
         assert first.to_arrow().column("x").to_pylist() == random[0, :3].tolist()
         # The last chunk, which has the footer, and the one with the first row group.
         assert (first.cost.gets, first.cost.bytes_read - found_by) == (2, chunk + part.size % chunk)
-        absent = read.snapshot(keys=[1])
+        absent = read.snapshot(keys=[1], diff=True)
         assert len(absent.to_arrow()) == 0
         assert absent.cost.gets == 2
-        beyond = read.snapshot(keys=[rows * 2])
+        beyond = read.snapshot(keys=[rows * 2], diff=True)
         assert (len(beyond.to_arrow()), beyond.cost.gets) == (0, 0)
 
 
@@ -190,9 +190,11 @@ def test_as_of_every_time_they_are_those_of_the_whole(config: persist.Config, we
                 client.compact("s", policy=persist.Policy(weight=weight))
         for as_of in range(12):
             keys = random.integers(-3, 43, 9).tolist()
-            expected = {row: n for row, n in contents_of(read.snapshot(as_of).to_arrow()).items() if row[0] in keys}
-            assert contents_of(read.snapshot(as_of, keys=keys).to_arrow()) == expected
-            words = read.snapshot(as_of, keys=keys, columns=["word"]).to_arrow()
+            expected = {
+                row: n for row, n in contents_of(read.snapshot(as_of, diff=True).to_arrow()).items() if row[0] in keys
+            }
+            assert contents_of(read.snapshot(as_of, keys=keys, diff=True).to_arrow()) == expected
+            words = read.snapshot(as_of, keys=keys, columns=["word"], diff=True).to_arrow()
             assert words.schema.names == ["word", "_diff"]
             assert sum(words.column("_diff").to_pylist()) == sum(expected.values())
 
@@ -203,8 +205,8 @@ def test_history_and_older_schemas_are_read_as_ever(client: persist.Client) -> N
     client.evolve_schema("s", wider)
     with client.open_writer("s", wider) as write:
         write.compare_and_append([{"id": 4, "word": "new", "more": 7}, {"id": 4, "word": "new", "more": None}], 2, 3)
-    assert read.snapshot(keys=[4]).to_pylist() == [{"id": 4, "word": "new", "_diff": 3}]
-    newer = client.open_reader("s").snapshot(keys=[4]).to_pylist()
+    assert read.snapshot(keys=[4], diff=True).to_pylist() == [{"id": 4, "word": "new", "_diff": 3}]
+    newer = client.open_reader("s").snapshot(keys=[4], diff=True).to_pylist()
     assert newer == [{"id": 4, "word": "new", "more": more, "_diff": n} for more, n in ((None, 2), (7, 1))]
 
 
@@ -213,9 +215,9 @@ def test_a_sum_that_does_not_fit_is_an_error_of_its_key_alone(client: persist.Cl
     most = 2**63 - 1
     write.compare_and_append([{"id": 1, "word": "x", "_diff": most}, {"id": 2, "word": "x"}], 0, 1)
     write.compare_and_append([{"id": 1, "word": "x", "_diff": most}], 1, 2)
-    assert read.snapshot(keys=[2]).to_pylist() == [{"id": 2, "word": "x", "_diff": 1}]
+    assert read.snapshot(keys=[2], diff=True).to_pylist() == [{"id": 2, "word": "x", "_diff": 1}]
     with pytest.raises(persist.DiffOverflow):
-        read.snapshot(keys=[1]).to_arrow()
+        read.snapshot(keys=[1], diff=True).to_arrow()
 
 
 def test_keys_are_found_as_their_bytes_say() -> None:
@@ -252,8 +254,8 @@ def test_the_keys_of_one_snapshot_are_read_from_another(client: persist.Client) 
     orders.append_now([{"id": 2, "word": "late"}, {"id": 9, "word": "late"}])
     write, read = client.open_shard("all", schema)
     write.append_now([{"id": id_, "word": "w"} for id_ in range(5)])
-    late = client.open_reader("late").snapshot(columns=["id"])
-    assert read.snapshot(keys=late).to_pylist() == [{"id": 2, "word": "w", "_diff": 1}]
+    late = client.open_reader("late").snapshot(columns=["id"], diff=True)
+    assert read.snapshot(keys=late, diff=True).to_pylist() == [{"id": 2, "word": "w", "_diff": 1}]
     assert write.delete(late).deleted == 1
     with pytest.raises(persist.PersistError, match="word"):
-        read.snapshot(keys=client.open_reader("late").snapshot())
+        read.snapshot(keys=client.open_reader("late").snapshot(diff=True), diff=True)

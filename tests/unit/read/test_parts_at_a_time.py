@@ -49,22 +49,22 @@ def test_every_door_reads_such_a_part_at_its_time(client, count, bytes_each, inl
     commit_at(write, batch, 5, 10, 7)
     check_world(client, "s")
     everything = dict.fromkeys(range(count), 1)
-    assert found(read.snapshot(7).to_arrow()) == everything
-    assert found(read.snapshot(9).to_arrow()) == everything
-    assert read.snapshot(6).to_arrow().num_rows == 0
+    assert found(read.snapshot(7, diff=True).to_arrow()) == everything
+    assert found(read.snapshot(9, diff=True).to_arrow()) == everything
+    assert read.snapshot(6, diff=True).to_arrow().num_rows == 0
     gone = {**rows(0, 1, bytes_each).to_pylist()[0], "_time": 10, "_diff": -1}
     write.compare_and_append([gone, {"id": 10**6, "word": None, "more": None, "_time": 10, "_diff": 1}], 10, 11)
     later = {**dict.fromkeys(range(1, count), 1), 10**6: 1}
     for as_of, expected in ((6, {}), (7, everything), (9, everything), (10, later)):
-        snapshot = read.snapshot(as_of)
+        snapshot = read.snapshot(as_of, diff=True)
         assert found(snapshot.to_arrow()) == expected
         assert found(pa.concat_tables([snapshot.to_arrow().slice(0, 0), *snapshot.batches()])) == expected
-        assert found(read.snapshot(as_of, columns=["id"]).to_arrow()) == expected
+        assert found(read.snapshot(as_of, columns=["id"], diff=True).to_arrow()) == expected
         pieces = [split.to_arrow(client.blob) for split in snapshot.splits(3)]
         assert found(pa.concat_tables(pieces) if pieces else snapshot.to_arrow()) == expected
-        where = read.snapshot(as_of, filter=pc.field("id") < 5)
+        where = read.snapshot(as_of, filter=pc.field("id") < 5, diff=True)
         assert found(where.to_arrow()) == {i: n for i, n in expected.items() if i < 5}
-        assert found(read.snapshot(as_of, keys=[3, 4, 10**6]).to_arrow()) == {
+        assert found(read.snapshot(as_of, keys=[3, 4, 10**6], diff=True).to_arrow()) == {
             i: n for i, n in expected.items() if i in {3, 4, 10**6}
         }
     changes = read.changes(6, 9).to_arrow()
@@ -83,13 +83,13 @@ def test_compaction_writes_ordinary_parts_with_the_same_contents_as_of_every_tim
         batch = written(write, rows(time * 3, 6), 2)
         commit_at(write, batch, time, time + 1, time)
     for time in range(8):
-        expected[time] = found(read.snapshot(time).to_arrow())
+        expected[time] = found(read.snapshot(time, diff=True).to_arrow())
     assert len({tuple(sorted(contents.items())) for contents in expected.values()}) == 8
     client.compact("s", policy=persist.Policy(weight=1e9, advance=0.01))
     parts = [part for batch in client.inspect("s").state.trace for part in batch.parts]
     assert all(part.at is None for part in parts)
     assert len(parts) == 1
-    assert {time: found(read.snapshot(time).to_arrow()) for time in range(8)} == expected
+    assert {time: found(read.snapshot(time, diff=True).to_arrow()) for time in range(8)} == expected
     check_world(client, "s")
 
 
@@ -98,7 +98,7 @@ def test_an_upsert_looks_up_what_such_parts_hold(client):
     commit_at(write, written(write, rows(0, 20)), 0, 5, 3)
     done = write.upsert([{"id": 4, "word": "new", "more": None}, {"id": 5, "word": "w2", "more": b""}])
     assert (done.updated, done.unchanged) == (1, 1)
-    assert read.snapshot(done.time, keys=[4]).to_arrow()["word"].to_pylist() == ["new"]
+    assert read.snapshot(done.time, keys=[4], diff=True).to_arrow()["word"].to_pylist() == ["new"]
 
 
 def test_a_part_that_holds_several_times_cannot_be_moved():

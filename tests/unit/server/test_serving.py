@@ -83,7 +83,7 @@ def test_the_library_works_through_a_server(site: Site) -> None:
     client.set_retention("s", 10)
     client.maintain("s")
     upper = write.fetch_upper().time or 0
-    assert sum(contents_of(read.snapshot(upper - 1).to_arrow()).values()) == 40
+    assert sum(contents_of(read.snapshot(upper - 1, diff=True).to_arrow()).values()) == 40
     with site.client() as other:
         other.open_writer("t", SCHEMA).append_now([row(1)])
     one, two = client.open_writer("t", SCHEMA), client.open_writer("u", SCHEMA)
@@ -116,7 +116,7 @@ def test_clients_of_one_shard_share_rows_and_lose_nothing(site: Site) -> None:
     found = [decode_row(one.data, "row") for one in site.store.consensus.scan("s", SeqNo(0), 10_000)]
     assert GROUP in {one.command for one in found}
     with site.store.open_reader("s") as read:
-        told = contents_of(read.snapshot((read.fetch_upper().time or 0) - 1).to_arrow())
+        told = contents_of(read.snapshot((read.fetch_upper().time or 0) - 1, diff=True).to_arrow())
     assert sorted(int(data[0]) for data in told) == sorted(n * 100 + k for n in range(8) for k in range(10))
     check_world(site.store, "s")
 

@@ -38,7 +38,7 @@ def test_any_process_reads_from_the_location_that_times_are_a_clock(tmp_path):
         client.roll_up("s", force=True)
     with persist.open(url, read_only=True) as client, client.open_reader("s") as reader:
         assert reader.schema == CLOCK
-        assert reader.snapshot("2026-11-22T00:00Z").to_pylist() == [{"id": 1, "w": "a", "_diff": 1}]
+        assert reader.snapshot("2026-11-22T00:00Z", diff=True).to_pylist() == [{"id": 1, "w": "a", "_diff": 1}]
         assert reader.schema.moment(reader.upper) == dt.datetime(2026, 11, 23, tzinfo=dt.UTC)
         assert client.census("s").times == "ms"
 
@@ -98,7 +98,7 @@ def test_an_evolution_keeps_it(client):
     )
     read = client.open_reader("s")
     assert read.schema == wider
-    assert [row["id"] for row in read.snapshot("2026-11-23").to_pylist()] == [1, 2]
+    assert [row["id"] for row in read.snapshot("2026-11-23", diff=True).to_pylist()] == [1, 2]
 
 
 def test_contents_as_of_a_moment_have_what_happened_at_it(client):
@@ -108,24 +108,24 @@ def test_contents_as_of_a_moment_have_what_happened_at_it(client):
         {"id": n, "w": "a", "_time": dt.datetime(2026, 11, 22, 12, 0, 0, n * 1000, tzinfo=dt.UTC)} for n in range(3)
     ]
     write.compare_and_append(rows, 0, "2026-11-22T12:00:00.003Z")
-    assert read.snapshot("2026-11-22T12:00Z").to_arrow().num_rows == 1
-    assert read.snapshot("2026-11-22T12:00:00.0019Z").to_arrow().num_rows == 2
-    assert read.snapshot().as_of == read.snapshot("2026-11-22T12:00:00.002Z").as_of
+    assert read.snapshot("2026-11-22T12:00Z", diff=True).to_arrow().num_rows == 1
+    assert read.snapshot("2026-11-22T12:00:00.0019Z", diff=True).to_arrow().num_rows == 2
+    assert read.snapshot(diff=True).as_of == read.snapshot("2026-11-22T12:00:00.002Z", diff=True).as_of
     with pytest.raises(TimedOut, match=r"to pass 2026-11-22T12:00:00.003Z, and upper is \[2026-11-22T12:00:00.003Z\]"):
-        read.snapshot("2026-11-22T12:00:00.003Z", timeout=0)
-    assert repr(read.snapshot("2026-11-22T12:00Z")) == "Snapshot('s', as_of=2026-11-22T12:00:00Z)"
+        read.snapshot("2026-11-22T12:00:00.003Z", timeout=0, diff=True)
+    assert repr(read.snapshot("2026-11-22T12:00Z", diff=True)) == "Snapshot('s', as_of=2026-11-22T12:00:00Z)"
 
 
 def test_a_wait_for_a_moment_says_how_to_tell_that_nothing_came(client):
     write, read = client.open_shard("s", CLOCK)
     with pytest.raises(TimedOut, match=r"nothing came since then, write\.advance_upper\(\"now\"\) says so"):
-        read.snapshot("now", timeout=0)
+        read.snapshot("now", timeout=0, diff=True)
     upper = write.advance_upper("now").upper
     assert upper.time is not None
-    read.snapshot(upper.time - 1, timeout=0)
+    read.snapshot(upper.time - 1, timeout=0, diff=True)
     _, plain = client.open_shard("plain", persist.Schema({"id": "int64"}))
     with pytest.raises(TimedOut, match=r"wait longer, or ask for an earlier time$"):
-        plain.snapshot(5, timeout=0)
+        plain.snapshot(5, timeout=0, diff=True)
 
 
 def test_what_listen_yields_goes_into_another_shard_unchanged(client):
@@ -140,7 +140,7 @@ def test_what_listen_yields_goes_into_another_shard_unchanged(client):
         other, again = client.open_shard(name, CLOCK)
         other.compare_and_append(updates, 0, START + 100)
         assert client.inspect(name).state.fingerprint == client.inspect("s").state.fingerprint, name
-        assert again.snapshot(START + 50).to_arrow() == read.snapshot(START + 50).to_arrow()
+        assert again.snapshot(START + 50, diff=True).to_arrow() == read.snapshot(START + 50, diff=True).to_arrow()
 
 
 def test_errors_show_times_as_people_have_them(client):
@@ -156,7 +156,7 @@ def test_errors_show_times_as_people_have_them(client):
         write.compare_and_append([{"id": 1, "w": "a", "_time": "2026-11-22T11:00Z"}], "2026-11-22T12:00Z", [])
     read.downgrade_since("2026-11-22T10:00Z")
     with pytest.raises(SinceViolation, match=r"as_of 2026-11-22T09:00:00Z is before since \[2026-11-22T10:00:00Z\]"):
-        read.snapshot("2026-11-22T09:00Z")
+        read.snapshot("2026-11-22T09:00Z", diff=True)
     client.set_hold("s", "audit", "2026-11-22T11:00Z")
     with pytest.raises(SinceViolation, match=r"nothing can be held at \[2026-11-22T10:30:00Z\]"):
         client.set_hold("s", "audit", "2026-11-22T10:30Z")
@@ -176,9 +176,9 @@ def test_retention_of_seven_days_moves_with_the_clock(client, clock, given):
         state = client.inspect("s").state
         assert state.holds[RETENTION].since == state.since == persist.at(START + (day - 7) * DAY)
         with client.open_reader("s") as read:
-            assert read.snapshot("7 days ago").as_of == START + (day - 7) * DAY
+            assert read.snapshot("7 days ago", diff=True).as_of == START + (day - 7) * DAY
             with pytest.raises(SinceViolation, match="is before since"):
-                read.snapshot("7 days 1 ms ago")
+                read.snapshot("7 days 1 ms ago", diff=True)
 
 
 def test_two_appends_of_one_call_have_the_same_now():

@@ -60,7 +60,7 @@ def tasks_of(client: persist.Client, count: int) -> list[MergeTask]:
 def rows_of(client: persist.Client, tasks: list[MergeTask]) -> list[int]:
     """How many of the shard's updates are in each task's range."""
     with client.open_reader("s") as read:
-        table = read.snapshot().to_arrow()
+        table = read.snapshot(diff=True).to_arrow()
     keys = [b"\x01" + name.encode() + b"\0\0" for name in table["k"].to_pylist()]
     return [
         sum((t.key_lower is None or key >= t.key_lower) and (t.key_upper is None or key < t.key_upper) for key in keys)

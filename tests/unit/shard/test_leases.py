@@ -376,7 +376,7 @@ def test_a_clock_that_steps_changes_liveness_and_nothing_else() -> None:
         except LeaseExpired:
             write.compare_and_append([row(1, time=upper)], upper, upper + 1)
         try:
-            assert contents_of(read.snapshot(upper).to_arrow()) == {(1, "w"): upper + 1}
+            assert contents_of(read.snapshot(upper, diff=True).to_arrow()) == {(1, "w"): upper + 1}
         except LeaseExpired:
             read = client.open_reader("s")
         check_world(client, "s")
@@ -390,7 +390,7 @@ def test_a_clock_that_was_years_ahead_leaves_no_lease_for_years() -> None:
     world.clock.advance(12 * YEAR_S)
     write, read = dead.open_shard("s", SCHEMA)
     write.compare_and_append([row(1)], 0, 1)
-    assert contents_of(read.snapshot(0).to_arrow()) == {(1, "w"): 1}
+    assert contents_of(read.snapshot(0, diff=True).to_arrow()) == {(1, "w"): 1}
     world.clock.advance(-12 * YEAR_S)
     client = world.client()
     assert {overdue.id for overdue in client.expire("s", dry_run=True).overdue} == {write.id, read.id}
@@ -398,7 +398,7 @@ def test_a_clock_that_was_years_ahead_leaves_no_lease_for_years() -> None:
     assert len(client.expire("s").overdue) == 2
     assert not client.inspect("s").state.readers
     with pytest.raises(LeaseExpired):
-        read.snapshot(0)
+        read.snapshot(0, diff=True)
     for _ in range(3):
         client.maintain("s")
     check_swept(client, "s")
@@ -543,7 +543,7 @@ def test_no_thread_to_renew_with_means_that_nothing_was_registered(url: str, mon
         assert client.inspect("s").seqno == before
         write, read = client.open_shard("s", SCHEMA)
         write.compare_and_append([row(1)], 0, 1)
-        assert contents_of(read.snapshot(0).to_arrow()) == {(1, "w"): 1}
+        assert contents_of(read.snapshot(0, diff=True).to_arrow()) == {(1, "w"): 1}
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def check_once(world: World, write: persist.WriteHandle, token: bytes) -> None:
     """The append is in the shard and in the log once, under this token."""
     looking = world.client()
     with looking.open_reader("s") as read:
-        assert contents_of(read.snapshot(1).to_arrow()) == {(1, "w"): 1}
+        assert contents_of(read.snapshot(1, diff=True).to_arrow()) == {(1, "w"): 1}
     rows = [decode_row(found.data, "row") for found in world.inner.consensus.scan("s", SeqNo(1), 1000)]
     assert [found.token for found in rows if found.command in {"CompareAndAppend", "Append"}][1:] == [token]
     check_world(looking, "s")

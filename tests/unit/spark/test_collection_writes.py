@@ -43,7 +43,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
 
 def contents(controller: Controller, as_of: int | None = None) -> Counter[Any]:
     with controller.open_reader("c") as reader:
-        return contents_of(reader.snapshot(as_of).to_arrow())
+        return contents_of(reader.snapshot(as_of, diff=True).to_arrow())
 
 
 def upper(controller: Controller) -> persist.Antichain:

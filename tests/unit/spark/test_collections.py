@@ -121,7 +121,7 @@ def test_any_history_reads_as_the_account_and_the_library_say(client: persist.Cl
         for as_of in range(world.upper):
             model = world.contents(as_of)
             found = load(client, None, collection="orders", as_of=str(as_of), diff="true", **cut)
-            assert contents(found) == model == contents(reader.snapshot(as_of).to_arrow())
+            assert contents(found) == model == contents(reader.snapshot(as_of, diff=True).to_arrow())
             some = load(client, None, collection="orders", as_of=str(as_of), diff="true", **cut, **where)
             kept = {d: n for d, n in model.items() if 3 <= d[0] <= 30 and d[1] not in (None, "yy")}
             assert contents(some) == kept

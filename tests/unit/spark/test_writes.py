@@ -94,7 +94,7 @@ def rows(*pairs: tuple[int, str | None]) -> Rows:
 
 def contents(client: persist.Client, shard: str = "s") -> list[tuple[Any, ...]]:
     with client.open_reader(shard) as read:
-        return sorted((tuple(row.values()) for row in read.snapshot().to_arrow().to_pylist()), key=repr)
+        return sorted((tuple(row.values()) for row in read.snapshot(diff=True).to_arrow().to_pylist()), key=repr)
 
 
 def test_a_batch_creates_the_shard_and_is_one_append(driver: Driver, client: persist.Client) -> None:
@@ -133,7 +133,7 @@ def test_changes_and_times_of_their_own(driver: Driver, client: persist.Client) 
     )  # fmt: skip
     assert client.machine("s").fetch().state.upper == persist.at(10)
     with client.open_reader("s") as read:
-        assert [read.snapshot(time).to_arrow().num_rows for time in (4, 5, 8)] == [1, 0, 1]
+        assert [read.snapshot(time, diff=True).to_arrow().num_rows for time in (4, 5, 8)] == [1, 0, 1]
     driver.batch([rows((7, "at"))], at="20")
     assert client.machine("s").fetch().state.upper == persist.at(21)
 
@@ -353,7 +353,7 @@ def test_all_types_arrive_exactly(driver: Driver, client: persist.Client) -> Non
     nulls = dict.fromkeys(VALUES) | {"id": 2}
     driver.batch([[VALUES, nulls]], frame)
     with client.open_reader("s") as read:
-        first, second = read.snapshot().to_arrow().to_pylist()
+        first, second = read.snapshot(diff=True).to_arrow().to_pylist()
     assert {**first, "_diff": 1} == {**VALUES, "h": 2**64 - 1, "_diff": 1}
     assert second == {**nulls, "_diff": 1}
     with pytest.raises(persist.InvalidUsage, match="'m'"):

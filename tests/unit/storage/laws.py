@@ -86,7 +86,10 @@ def diff_at_th(patch: pytest.MonkeyPatch) -> None:
     def handed_over(reader: Any, old: Any, new: Any, time: int, deadline: Any) -> Iterator[pa.Table]:
         with ExitStack() as held:
             sides = [
-                [held.enter_context(h.snapshot(time, timeout=0.1)).batches() for h in reader.shards_of(span.rendition)]
+                [
+                    held.enter_context(h.snapshot(time, timeout=0.1, diff=True)).batches()
+                    for h in reader.shards_of(span.rendition)
+                ]
                 for span in (old, new)
             ]
             yield from difference(reader.schema, sides[0], sides[1], time, reader.client.config.merge_bytes)
@@ -99,7 +102,7 @@ def asking_for_a_time_far_ahead_puts_no_handover_off(world: World) -> None:
     told, controller = Told(), create(world.client())
     write(controller, told, range(3))
     with controller.open_reader("c") as reader, pytest.raises(persist.TimedOut):
-        reader.snapshot(1000, timeout=0.1)
+        reader.snapshot(1000, timeout=0.1, diff=True)
     handed(controller, told)
     assert told.starts[-1][0] == 3
     write(controller, told, range(3, 6))
@@ -196,7 +199,7 @@ def who_registers_first_can_read_what_it_found(world: World) -> None:
         with world.client().controller().open_reader("c") as reader:
             assert not acts
             for time in (2, 3, 5):
-                assert contents_of(reader.snapshot(time).to_arrow()) == told.contents(time)
+                assert contents_of(reader.snapshot(time, diff=True).to_arrow()) == told.contents(time)
 
 
 def hold_R_late(patch: pytest.MonkeyPatch) -> None:  # noqa: N802 - as the model calls it

@@ -165,8 +165,8 @@ def test_an_unknown_outcome_is_decided_by_the_token_for_all_that_were_sent_toget
                 assert writer.compare_and_append(made[time - 1], time, time + 1, token=token).token == token
             assert writer.fetch_upper() == at(4)
             with controller.open_reader(name) as reader:
-                assert reader.snapshot(3).to_arrow().num_rows == 4
-                assert sum(reader.snapshot(3).to_arrow()["_diff"].to_pylist()) == 12
+                assert reader.snapshot(3, diff=True).to_arrow().num_rows == 4
+                assert sum(reader.snapshot(3, diff=True).to_arrow()["_diff"].to_pylist()) == 12
 
 
 def test_bad_input_is_refused_where_it_is_passed(world: World) -> None:

@@ -26,7 +26,7 @@ def world() -> Iterator[World]:
 
 def rows_of(controller: Any, **options: Any) -> list[dict[str, Any]]:
     with controller.open_reader("c") as reader:
-        return sorted(reader.snapshot(**options).to_pylist(), key=lambda one: one["id"])
+        return sorted(reader.snapshot(**options, diff=True).to_pylist(), key=lambda one: one["id"])
 
 
 def test_readers_listeners_and_writers_go_on_in_their_columns(world: World) -> None:
@@ -45,12 +45,12 @@ def test_readers_listeners_and_writers_go_on_in_their_columns(world: World) -> N
         told.last.append([((501, "o"), 3, 1)], at(3), at(4))
         listening.poll()
         assert listening.frontier == 4
-        assert contents_of(reader.snapshot(3).to_arrow()) == told.contents(3)
+        assert contents_of(reader.snapshot(3, diff=True).to_arrow()) == told.contents(3)
         with pytest.raises(persist.SchemaMismatch, match="have something in them"):
             old.upsert([{"id": 500, "word": "m"}])
         assert old.upsert([{"id": 501, "word": "p"}]).updated == 1
         told.last.append([((501, "o"), 4, -1), ((501, "p"), 4, 1)], at(4), at(5))
-        assert contents_of(reader.snapshot(4).to_arrow()) == told.contents(4)
+        assert contents_of(reader.snapshot(4, diff=True).to_arrow()) == told.contents(4)
     found = {one["id"]: one["more"] for one in rows_of(controller)}
     assert found.pop(500) == 7
     assert set(found.values()) == {None}
@@ -91,7 +91,7 @@ def test_other_renditions_of_the_same_columns_get_them_and_later_ones_are_made_w
     told.hand_over(5, 4)
     with controller.open_reader("c", SCHEMA) as reader:
         for time in range(5):
-            assert contents_of(reader.snapshot(time).to_arrow()) == told.contents(time)
+            assert contents_of(reader.snapshot(time, diff=True).to_arrow()) == told.contents(time)
 
 
 def test_a_copy_under_way_is_in_the_way(world: World) -> None:
@@ -167,8 +167,8 @@ def test_whoever_opens_a_collection_while_columns_are_being_added_reads_all_of_i
     with controller.open_writer("c") as writer, controller.open_reader("c") as reader:
         assert writer.schema == reader.schema == SCHEMA
         writer.upsert([{"id": n, "word": "u"} for n in range(60)])
-        assert {one["word"] for one in reader.snapshot().to_pylist() if one["id"] < 60} == {"u"}
-        tables = [table for split in reader.snapshot().splits(4) for table in split.batches()]
+        assert {one["word"] for one in reader.snapshot(diff=True).to_pylist() if one["id"] < 60} == {"u"}
+        tables = [table for split in reader.snapshot(diff=True).splits(4) for table in split.batches()]
         assert {tuple(table.column_names) for table in tables} == {("id", "word", "_diff")}
     with controller.open_writer("c") as writer:
         writer.compare_and_append([row(1, "x", 3)], 3, 4)

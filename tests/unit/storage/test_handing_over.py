@@ -69,8 +69,8 @@ def test_a_transformation_goes_on_in_the_rest(world: World) -> None:
     write(controller, told, range(3, 4))
     controller.hand_over("c", 2, advance=True, transform=loud)
     with controller.open_reader("c") as reader:
-        assert set(reader.snapshot(3).to_arrow()["word"].to_pylist()) == {"w"}
-        assert set(reader.snapshot(4).to_arrow()["word"].to_pylist()) == {"W"}
+        assert set(reader.snapshot(3, diff=True).to_arrow()["word"].to_pylist()) == {"w"}
+        assert set(reader.snapshot(4, diff=True).to_arrow()["word"].to_pylist()) == {"W"}
 
 
 def test_in_definite_collections_a_handover_is_seen_when_writers_come_there(world: World) -> None:
@@ -155,4 +155,4 @@ def test_a_writer_that_waits_for_the_copy_is_let_go_by_the_call(tmp_path: Any) -
             thread.join(60)
             assert written[0].time is not None
         with controller.open_reader("c") as reader:
-            assert {"id": 1, "word": "late", "_diff": 1} in reader.snapshot().to_pylist()
+            assert {"id": 1, "word": "late", "_diff": 1} in reader.snapshot(diff=True).to_pylist()

@@ -117,7 +117,7 @@ def test_a_difference_that_was_kept_is_what_listeners_get(
         assert merged.times == 0
         late = Listening(reader, 0, told)
         late.poll()
-        assert contents_of(reader.snapshot(5).to_arrow()) == told.contents(5) == late.total
+        assert contents_of(reader.snapshot(5, diff=True).to_arrow()) == told.contents(5) == late.total
     assert merged.times == 0
 
 

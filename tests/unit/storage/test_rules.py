@@ -145,9 +145,9 @@ def test_a_reader_that_lets_go_of_more_than_there_is_waits_for_it(world: World) 
     with controller.open_reader("c") as reader:
         reader.downgrade_since(4)
         with pytest.raises(persist.TimedOut, match="waited"):
-            reader.snapshot(4, timeout=0.1)
+            reader.snapshot(4, timeout=0.1, diff=True)
         write(controller, told, range(2, 6))
-        assert contents_of(reader.snapshot(4).to_arrow()) == told.contents(4)
+        assert contents_of(reader.snapshot(4, diff=True).to_arrow()) == told.contents(4)
 
 
 def test_two_handovers_at_once_are_one(world: World) -> None:
@@ -316,7 +316,7 @@ def test_a_schema_that_changes_ends_a_listener_or_replaces_all(world: World) -> 
         controller.copy_rendition("c", 2, transform=letters, to_end=True)
         with controller.open_writer("c") as writer:
             writer.upsert([{"id": 1000, "letters": 4}])
-        assert contents_of(reader.snapshot(1).to_arrow()) == told.contents(1)
+        assert contents_of(reader.snapshot(1, diff=True).to_arrow()) == told.contents(1)
         with reader.listen(0) as ends, pytest.raises(persist.SchemaChanged):
             ends.poll()
         with reader.listen(0, replace=True) as goes_on:
@@ -406,7 +406,7 @@ def test_a_reader_whose_lease_has_ended_says_so(world: World) -> None:
     other = world.client().controller()
     for shard in other.client.shards():
         other.client.expire(shard)
-    for call in (lambda: reader.snapshot(1), lambda: reader.listen(1), listening.poll, reader.fetch_upper):
+    for call in (lambda: reader.snapshot(1, diff=True), lambda: reader.listen(1), listening.poll, reader.fetch_upper):
         with pytest.raises(persist.LeaseExpired):
             call()
 
@@ -466,7 +466,7 @@ def test_times_of_a_clock(world: World) -> None:
                 one for event in listen.poll() if isinstance(event, persist.Updates) for one in event.table.to_pylist()
             ]
             assert sum(one["_diff"] for one in moved) == 0
-            assert len(reader.snapshot().to_arrow()) == 9
+            assert len(reader.snapshot(diff=True).to_arrow()) == 9
         assert controller.describe("clock").retention == 3_600_000
     with pytest.raises(persist.InvalidUsage, match="must have the same"):
         controller.make_rendition("clock", schema=SCHEMA)
@@ -476,7 +476,7 @@ def test_nothing_goes_on_after_close_and_nothing_is_pickled(world: World) -> Non
     told, controller = Told(), create(world.client())
     write(controller, told, range(2))
     writer, reader = controller.open_writer("c"), controller.open_reader("c")
-    snapshot, listen = reader.snapshot(), reader.listen(0)
+    snapshot, listen = reader.snapshot(diff=True), reader.listen(0)
     for one in (writer, reader, snapshot, listen):
         with pytest.raises(persist.InvalidUsage, match="cannot be pickled"):
             pickle.dumps(one)
@@ -487,7 +487,7 @@ def test_nothing_goes_on_after_close_and_nothing_is_pickled(world: World) -> Non
     with pytest.raises(persist.InvalidUsage, match="was closed"):
         writer.fetch_upper()
     with pytest.raises(persist.LeaseExpired, match="was closed"):
-        reader.snapshot(1)
+        reader.snapshot(1, diff=True)
     with pytest.raises(persist.LeaseExpired):
         listen.poll()
     controller.close()

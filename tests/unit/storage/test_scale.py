@@ -104,5 +104,5 @@ def test_a_row_is_taken_away_as_it_is_stored_however_another_release_would_write
     for reading in (controller, world.client().controller()):
         assert reading.list() == ["d"]
     with controller.client.open_reader(NAME) as read:
-        kinds = Counter(one["kind"] for one in read.snapshot().to_pylist())
+        kinds = Counter(one["kind"] for one in read.snapshot(diff=True).to_pylist())
     assert kinds["collection"] == 1

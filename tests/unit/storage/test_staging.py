@@ -37,7 +37,7 @@ def rows(*ids: int, word: str = "w") -> Rows:
 
 def contents(controller: Controller, as_of: int | None = None) -> Counter[Any]:
     with controller.open_reader("c") as reader:
-        return contents_of(reader.snapshot(as_of).to_arrow())
+        return contents_of(reader.snapshot(as_of, diff=True).to_arrow())
 
 
 def multiset(made: Rows) -> Counter[Any]:

@@ -95,7 +95,7 @@ def test_a_reader_that_reads_the_newest_sealed_contents_is_found_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def newest(self: Any, _upper: Any) -> Any:
-        return self.sealed.snapshot(self.sealed.fetch_upper().time - 1)
+        return self.sealed.snapshot(self.sealed.fetch_upper().time - 1, diff=True)
 
     monkeypatch.setattr(readers.StreamReader, "_as_of", newest)
     assert read_while(world, write_and_seal, monkeypatch) not in MOMENTS
@@ -105,7 +105,7 @@ def test_sealed_first_is_found_out(world: World) -> None:
     write, read = start(world).create_or_load("s", SCHEMA)
     write.write([update(1, 5), update(9, 20)]).result()
     write.seal(3).result()
-    sealed = [row["id"] for row in read.snapshot().to_pylist()]
+    sealed = [row["id"] for row in read.snapshot(diff=True).to_pylist()]
     seal(write)
     with read.contents() as found:
         unsealed = [row["id"] for row in found.unsealed.to_pylist()]
@@ -207,10 +207,13 @@ def test_only_the_process_that_writes_listens_to_what_waits(world: World) -> Non
 def test_a_default_snapshot_is_definite_and_sealed(place: Place) -> None:
     place.write.write([update(1, 5), update(2, 9)]).result()
     place.write.seal(6).result()
-    assert [row["id"] for row in place.read.snapshot().to_pylist()] == [1]
+    assert [row["id"] for row in place.read.snapshot(diff=True).to_pylist()] == [1]
     with pytest.raises(persist.TimedOut):
-        place.read.snapshot(8, timeout=0.05)
-    assert place.client.open_reader("s").snapshot(5).to_pylist() == place.read.snapshot(5).to_pylist()
+        place.read.snapshot(8, timeout=0.05, diff=True)
+    assert (
+        place.client.open_reader("s").snapshot(5, diff=True).to_pylist()
+        == place.read.snapshot(5, diff=True).to_pylist()
+    )
 
 
 @pytest.mark.parametrize("ahead", ["", None, 5, "Sealed"])

@@ -235,7 +235,7 @@ def test_the_token_of_those_sent_together_decides_all_of_them(
             done = write.compare_and_append(*batches[n], token=tokens[n])
         assert (done.count, done.upper) == (1 if n == 1 else 2, persist.at(5))
     read = world.client().open_reader("s")
-    assert len(contents_of(read.snapshot(4).to_arrow())) == 8
+    assert len(contents_of(read.snapshot(4, diff=True).to_arrow())) == 8
     check_world(client, "s")
 
 
@@ -256,7 +256,7 @@ def test_what_did_not_happen_is_told_to_all_by_any_token(world: World) -> None:
         assert isinstance(error, Indeterminate)
         with pytest.raises(UpperMismatch):
             write.compare_and_append(*batches[n], token=error.token)
-    assert len(contents_of(world.client().open_reader("s").snapshot(1).to_arrow())) == 2
+    assert len(contents_of(world.client().open_reader("s").snapshot(1, diff=True).to_arrow())) == 2
 
 
 def test_a_cancelled_append_is_not_sent_and_neither_is_what_follows(make: Callable[..., Threaded]) -> None:
@@ -315,7 +315,7 @@ def test_a_rival_that_wins_every_other_race_never_makes_an_append_go_missing(wor
             upper = error.actual.time
     assert mine == 20
     assert upper == 40
-    found = contents_of(world.client().open_reader("s").snapshot(39).to_arrow())
+    found = contents_of(world.client().open_reader("s").snapshot(39, diff=True).to_arrow())
     assert sorted(id_ for id_, _ in found) == list(range(0, 40, 2))
 
 

@@ -66,7 +66,7 @@ def words(world: World, shard: str) -> list[str]:
     if not upper:
         return []
     with client.open_reader(shard, SCHEMA) as read:
-        return [word for (_, word) in sorted(contents_of(read.snapshot(upper - 1).to_arrow()).elements())]
+        return [word for (_, word) in sorted(contents_of(read.snapshot(upper - 1, diff=True).to_arrow()).elements())]
 
 
 def test_all_are_appended_with_one_compare_and_set_and_answered_in_order(world: World) -> None:

@@ -35,7 +35,7 @@ DOORS: dict[str, Callable[[persist.Client, persist.WriteHandle, list[dict[str, A
 
 def contents(world: World) -> dict[tuple[Any, ...], int]:
     with world.client().open_reader("s") as read:
-        return dict(contents_of(read.snapshot().to_arrow()))
+        return dict(contents_of(read.snapshot(diff=True).to_arrow()))
 
 
 @pytest.mark.parametrize("door", DOORS)

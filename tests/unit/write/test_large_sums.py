@@ -47,16 +47,16 @@ def test_what_overflows_in_one_part_and_is_taken_back_in_another_is_no_overflow(
     done = getattr(write, call)(updates, 0, 1)
     with client.open_reader("s") as read:
         assert len(read.machine.state.trace[-1].parts) > 1
-        found = contents_of(read.snapshot(0).to_arrow())
+        found = contents_of(read.snapshot(0, diff=True).to_arrow())
         assert found[-1, "x"] == 5
         assert len(found) == 2 * MANY + 1
-        split = [dict(contents_of(split.to_arrow(client.blob))) for split in read.snapshot(0).splits(3)]
+        split = [dict(contents_of(split.to_arrow(client.blob))) for split in read.snapshot(0, diff=True).splits(3)]
         assert sum(part.get((-1, "x"), 0) for part in split) == 5
     assert done.count > 2 * MANY
     client.compact("s")
     check_world(client, "s")
     with client.open_reader("s") as read:
-        assert contents_of(read.snapshot(0).to_arrow())[-1, "x"] == 5
+        assert contents_of(read.snapshot(0, diff=True).to_arrow())[-1, "x"] == 5
 
 
 @pytest.mark.parametrize("diffs", [(MOST, MOST), (-(2**63), -1), (2**62, 2**62), (MOST, 1)])

@@ -70,7 +70,7 @@ def test_times_never_go_back_whatever_the_clocks_of_the_writers_say(world: World
         assert done.time == max(upper, now(world, unit) + skews[turn % 3] * PER_SECOND[unit])
         upper = done.time + 1
         assert done.upper == at(upper)
-    assert len(contents_of(client.open_reader("s").snapshot().to_arrow())) == 4
+    assert len(contents_of(client.open_reader("s").snapshot(diff=True).to_arrow())) == 4
 
 
 @by_unit
@@ -115,7 +115,7 @@ def test_a_call_in_doubt_is_repeated_after_the_clock_has_moved(
         assert again.time == max(now(world, unit), (theirs.upper.time or 0))
     expected = {(0, "z"): 1, (1, "a"): 1, **({(7, "theirs"): 1} if raced else {})}
     with world.client().open_reader("s") as read:
-        assert contents_of(read.snapshot().to_arrow()) == expected
+        assert contents_of(read.snapshot(diff=True).to_arrow()) == expected
         assert sum(row["id"] == 1 for row in read.changes(None).to_pylist()) == 1, "once"
 
 
@@ -129,7 +129,7 @@ def test_upper_in_the_far_future_is_where_the_next_time_is(world: World, unit: U
     assert write.upsert([ROW]).time == far
     assert write.append_now([{"id": 2, "word": "b"}]).upper == at((far or 0) + 2)
     assert client.restore("s", far or 0).upper == (far or 0) + 2
-    assert contents_of(client.open_reader("s").snapshot().to_arrow()) == {(1, "a"): 1}
+    assert contents_of(client.open_reader("s").snapshot(diff=True).to_arrow()) == {(1, "a"): 1}
 
 
 @by_unit
@@ -148,7 +148,7 @@ def test_at_the_end_of_the_clock_every_call_says_so_dry_runs_too(world: World, u
         with pytest.raises(InvalidUsage, match=r"shard s: upper is .*its times end there"):
             call()
     assert write.upsert([{"id": 1, "word": "last"}]).count == 0, "nothing to write needs no time"
-    assert client.open_reader("s").snapshot().to_pylist() == [{"id": 1, "word": "last", "_diff": 1}]
+    assert client.open_reader("s").snapshot(diff=True).to_pylist() == [{"id": 1, "word": "last", "_diff": 1}]
 
 
 def test_a_violation_says_the_time_as_it_is_shown(world: World) -> None:

@@ -29,7 +29,7 @@ def test_a_number_that_was_committed_is_refused_and_the_error_says_where_it_is(w
             error = caught.value
             assert (error.producer, error.sequence, error.last) == ("query", number, 4)
             assert (error.seqno, error.upper) == (done.seqno, done.upper)
-    assert read.snapshot().to_arrow().num_rows == 1
+    assert read.snapshot(diff=True).to_arrow().num_rows == 1
     assert client.inspect("s").seqno == done.seqno, "nothing was written, and no writer was registered for it"
 
 
@@ -52,7 +52,7 @@ def test_every_door_that_appends_by_comparison_takes_a_producer(world, door):
         append(number)
         with pytest.raises(persist.AlreadyProduced):
             append(number)
-    assert read.snapshot().to_arrow().num_rows == 3
+    assert read.snapshot(diff=True).to_arrow().num_rows == 3
     assert client.producers("s")["query"].sequence == 7
     assert client.census("s").producers == 1
 
@@ -88,7 +88,7 @@ def test_a_program_that_repeats_whatever_it_did_not_hear_of_appends_each_number_
             except (persist.Indeterminate, persist.Determinate):
                 continue
         assert last == number
-    found = read.snapshot().to_arrow()
+    found = read.snapshot(diff=True).to_arrow()
     assert sorted(found["id"].to_pylist()) == list(range(12))
     assert set(found["_diff"].to_pylist()) == {1}
     check_world(world.client(), "s")

@@ -37,7 +37,7 @@ def test_the_contents_are_what_they_were_and_history_stays(
         before = world.bytes("s")
         planned = client.restore("s", to, dry_run=True)
         read = client.open_reader("s")
-        now = contents_of(read.snapshot().to_arrow())
+        now = contents_of(read.snapshot(diff=True).to_arrow())
         want = model.contents(to)
         change = {key: want[key] - now[key] for key in want.keys() | now.keys() if want[key] != now[key]}
         assert dict(contents_of(planned.sample)) == change
@@ -51,8 +51,8 @@ def test_the_contents_are_what_they_were_and_history_stays(
         assert done.appended.upper == persist.at(upper + 1)
         assert (done.rows, done.added, done.retracted) == (planned.rows, planned.added, planned.retracted)
         upper += 1
-        assert contents_of(read.snapshot().to_arrow()) == want
-        assert contents_of(read.snapshot(39).to_arrow()) == model.contents(39), "history stays"
+        assert contents_of(read.snapshot(diff=True).to_arrow()) == want
+        assert contents_of(read.snapshot(39, diff=True).to_arrow()) == model.contents(39), "history stays"
         assert done.cost.requests > 0
         again = client.restore("s", to)
         assert (again.rows, again.appended) == (0, None)
@@ -89,8 +89,8 @@ def test_a_rival_that_is_first_is_taken_back_too(world: World) -> None:
     assert done.upper is not None
     assert done.upper > 3, "a rival was first"
     with client.open_reader("s") as read:
-        assert contents_of(read.snapshot(done.upper).to_arrow()) == model.contents(0)
-        assert contents_of(read.snapshot(3).to_arrow())[103, "rival"] == 1, "and stays in history"
+        assert contents_of(read.snapshot(done.upper, diff=True).to_arrow()) == model.contents(0)
+        assert contents_of(read.snapshot(3, diff=True).to_arrow())[103, "rival"] == 1, "and stays in history"
 
 
 def test_it_gives_up_when_rivals_are_always_first(world: World) -> None:
@@ -119,7 +119,7 @@ def test_what_newer_columns_hold_is_taken_back(world: World) -> None:
         write.compare_and_append([{"id": 1, "word": "w", "more": 5}], 1, 2)
     client.restore("s", 0)
     with client.open_reader("s") as read:
-        assert read.snapshot().to_pylist() == [{"id": 1, "word": "w", "more": None, "_diff": 1}]
+        assert read.snapshot(diff=True).to_pylist() == [{"id": 1, "word": "w", "more": None, "_diff": 1}]
 
 
 def test_the_least_diff_cannot_be_taken_back_at_once(world: World) -> None:
@@ -135,7 +135,7 @@ def test_the_least_diff_cannot_be_taken_back_at_once(world: World) -> None:
     assert (planned.added, planned.retracted) == (2**63 - 1, 2**63 - 1)
     client.restore("s", 0)
     with client.open_reader("s") as read:
-        assert read.snapshot().to_pylist() == []
+        assert read.snapshot(diff=True).to_pylist() == []
 
 
 def test_what_cannot_be_restored_is_refused(world: World) -> None:
@@ -195,7 +195,7 @@ def test_any_appends_and_restores_end_where_they_should(steps: list[Any]) -> Non
                 for i, w, d in step:
                     sums[i, w] = sums.get((i, w), 0) + d
                 contents.append({key: n for key, n in sums.items() if n})
-            assert contents_of(read.snapshot().to_arrow()) == contents[-1]
+            assert contents_of(read.snapshot(diff=True).to_arrow()) == contents[-1]
 
 
 def test_a_dry_run_of_a_read_only_client_goes_on_where_blobs_vanish(

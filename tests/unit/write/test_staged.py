@@ -38,7 +38,7 @@ def many(start: int, rows: int = 3000) -> pa.Table:
 
 def contents(client: persist.Client, shard: str = "s") -> list[tuple[Any, ...]]:
     with client.open_reader(shard) as read:
-        found = read.snapshot().to_arrow().to_pylist()
+        found = read.snapshot(diff=True).to_arrow().to_pylist()
     return sorted((row["id"], row["word"], row["_diff"]) for row in found)
 
 
@@ -59,8 +59,8 @@ def test_the_time_is_that_of_the_commit_whatever_was_appended_since_staging(worl
     assert rival.waiting == 0
     assert (answer.upper, answer.count, answer.attempts) == (persist.at(14), 3000, 3)
     with client.open_reader("s") as read:
-        assert read.snapshot(12).to_arrow().num_rows == 3
-        assert read.snapshot(13).to_arrow().num_rows == 3003
+        assert read.snapshot(12, diff=True).to_arrow().num_rows == 3
+        assert read.snapshot(13, diff=True).to_arrow().num_rows == 3003
     client.compact("s")
     client.scrub("s")
     assert len(contents(client)) == 3003
@@ -92,7 +92,7 @@ def test_rows_may_have_times_of_their_own(world: World) -> None:
         with pytest.raises(persist.UpperMismatch):
             write.append_staged([stage.write([row(3, time=3)])])
     with client.open_reader("s") as read:
-        assert [read.snapshot(time).to_arrow().num_rows for time in (2, 3, 4, 9)] == [0, 1, 0, 1]
+        assert [read.snapshot(time, diff=True).to_arrow().num_rows for time in (2, 3, 4, 9)] == [0, 1, 0, 1]
     with write.stage(lower=10, new_upper=12) as stage:
         assert write.append_staged([stage.write([])]).upper == persist.at(12)
     with write.stage() as stage, pytest.raises(persist.InvalidUsage, match="_time"):

@@ -37,7 +37,7 @@ def one(id_: int, word: str | None = "w") -> dict[str, Any]:
 def contents(world: World, shard: str = "s") -> dict[tuple[Any, ...], int]:
     client = world.client()
     with client.open_reader(shard) as read:
-        return dict(contents_of(read.snapshot().to_arrow()))
+        return dict(contents_of(read.snapshot(diff=True).to_arrow()))
 
 
 def counts(done: persist.Changed) -> tuple[int, int, int, int]:
@@ -121,7 +121,7 @@ def test_rows_come_in_many_shapes(world: World) -> None:
     ]  # fmt: skip
     for given in rows:
         assert counts(write.upsert(given)) == (1, 0, 0, 0)
-    again = read.snapshot().to_arrow()  # with `_diff`, which is 1 everywhere
+    again = read.snapshot(diff=True).to_arrow()  # with `_diff`, which is 1 everywhere
     assert counts(write.upsert(again)) == (0, 0, 8, 0)
     assert counts(write.delete(again.select(["id", "_diff"]))) == (0, 0, 0, 8)
 

@@ -40,7 +40,7 @@ def world() -> Iterator[World]:
 
 def contents(client: persist.Client, as_of: int, shard: str = "s") -> Any:
     with client.open_reader(shard) as read:
-        return contents_of(read.snapshot(as_of).to_arrow())
+        return contents_of(read.snapshot(as_of, diff=True).to_arrow())
 
 
 ROWS = [row(2, "b"), row(1, "a", 3), row(1, "a", 1, -1), row(1, "a", 2)]
@@ -202,8 +202,8 @@ def test_a_finished_shard_takes_no_more_and_stays_readable(world: World) -> None
     with pytest.raises(UpperMismatch):
         write.compare_and_append([row(1, time=5)], 5, 6)
     with client.open_reader("s") as read:
-        assert contents_of(read.snapshot().to_arrow()) == {(1, "w"): 1}
-        assert contents_of(read.snapshot(2**64 - 1).to_arrow()) == {(1, "w"): 1}
+        assert contents_of(read.snapshot(diff=True).to_arrow()) == {(1, "w"): 1}
+        assert contents_of(read.snapshot(2**64 - 1, diff=True).to_arrow()) == {(1, "w"): 1}
 
 
 def test_finishing_at_an_expected_upper_is_refused_at_another(world: World) -> None:

@@ -42,7 +42,7 @@ class Place:
         return self.sources.run("out", until_idle=True)
 
     def rows(self, name: str = "out", as_of: int | None = None) -> dict[int, Any]:
-        with self.controller.open_reader(name) as reader, reader.snapshot(as_of) as snapshot:
+        with self.controller.open_reader(name) as reader, reader.snapshot(as_of, diff=True) as snapshot:
             found = snapshot.to_pylist()
         assert all(row["_diff"] == 1 for row in found)
         return {row["id"]: row["cents"] for row in found}
@@ -187,7 +187,7 @@ def test_bad_rows_are_errors_once_and_take_nothing_away_when_they_go(place: Plac
     place.catch_up()
     assert [place.rows(as_of=n) for n in range(3)] == [{1: 10}, {1: 10, 2: 20}, {1: 10}]
     with place.controller.open_reader("out/errors") as reader:
-        (bad,) = reader.snapshot().to_pylist()
+        (bad,) = reader.snapshot(diff=True).to_pylist()
     assert (bad["partition"], bad["address"], bad["_diff"]) == ("in", 0, 1)
     assert b"1000" in bad["raw"]
 
@@ -200,7 +200,7 @@ def test_upsert_over_what_is_only_added_takes_the_last_and_anything_else_is_refu
         place.sources.create("last", Collection("log"), last, meaning=Meaning(envelope="upsert"))
         place.sources.run("last", until_idle=True)
         with place.controller.open_reader("last") as reader:
-            found = [{one["id"]: one["n"] for one in reader.snapshot(t).to_pylist()} for t in range(2)]
+            found = [{one["id"]: one["n"] for one in reader.snapshot(t, diff=True).to_pylist()} for t in range(2)]
         assert found == [{0: 3, 1: 1, 2: 2}, {0: 6, 1: 7, 2: 5}]
         write.append([{"n": 0, "id": 0, "_time": 2, "_diff": -1}], 2, 3)
         with pytest.raises(InvalidUsage, match=r"taken away.*envelope 'none'"):

@@ -49,7 +49,7 @@ class Place:
         return (sources or self.sources).run("s", until_idle=True)
 
     def contents(self, name: str = "s", as_of: int | None = None) -> list[dict[str, Any]]:
-        with self.controller.open_reader(name) as reader, reader.snapshot(as_of) as snapshot:
+        with self.controller.open_reader(name) as reader, reader.snapshot(as_of, diff=True) as snapshot:
             return sorted(snapshot.to_pylist(), key=repr)
 
     def words(self, as_of: int | None = None) -> dict[int, str]:

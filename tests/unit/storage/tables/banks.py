@@ -15,7 +15,7 @@ def rows(*pairs: tuple[int, int | None]) -> list[dict[str, int | None]]:
 
 def read(tables: Tables, name: str, as_of: int | None = None) -> dict[int, int]:
     """The rows of a table whose keys are unique."""
-    found = tables.read(name, as_of).to_pylist()
+    found = tables.read(name, as_of, diff=True).to_pylist()
     assert all(row["_diff"] == 1 for row in found)
     assert len({row["id"] for row in found}) == len(found)
     return {row["id"]: row["cents"] for row in found}

@@ -90,7 +90,7 @@ def run(seed: int) -> list[str]:
         chosen = rng.sample(keys, 3)
         reads: dict[Key, Value] = {}
         for table, id_ in chosen:
-            row = t.read(table, keys=[id_]).to_pylist()[0]
+            row = t.read(table, keys=[id_], diff=True).to_pylist()[0]
             reads[table, id_] = row["cents"], row["by"]
             yield
         writes = {key: (reads[key][0] + 1, f"t{number}") for key in chosen[: rng.randint(0, 2)]}

@@ -56,7 +56,7 @@ def test_a_dry_run_says_what_is_done_then_and_a_second_pass_finds_nothing(tables
     assert of_tables(controller.tend()) == EXPECTED
     assert controller.describe("a").upper == controller.describe("b").upper
     with controller.open_reader("b") as reader:
-        assert reader.snapshot().to_pylist() == [{"id": 1, "cents": 50, "_diff": 1}]
+        assert reader.snapshot(diff=True).to_pylist() == [{"id": 1, "cents": 50, "_diff": 1}]
     assert controller.tend().steps == ()
     assert controller.tend(dry_run=True).steps == ()
     assert (read(tables, "a"), read(tables, "b")) == ({1: 50, 2: 200}, {1: 50})
