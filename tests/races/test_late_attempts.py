@@ -16,61 +16,18 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core import commands as c
-from persist_lib.core.state import Version
 from persist_lib.errors import Indeterminate, LeaseExpired
 from persist_lib.ids import WriterId
-from persist_lib.location.wrap.around import Operation
 from persist_lib.shard.commit import Machine
 from persist_lib.storage.tables import Tables
 from persist_lib.storage.tables.wal_line import WalLine
-from persist_lib.testing import Rival, contents_of
-from persist_lib.testing.rival import RACED
+from persist_lib.testing import contents_of
+from tests.late import AtStep, Lost, fetch
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 CONFIG = persist.Config(timeout_s=1)
 STEPS = 60
-fetch = Machine.fetch
-
-
-class Lost(Rival):
-    """While it is armed, the first write is kept back, and whatever else is asked stays without an answer."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world.inner.consensus)
-        self.armed, self.kept = False, list[Callable[[], object]]()
-
-    def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
-        if not self.armed or (operation.kind not in RACED and not self.kept):
-            return call()
-        self.kept = self.kept or [call]
-        raise Indeterminate("no answer")
-
-
-class AtStep(Rival):
-    """Once it is set, it calls `act` just before its request number `step`, or after so many fetches of a shard."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world.inner.consensus)
-        self.step, self.after_fetches, self.act = -1, False, partial(int)
-        self.machines: list[Machine] = []
-
-    def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
-        if not self.after_fetches:
-            self.count()
-        return call()
-
-    def count(self) -> None:
-        self.step -= 1
-        if self.step == -1:
-            self.act()
-
-    def fetched(self, machine: Machine) -> Version:
-        """A fetch, after which another thread may fetch a newer version before this one is looked at."""
-        found = fetch(machine)
-        if self.after_fetches and machine in self.machines:
-            self.count()
-        return found
 
 
 class Verb(NamedTuple):
