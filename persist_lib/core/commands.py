@@ -41,11 +41,15 @@ class RegisterReader(msgspec.Struct, frozen=True):
     purpose: str = ""
 
 
+Staged = tuple[tuple[WriterId, bytes], ...]
+"""Answers of tasks: for each its stage's writer id, and its own id."""
+
+
 class CompareAndAppend(msgspec.Struct, frozen=True):
     """Push `batch` if the shard's upper is exactly its lower. Its id range is given by the transition.
 
     A `producer` is a name and a sequence number, which must be higher than the producer's last. `now` is ms of the
-    store's clock.
+    store's clock. None of the answers of tasks that are `staged` in it is ever pushed again. Unset: there are none.
     """
 
     writer: WriterId
@@ -54,6 +58,7 @@ class CompareAndAppend(msgspec.Struct, frozen=True):
     lease_until: int
     producer: tuple[str, int] | None = None
     now: int = 0
+    staged: Staged | msgspec.UnsetType = msgspec.UNSET
 
 
 class AppendNow(msgspec.Struct, frozen=True):
@@ -71,6 +76,7 @@ class AppendNow(msgspec.Struct, frozen=True):
     since: SeqNo
     producer: tuple[str, int] | None = None
     now: int = 0
+    staged: Staged | msgspec.UnsetType = msgspec.UNSET
 
 
 class Append(msgspec.Struct, frozen=True):

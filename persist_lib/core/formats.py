@@ -8,7 +8,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     2   the state says its format (`Upgrade`) and remembers the outcomes of its last appends
     3   the state counts the bytes that appends and compactions wrote (rows say no more for that: `apply_diff` counts
         by what they say). A schema may say that its times are a clock, and may have constraints; a part may count at
-        a time of its own; a state may remember producers; a writer may have an owner. Only then are those fields there.
+        a time of its own; a state may remember producers; a writer may have an owner, and may remember which answers
+        of tasks were appended under it. Only then are those fields there.
         A shard may have a pending area: `Absorb`, `DiscardPending`, `CloneReader`, and keys of adopted batches
     4   a row may hold several commands (`core.groups`). A seqno is then the state after all of them, and several
         outcomes may have the same seqno. States have the same fields as before
@@ -42,7 +43,7 @@ PARTS_AT_A_TIME = 3
 """The format from which on a part may count at a time of its own."""
 
 OWNERS = 3
-"""The format from which on a writer may have an owner."""
+"""The format from which on a writer may have an owner, and remembers the answers of tasks."""
 
 PENDING_AREA = 3
 """The format from which on a shard may have a pending area, and a trace may refer to what was put there."""
@@ -57,7 +58,7 @@ WITH_PRODUCERS = 19
 PART_FIELDS = 11
 """How many fields a stored part has, unless it counts at a time of its own."""
 WRITER_FIELDS = 3
-"""How many fields a stored writer has, unless it has an owner."""
+"""How many fields a stored writer has, unless it has an owner; one more if it remembers answers of tasks."""
 DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS}
 """The fields of a diff that came after format 1."""
 COMMANDS = {
@@ -82,7 +83,7 @@ def least_for_batches(batches: Iterable[Batch]) -> int:
 
 def least_for_writers(writers: Iterable[Writer | None]) -> int:
     """The oldest format that can store these writers."""
-    return OWNERS if any(writer is not None and writer.owner for writer in writers) else FIRST
+    return OWNERS if any(writer is not None and (writer.owner or writer.staged) for writer in writers) else FIRST
 
 
 def least_for_state(state: State) -> int:

@@ -85,7 +85,8 @@ def size_of(command: c.Command) -> int:
             | c.Append(_, _, batch)
             | c.ApplyCompaction(_, _, batch)
         ):
-            return COMMAND_BYTES + batch.inline_size + PART_BYTES * len(batch.parts)
+            staged = len(getattr(command, "staged", None) or ())
+            return COMMAND_BYTES + batch.inline_size + PART_BYTES * (len(batch.parts) + staged)
         case c.Absorb(_, _, batch, absorbed):
             return COMMAND_BYTES + batch.inline_size + PART_BYTES * (len(batch.parts) + len(absorbed))
         case c.ForgetGarbage(keys) | c.DiscardPending(keys) | c.ForgetRetired(keys) | c.Heartbeat(keys):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.plan.expiry import plan_expiry
-from persist_lib.core.state import Hold, Reader, State, Writer
+from persist_lib.core.state import Hold, Reader, State
 from persist_lib.frontier import Antichain, meet_all
 from persist_lib.ids import ReaderId, SeqNo, WriterId
 
@@ -34,7 +36,7 @@ def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | 
     """Extend the leases of those of `ids` that are live; refused when none is."""
     ids = tuple(dict.fromkeys(ids))
     writers = [
-        (WriterId(id_), writer, Writer(writer.purpose, lease_until, writer.outcomes, writer.owner))
+        (WriterId(id_), writer, msgspec.structs.replace(writer, lease_until=lease_until))
         for id_ in ids
         if (writer := state.writers.get(WriterId(id_))) is not None and writer.lease_until < lease_until
     ]

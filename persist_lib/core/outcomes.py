@@ -7,11 +7,13 @@ together with others under one token was committed if an outcome with that token
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from persist_lib.core.diff import OutcomesEdit
 from persist_lib.core.formats import REMEMBERS_OUTCOMES
 from persist_lib.core.state import OUTCOMES_KEPT, Outcome, State
 from persist_lib.frontier import Antichain
+from persist_lib.ids import WriterId
 
 
 def find_outcome(state: State, token: bytes, lower: Antichain, upper: Antichain) -> Outcome | None:
@@ -34,6 +36,13 @@ def outcome_since(state: State, token: bytes, since: int) -> Outcome | None:
         if outcome.token == token:
             return outcome
     return None
+
+
+def staged_before(state: State, staged: Iterable[tuple[WriterId, bytes]]) -> list[Outcome]:
+    """The outcomes of those answers of tasks that were appended, as far as their stages are open."""
+    asked = set(staged)
+    stages = {id_: state.writers[id_].staged for id_, _ in asked if id_ in state.writers}
+    return [outcome for id_, known in stages.items() for outcome in known if (id_, outcome.token) in asked]
 
 
 def is_excluded(state: State, lower: Antichain, upper: Antichain) -> bool:

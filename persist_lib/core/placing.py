@@ -68,5 +68,5 @@ def placed(state: State, command: c.AppendNow) -> c.CompareAndAppend | r.Refusal
         return r.InvalidBounds("it is to be put at one time, and has parts of several")
     return c.CompareAndAppend(
         command.writer, command.token, counted_at(batch, upper, time), command.lease_until, command.producer,
-        command.now,
+        command.now, command.staged,
     )  # fmt: skip

@@ -13,6 +13,10 @@ class Finished(msgspec.Struct, frozen=True):
     """The shard is a tombstone."""
 
 
+STAGED = "staged/"
+"""What `Exists` says of an answer of a task that was appended before, and then its id."""
+
+
 class Exists(msgspec.Struct, frozen=True):
     """The shard, the id or the key exists already, or existed once."""
 

@@ -133,13 +133,15 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Writer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A live writer: its purpose, when its lease ends (ms of the store's clock), its last outcomes, oldest first.
 
-    `owner` is a text for people.
+    `owner` is a text for people. `staged` says of each answer of a task that was appended under this id where that
+    was; its tokens are the ids of the answers.
     """
 
     purpose: Literal["ingest", "maintenance"]
     lease_until: int
     outcomes: tuple[Outcome, ...] = ()
     owner: str = ""
+    staged: tuple[Outcome, ...] = ()
 
 
 class Reader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from persist_lib.core.formats import (
     least_for_batches,
 )
 from persist_lib.core.leases import expire, extend, fold_since, retire
-from persist_lib.core.outcomes import find_outcome, remember
+from persist_lib.core.outcomes import find_outcome, remember, staged_before
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
 from persist_lib.core.placing import not_new, placed
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
@@ -41,7 +41,7 @@ from persist_lib.core.sums import total
 from persist_lib.core.trace import batch_problems, is_encodable, known_keys, push
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain
-from persist_lib.ids import READER, WRITER, PartKey, SeqNo, is_pending, parse_rollup_key, uploader_of
+from persist_lib.ids import READER, WRITER, PartKey, SeqNo, WriterId, is_pending, parse_rollup_key, uploader_of
 
 
 def apply(state: State, seqno: SeqNo, command: c.Command) -> State | r.Refusal:
@@ -176,6 +176,11 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append |
     garbage = absorbed_garbage(command, seqno)
     if known := known_keys(state, (*keys, *(key for key, *_ in garbage))):
         return r.Exists(known[0])
+    staged = _staged(command)
+    if strangers := tuple(sorted({id_ for id_, _ in staged} - state.writers.keys())):
+        return r.NotLive(strangers)
+    if before := staged_before(state, staged):
+        return r.Exists(f"{r.STAGED}{before[0].token.hex()}")
     if state.inline_size + batch.inline_size > INLINE_TOTAL_BYTES:
         return r.InlineFull(state.inline_size)
     outcome = Outcome(command.token, seqno, batch.upper)
@@ -183,14 +188,33 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append |
     # From format 2 on the shard remembers the outcomes of all writers. A writer keeps only its last one, which tells
     # the other processes that it contends.
     outcomes = (*writer.outcomes, outcome)[-TOKENS_KEPT:] if remembered is None else (outcome,)
-    renewed = Writer(writer.purpose, max(writer.lease_until, command.lease_until), outcomes, writer.owner)
+    renewed = msgspec.structs.replace(
+        writer, lease_until=max(writer.lease_until, command.lease_until), outcomes=outcomes
+    )
     return StateDiff(
         trace=push(state, batch, seqno),
-        writers=((command.writer, writer, renewed),),
+        writers=_remembering(state, command.writer, renewed, staged, outcome),
         garbage=garbage,
         outcomes=remembered,
         producers=produced(state, command, seqno) if isinstance(command, c.CompareAndAppend) else (),
     )
+
+
+def _staged(command: c.CompareAndAppend | c.Append | c.Absorb) -> c.Staged:
+    return (command.staged or ()) if isinstance(command, c.CompareAndAppend) else ()
+
+
+def _remembering(
+    state: State, id_: WriterId, renewed: Writer, staged: c.Staged, outcome: Outcome
+) -> tuple[tuple[WriterId, Writer | None, Writer | None], ...]:
+    """The writer of an append as it is after it; and each stage of the answers in it, which remembers them."""
+    after = {id_: renewed}
+    if state.format >= OWNERS:
+        for stage, answer in staged:
+            known = after.get(stage, state.writers[stage])
+            one = msgspec.structs.replace(outcome, token=answer)
+            after[stage] = msgspec.structs.replace(known, staged=(*known.staged, one))
+    return tuple((stage, state.writers[stage], one) for stage, one in after.items())
 
 
 def _remembered(state: State, command: c.CompareAndAppend | c.Append | c.Absorb) -> Outcome | None:

@@ -215,9 +215,9 @@ def _stored_part(part: Part) -> object:
 
 
 def _stored_writer(writer: Writer | None) -> object:
-    return (
-        msgspec.structs.astuple(writer)[:WRITER_FIELDS] if isinstance(writer, Writer) and not writer.owner else writer
-    )
+    if not isinstance(writer, Writer) or writer.staged:
+        return writer
+    return msgspec.structs.astuple(writer)[: WRITER_FIELDS + bool(writer.owner)]
 
 
 def _encoded(value: object) -> bytes:

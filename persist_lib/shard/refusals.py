@@ -175,12 +175,26 @@ def _of_producers(refusal: r.TooManyProducers | r.WrongSequence) -> str:
             assert_never(refusal)
 
 
+def _existing(what: str) -> str:
+    if what.startswith(r.STAGED):
+        return (
+            f"the task's answer {what.removeprefix(r.STAGED)} was appended before, and others of this call were not. "
+            "Nothing was appended; pass those that were not, by themselves"
+        )
+    if "/" in what:
+        return (
+            f"the object {what} is in the shard, or was, and is never added a second time. Nothing was appended; the "
+            "answer of the task that wrote it was appended before: leave it out"
+        )
+    return f"{what} exists or existed once, and is never used again. This change was not made; repeat it"
+
+
 def _sentence(refusal: _Rare) -> str:
     match refusal:
         case r.Exists("shard"):
             return "it exists already. This change was not made; open it instead of creating it"
         case r.Exists(what):
-            return f"{what} exists or existed once, and is never used again. This change was not made; repeat it"
+            return _existing(what)
         case r.Malformed(reason):
             return f"{reason} could not be stored and read again. This change was not made; pass another value"
         case r.InvalidBounds(reason):

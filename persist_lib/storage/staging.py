@@ -14,8 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+import msgspec
+
+from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, PersistError, ShardFinished, UpperMismatch
+from persist_lib.core.outcomes import staged_before
+from persist_lib.core.state import Outcome
+from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, NotFound, PersistError, ShardFinished, UpperMismatch
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.kernel.by_key import Counts
 from persist_lib.location.wrap.spending import Spending
@@ -25,6 +30,7 @@ from persist_lib.storage.at_once import at_once, states_of
 from persist_lib.storage.committing import HandedOver, Pieces, discard
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
+from persist_lib.storage.timeline import Span, Timeline
 from persist_lib.storage.verbs import Verbs
 from persist_lib.storage.writing import Written
 from persist_lib.times import TimeLike
@@ -32,7 +38,7 @@ from persist_lib.write.appending import check_produced
 from persist_lib.write.committing import Prepared, Rule
 from persist_lib.write.differences import Overwriting, Upserting
 from persist_lib.write.registration import lease_ended
-from persist_lib.write.staged import LEASE_S, Stage
+from persist_lib.write.staged import LEASE_S, Stage, can_append, token_of
 from persist_lib.write.staging import PASS_S
 from persist_lib.write.times import next_time
 
@@ -44,6 +50,18 @@ class _Change(NamedTuple):
     everything: bool
     when: int | None
     bounds: tuple[Antichain, Antichain] | None
+
+
+class _Call(NamedTuple):
+    """A commit of staged rows: what was given, how often it was written for another rendition, and until when."""
+
+    staged: Sequence[CollectionStaged]
+    written: list[Sequence[CollectionStaged]]
+    change: _Change
+    producer: tuple[str, int] | None
+    deadline: Deadline
+    spent: Spending
+    restaged: ExitStack
 
 
 class CollectionStaging(Verbs):
@@ -81,7 +99,7 @@ class CollectionStaging(Verbs):
         if self._staging_rendition(None).number != ticket.rendition.number:
             return False
         states = states_of(self.client, ticket.rendition.names)
-        return all(one.writer in state.writers for one, state in zip(ticket.tickets, states, strict=True))
+        return all(can_append(state, one) for one, state in zip(ticket.tickets, states, strict=True))
 
     def append_staged(
         self,
@@ -139,36 +157,78 @@ class CollectionStaging(Verbs):
                 check_produced(self.shard(self.collection.shard).machine, producer)
             if not (change.everything or change.bounds or any(one.staged for one in staged)):
                 return Written(self.fetch_upper(), 0, b"", spent.cost)
+            call = _Call(staged, [staged], change, producer, deadline, spent, restaged)
             while True:
                 timeline = self._timeline()
                 span, later = self._span_to_write(timeline)
-                lower, upper = self._staged_bounds(change, self._upper_to_change(span, deadline))
-                prepared: dict[str, Prepared] = {}
-                try:
-                    if later is not None and at(later) < upper:
-                        self._close_before(later, change, timeline.over(lower.time or 0, upper.time), deadline)
-                        continue
-                    staged = self._of_rendition(staged, span.rendition, restaged)
-                    self._prepare(prepared, staged, span.rendition, change, (lower, upper), deadline, spent)
-                    if change.kind is not None and all(one.is_empty() for one in prepared.values()):
-                        self._drop_staged(staged, change)
-                        return _written(lower, None, b"", prepared, spent.cost)
-                    seen = None if self._only is not None else span.command
-                    token = self._commit(prepared, lower, upper, deadline, None, producer, seen)
-                except UpperMismatch as error:
-                    if change.bounds is not None or change.when is not None:
-                        raise self._mismatch(lower, error) from error
-                    self._check_time(deadline, "other writers were first")
-                except HandedOver:
-                    discard(prepared)
-                    self._check_time(deadline, "it was handed over meanwhile")
-                except LeaseExpired as error:
-                    self._check_stage(error, prepared)
-                    raise
-                else:
-                    self._drop_staged(staged, change)
-                    time = None if change.bounds is not None else (upper.time or 1) - 1
-                    return _written(upper, time, token, prepared, spent.cost)
+                if (done := self._appended_before(staged, span.rendition)) is not None:
+                    time = None if change.bounds is not None else (done.upper.time or 1) - 1
+                    return Written(done.upper, 0, done.token, spent.cost, time)
+                if (written := self._try_staged(call, timeline, span, later)) is not None:
+                    return written
+
+    def _try_staged(self, call: _Call, timeline: Timeline, span: Span, later: int | None) -> Written | None:
+        """Append what is staged to the rendition of a span. None: another writer or a handover was first."""
+        change, deadline = call.change, call.deadline
+        lower, upper = self._staged_bounds(change, self._upper_to_change(span, deadline))
+        prepared: dict[str, Prepared] = {}
+        try:
+            if later is not None and at(later) < upper:
+                self._close_before(later, change, timeline.over(lower.time or 0, upper.time), deadline)
+                return None
+            staged = self._of_rendition(call.written[-1], span.rendition, call.restaged)
+            call.written.append(staged)
+            self._prepare(prepared, staged, span.rendition, change, (lower, upper), deadline, call.spent)
+            if change.kind is not None and all(one.is_empty() for one in prepared.values()):
+                self._drop_staged(staged, change)
+                return _written(lower, None, b"", prepared, call.spent.cost)
+            seen = None if self._only is not None else span.command
+            token = token_of(one.id for one in call.staged) if call.staged else None
+            token = self._commit(prepared, lower, upper, deadline, token, call.producer, seen)
+        except UpperMismatch as error:
+            if change.bounds is not None or change.when is not None:
+                raise self._mismatch(lower, error) from error
+            self._check_time(deadline, "other writers were first")
+        except HandedOver:
+            discard(prepared)
+            self._check_time(deadline, "it was handed over meanwhile")
+        except LeaseExpired as error:
+            self._check_stage(error, prepared)
+            raise
+        except InvalidUsage as error:
+            is_there = isinstance(error.fields.get("refusal"), r.Exists)
+            if not is_there or self._appended_before(call.staged, span.rendition) is None:
+                raise
+        else:
+            self._drop_staged(staged, change)
+            time = None if change.bounds is not None else (upper.time or 1) - 1
+            return _written(upper, time, token, prepared, call.spent.cost)
+        return None
+
+    def _appended_before(self, staged: Sequence[CollectionStaged], rendition: RenditionRecord) -> Outcome | None:
+        """The outcome of the append of all of these answers, if it was made: one shard of them speaks for all.
+
+        SUBTLE: asked once it is known which rendition is written. So an append to another one, which was handed over
+        since, is there already or never will be. Raises InvalidUsage where some of them were appended, others not.
+        """
+        if not staged:
+            return None
+        token, shards = token_of(one.id for one in staged), {part.shard for one in staged for part in one.staged}
+        found: list[Outcome] = []
+        for name in sorted({*shards, *rendition.names}):
+            with suppress(ShardFinished, NotFound):  # of a rendition that was dropped
+                machine = self.client.machine(name)
+                state = machine.state if name in rendition.names else machine.fetch().state
+                if (known := next((one for one in state.outcomes if one.token == token), None)) is not None:
+                    return known
+                found += staged_before(
+                    state, [part.name for one in staged for part in one.staged if part.shard == name]
+                )
+        if not found:
+            return None
+        if len(found) < sum(len(one.staged) for one in staged):
+            raise self.shard(rendition.names[0]).machine.refused(r.Exists(f"{r.STAGED}{found[0].token.hex()}"))
+        return msgspec.structs.replace(max(found, key=lambda one: one.upper), token=token)
 
     def _prepare(
         self, into: dict[str, Prepared], staged: Sequence[CollectionStaged], rendition: RenditionRecord,

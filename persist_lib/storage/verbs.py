@@ -7,32 +7,54 @@ writer was first, it looks again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from persist_lib.arguments import parse_flag
 from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
-from persist_lib.errors import Indeterminate, SchemaMismatch, UpperMismatch
-from persist_lib.frontier import Antichain, at
+from persist_lib.core.state import Outcome
+from persist_lib.errors import Indeterminate, PersistError, SchemaMismatch, UpperMismatch
+from persist_lib.frontier import Antichain
+from persist_lib.ids import SeqNo, parse_token
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keyset import Keys
+from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
+from persist_lib.shard.outcomes import Verdict, find_since
 from persist_lib.storage.committing import Committing, HandedOver
 from persist_lib.storage.routing import routed
-from persist_lib.storage.timeline import Span
+from persist_lib.storage.timeline import Span, Timeline
 from persist_lib.storage.writing import Written
 from persist_lib.write.looking import Looking
-from persist_lib.write.times import bounds_of, format_token, next_time
+from persist_lib.write.times import next_time, since_of
+from persist_lib.write.turns import AtNextTime, Named, Turn
 
 Finding = Callable[[Span, Deadline], tuple[pa.Table, Counts]]
 """Makes of a rendition's newest contents the changes to append, and what they amount to."""
 
 
-class Verbs(Committing):
+class Change(NamedTuple):
+    """What a call at the next time appends."""
+
+    find: Finding
+    spent: Spending
+
+
+class Place(NamedTuple):
+    """The span that is written, and where another one follows."""
+
+    timeline: Timeline
+    span: Span
+    later: int | None
+
+
+class Verbs(AtNextTime[Change, Place, Written], Committing):
     """The calls that take the next time: upper; where times are a clock, now if that is later."""
 
     def append_now(self, updates: object, *, timeout: float | None = None, token: bytes | None = None) -> Written:
@@ -41,6 +63,8 @@ class Verbs(Committing):
         `updates` have no `_time`. No updates are no append. After Indeterminate, repeat with the token of the error.
         """
         self._check_mode("append_now")
+        if token is not None and (since := since_of(parse_token(token))) is not None:
+            return self._was_placed(token, since, self._deadline(timeout))
         empty = empty_table(self.schema.contents)
         tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
         table = pa.concat_tables([empty, *tables])
@@ -68,51 +92,87 @@ class Verbs(Committing):
 
     def _change(self, find: Finding, timeout: float | None, token: bytes | None, *, is_dry: bool) -> Written:
         """Append what `find` makes of the newest contents, at the next time; again if another writer was first."""
-        deadline = self._deadline(timeout)
-        known = None if token is None else bounds_of(token)
+        deadline, known = self._deadline(timeout), Named.of(token)
         self._settle(deadline)
         with self._turn, Spending() as spent:
-            while True:
-                timeline = self._timeline()
-                span, later = self._span_to_write(timeline)
-                if known is not None and self._was_committed(span, *known):
-                    return Written(known[2], 0, known[0], spent.cost, (known[2].time or 1) - 1)
-                upper = self._upper_to_change(span, deadline)
-                table, counts = find(span, deadline)
-                if not table.num_rows:
-                    return Written(upper, 0, b"", spent.cost, None, *counts)
-                time = next_time(self.schema, self.name, upper, self.client.runtime)  # type: ignore[arg-type]
-                sent = format_token(self.client.runtime, upper, at(time + 1))
-                if known is not None and known[1] == upper:
-                    sent, time = known[0], (known[2].time or 1) - 1
-                if is_dry:
-                    return Written(upper, table.num_rows, b"", spent.cost, None, *counts)
-                try:
-                    if later is not None and later <= time:
-                        # What the keys have there is looked up in the rendition that is the collection by then.
-                        self._close_old(table.slice(0, 0), timeline.over(upper.time or 0, time + 1), deadline, sent)
-                        continue
-                    seen = None if self._only is not None else span.command
-                    self._commit(at_time(table, time), upper, at(time + 1), deadline, sent, None, seen)
-                except UpperMismatch:
-                    self._check_time(deadline, "other writers were first")
-                except HandedOver:
-                    self._check_time(deadline, "it was handed over meanwhile")
-                else:
-                    return Written(at(time + 1), table.num_rows, sent, spent.cost, time, *counts)
+            return self._at_next_time(Change(find, spent), known, deadline, is_dry=is_dry)
 
-    def _was_committed(self, span: Span, token: bytes, lower: Antichain, upper: Antichain) -> bool:
-        """Whether an earlier call with this token was committed. Raises Indeterminate if that is not known any more."""
+    def _was_placed(self, token: bytes, since: SeqNo, deadline: Deadline) -> Written:
+        """What became of an append that a server placed in a shard by its own name: of one of this collection's.
+
+        Raises Indeterminate if that is not in the shard: it may be on its way, and no append here would exclude it.
+        """
+        with Spending() as spent:
+            shard = (self._only or self._timeline().spans[0].rendition).names[0]
+            found = within(deadline, partial(find_since, self.client.machine(shard), token, since))
+            if isinstance(found, Outcome):
+                return Written(found.upper, 0, token, spent.cost, (found.upper.time or 1) - 1)
+        raise Indeterminate(
+            f"collection {self.name!r}: the append with this token was made to the shard {shard} by its own name. It "
+            f"is not there up to v{found}, and may still be on its way. This call wrote nothing. Repeat it there, by "
+            f"client.open_writer({shard!r}), which decides it",
+            token=token, collection=self.name,
+        )  # fmt: skip
+
+    def _place(self) -> str:
+        return f"collection {self.name!r}"
+
+    def _judge(self, known: Named, deadline: Deadline) -> Verdict:
+        """In the rendition that was the collection at its lower.
+
+        Where that is not known any more, the oldest one that is known may still say that it has the append.
+        """
+        timeline, lower = self._timeline(), known.lower.time or 0
+        is_known = self._only is not None or timeline.since <= lower
+        rendition = self._only or timeline.at(max(lower, timeline.since)).rendition
+        verdict = within(deadline, partial(self.client.judge_append, rendition.names[0], *known))
+        if is_known or verdict.seqno is not None:
+            return verdict
+        show = self.schema.show
+        why = (
+            f"which rendition was the collection at {show(lower)} is given up: history begins at {show(timeline.since)}"
+        )
+        return Verdict("unknown", None, why)
+
+    def _next_turn(self, call: Change, deadline: Deadline) -> Turn[Place]:
         timeline = self._timeline()
-        rendition = timeline.at(lower.time or 0).rendition if self._only is None else span.rendition
-        verdict = self.client.judge_append(rendition.names[0], token, lower, upper)
-        if verdict.answer == "unknown":
-            raise Indeterminate(
-                f"collection {self.name!r}: it is not known any more whether the append with this token was committed. "
-                "Read the collection to find out",
-                token=token, collection=self.name,
-            )  # fmt: skip
-        return verdict.seqno is not None
+        span, later = self._span_to_write(timeline)
+        upper = self._upper_to_change(span, deadline)
+        return Turn(upper, *call.find(span, deadline), Place(timeline, span, later))
+
+    def _fresh(self, _call: Change, turn: Turn[Place]) -> Named:
+        runtime = self.client.runtime
+        time = next_time(self.schema, self.name, turn.lower, runtime)  # type: ignore[arg-type]
+        return Named.fresh(runtime, turn.lower, time)
+
+    def _try_turn(self, call: Change, turn: Turn[Place], named: Named, deadline: Deadline) -> Written | None:
+        (token, lower, upper), (timeline, span, later) = named, turn.basis
+        try:
+            if later is not None and later <= named.time:
+                # What the keys have there is looked up in the rendition that is the collection by then.
+                over = timeline.over(lower.time or 0, upper.time)
+                self._close_old(turn.changes.slice(0, 0), over, deadline, token)
+                return None
+            seen = None if self._only is not None else span.command
+            self._commit(at_time(turn.changes, named.time), lower, upper, deadline, token, None, seen)
+        except (UpperMismatch, HandedOver):
+            return None
+        return Written(upper, turn.changes.num_rows, token, call.spent.cost, named.time, *turn.counts)
+
+    def _repeated(self, call: Change, known: Named, seqno: SeqNo) -> Written:  # noqa: ARG002 - it has none of its own
+        return Written(known.upper, 0, known.token, call.spent.cost, known.time)
+
+    def _unwritten(self, call: Change, turn: Turn[Place]) -> Written:
+        return Written(turn.lower, turn.changes.num_rows, b"", call.spent.cost, None, *turn.counts)
+
+    def _registers_again(self) -> bool:
+        return not self._closed
+
+    def _gap(self, known: Named, upper: Antichain) -> PersistError:
+        return self._mismatch(known.lower, UpperMismatch("", expected=known.lower, actual=upper))
+
+    def _outrun(self, deadline: Deadline, races: int) -> PersistError:
+        return self._out_of_time(deadline, f"other writers, or a handover, were first {races} times")
 
 
 class _ByKey:

@@ -17,7 +17,14 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_flag
 from persist_lib.client import Client
-from persist_lib.errors import ConstraintViolated, Indeterminate, InvalidUsage, PersistError, UpperMismatch
+from persist_lib.errors import (
+    ConstraintViolated,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    PersistError,
+    UpperMismatch,
+)
 from persist_lib.frontier import at
 from persist_lib.ids import parse_token
 from persist_lib.location.wrap.spending import Spending
@@ -182,7 +189,7 @@ class CollectionWriter(CollectionStaging):
                     continue
                 try:
                     self._commit(empty_table(self.schema.updates), reached, upper, deadline, None, None)
-                except UpperMismatch:
+                except (UpperMismatch, LeaseExpired):  # whose writer is registered again
                     self._check_time(deadline, "others were first")
             return Written(self.fetch_upper(), 0, b"", spent.cost)
 

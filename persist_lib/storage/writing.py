@@ -188,11 +188,14 @@ class Writing(ABC):
 
     def _check_time(self, deadline: Deadline, why: str) -> None:
         if deadline.has_passed():
-            raise TimedOut(
-                f"collection {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. This call wrote nothing; "
-                "try again, or with a longer timeout",
-                timeout_s=deadline.timeout_s, collection=self.name,
-            )  # fmt: skip
+            raise self._out_of_time(deadline, why)
+
+    def _out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
+        return TimedOut(
+            f"collection {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. This call wrote nothing; "
+            "try again, or with a longer timeout",
+            timeout_s=deadline.timeout_s, collection=self.name,
+        )  # fmt: skip
 
 
 def _has_transactions(client: Client) -> bool:

@@ -24,8 +24,9 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.shard.outcomes import find_since
 from persist_lib.write.appending import check_produced, outrun, whole
 from persist_lib.write.pending import Appended
-from persist_lib.write.times import bounds_of, format_since, next_time, since_of
-from persist_lib.write.verbs import Verbs
+from persist_lib.write.times import format_since, next_time, since_of
+from persist_lib.write.turns import Named
+from persist_lib.write.verbs import Change, Verbs
 
 
 class AppendsNow(Verbs):
@@ -54,7 +55,7 @@ class AppendsNow(Verbs):
         held: list[Lock] = []
         try:
             since, producer = None if token is None else since_of(parse_token(token)), parse_producer(producer)
-            known = None if token is None or since is not None else bounds_of(token)
+            known = Named.of(token) if since is None else None
             empty = empty_table(self.schema.contents)
             tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
             table = pa.concat_tables([empty, *tables])
@@ -65,9 +66,9 @@ class AppendsNow(Verbs):
             is_placed = token is None and self.machine.places_appends and not self.schema.constraints
             if since is not None or is_placed:
                 return self._append_placed(table, deadline, token, since, producer)
-            answer, _ = self._at_next_time(
-                lambda version, _: (version, table, Counts()), deadline, known, is_checked=False, producer=producer
-            )
+            with Spending() as spent:
+                change = Change(lambda version, _: (version, table, Counts()), spent, False, producer)
+                answer = self._at_next_time(change, known, deadline)
             return Appended(*msgspec.structs.astuple(answer)[: len(Appended.__struct_fields__)])
         finally:
             if held:

@@ -39,7 +39,7 @@ from persist_lib.write.layout import assembled, batch_of
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Lent, Registration, lease_ended
 from persist_lib.write.share import Kind, Place, Share, commit_shares
-from persist_lib.write.staged import Staged
+from persist_lib.write.staged import Staged, token_of
 from persist_lib.write.times import next_time
 from persist_lib.write.verbs import Changed
 
@@ -55,6 +55,7 @@ class Prepared(NamedTuple):
     place: Place
     registration: Registration
     counts: Counts
+    staged: c.Staged = ()
 
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
@@ -68,7 +69,8 @@ class Prepared(NamedTuple):
         """The share of an append to several shards."""
         writer = self.registration.register(deadline)
         builder, built, place = self.builder, self.built, self.place
-        return Share(machine, self.registration, writer, builder, built, place, c.CompareAndAppend, token)
+        kind, staged = c.CompareAndAppend, self.staged
+        return Share(machine, self.registration, writer, builder, built, place, kind, token, staged=staged)
 
 
 class Commit:
@@ -77,6 +79,7 @@ class Commit:
     def __init__(
         self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, registration: Registration,
         uploader: Callable[[], WriterId], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending,
+        staged: Sequence[Staged],
     ) -> None:  # fmt: skip
         self._machine = machine
         self._leases = leases
@@ -88,6 +91,8 @@ class Commit:
         self._deadline = deadline
         self._spent = spent
         self._races = 0
+        self._names = tuple(one.name for one in staged)
+        self._token = token_of(one.id for one in staged) if staged else machine.runtime.token()
 
     def append(self, staged: Sequence[Staged], when: int | None) -> Appended:
         """Append all of it, at `when` or at the next time; where it has times of its own, at these."""
@@ -170,7 +175,8 @@ class Commit:
                 else:
                     built = self._changes(builder, rule, both, version.state, 0 if time is None else time)
         place = whole if time is None else partial(_fixed, bounds[0], time)
-        return Prepared(builder, built, place, self._registration, Counts() if rule is None else rule.counts)
+        counts = Counts() if rule is None else rule.counts
+        return Prepared(builder, built, place, self._registration, counts, self._names)
 
     def rows(self, staged: Sequence[Staged]) -> Iterator[pa.Table]:
         """What is staged, in order, each data once a time, in tables of bounded size."""
@@ -225,9 +231,9 @@ class Commit:
     def _send(self, builder: Builder, built: Built, place: Place, kind: Kind = c.CompareAndAppend) -> Appended:
         """Commit a batch under the stage's id."""
         machine, registration = self._machine, self._registration
-        token = machine.runtime.token()
+        token, names = self._token, self._names
         writer = registration.register(self._deadline)
-        share = Share(machine, registration, writer, builder, built, place, kind, token, self._producer)
+        share = Share(machine, registration, writer, builder, built, place, kind, token, self._producer, staged=names)
         try:
             return commit_shares((share,), self._deadline, token, self._spent)[0]
         except LeaseExpired as error:

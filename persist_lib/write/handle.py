@@ -21,7 +21,7 @@ from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Batch, State, Version
-from persist_lib.errors import ConstraintViolated, Indeterminate, PersistError
+from persist_lib.errors import ConstraintViolated, Indeterminate, LeaseExpired, PersistError
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import SeqNo, WriterId, parse_producer, parse_token
 from persist_lib.kernel.consolidate import consolidate
@@ -252,7 +252,12 @@ class WriteHandle(Leased, AppendsNow, Staging):
                 return Appended(version.seqno, version.state.upper, 0, token=b"", attempts=0)
             built = Built(Batch(0, 0, MINIMUM, upper, MINIMUM, 0, 0, 0))
             with Spending() as spent:
-                return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None, spent)
+                while True:
+                    try:
+                        return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None, spent)
+                    except LeaseExpired:  # registered again: it is the same wherever upper is by then
+                        if self._registration.is_closed or deadline.has_passed():
+                            raise
         finally:
             if held:
                 self._lock.release()

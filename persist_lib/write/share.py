@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
@@ -44,16 +46,19 @@ class Share:
 
     __slots__ = (
         "_builder", "_built", "_is_asked", "_kind", "_place", "_placed", "_producer", "_registration", "_since",
-        "_token", "_writer",
+        "_staged", "_token", "_writer",
         "machine",
     )  # fmt: skip
 
     def __init__(
         self, machine: Machine, registration: Registration, writer: WriterId, builder: Builder, built: Built,
         place: Place, kind: Kind, token: bytes, producer: tuple[str, int] | None = None,
-        since: SeqNo | None = None,
+        since: SeqNo | None = None, staged: c.Staged = (),
     ) -> None:  # fmt: skip
-        """`since`: of an append at the next time that is repeated, a version that does not have it."""
+        """`since`: of an append at the next time that is repeated, a version that does not have it.
+
+        `staged` are the answers of tasks in it.
+        """
         self.machine = machine
         self._registration = registration
         self._writer = writer
@@ -64,6 +69,7 @@ class Share:
         self._token = token
         self._producer = producer
         self._since = since
+        self._staged = staged or msgspec.UNSET
         self._placed = built.batch
         self._is_asked = False
 
@@ -74,11 +80,15 @@ class Share:
         if self._kind is c.Append:
             return c.Append(self._writer, self._token, self._placed, lease_until)
         if self._kind is c.CompareAndAppend:
-            return c.CompareAndAppend(self._writer, self._token, self._placed, lease_until, self._producer, now)
+            return c.CompareAndAppend(
+                self._writer, self._token, self._placed, lease_until, self._producer, now, self._staged
+            )
         # SUBTLE: a fresh token is nowhere but in what this call sent, and each of that is decided before this is called
         # again. A token of an earlier call may be committed at any moment.
         since = self.machine.seen if self._since is None else self._since
-        return c.AppendNow(self._writer, self._token, self._placed, lease_until, since, self._producer, now)
+        return c.AppendNow(
+            self._writer, self._token, self._placed, lease_until, since, self._producer, now, self._staged
+        )
 
     def refused(self, refusal: r.Refusal) -> PersistError:
         """The exception for a refusal. If it says that this writer is not live, the next call registers a new one."""

@@ -12,8 +12,9 @@ orphans, which the audit deletes once the id is retired: before that they could 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 
 import msgspec
 import numpy as np
@@ -24,8 +25,10 @@ from persist_lib.config import Config
 from persist_lib.convert.by_key import without_times
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.state import Part
+from persist_lib.core.outcomes import staged_before
+from persist_lib.core.state import Outcome, Part, State
 from persist_lib.core.sums import Sums
 from persist_lib.errors import InvalidUsage, LeaseExpired
 from persist_lib.frontier import Antichain
@@ -44,6 +47,8 @@ from persist_lib.write.registration import Lent, lease_ended
 LEASE_S = 86_400.0
 """How long a stage's id lives without a heartbeat. It is long, as a job may compute for hours before the first of its
 tasks writes, and only tasks that write extend it. It delays nothing but the deletion of the stage's own orphans."""
+STAGED_MOST = 4096
+"""How many answers a stage should remember that were appended under it: some 30 bytes each, in the shard's state."""
 PART_BYTES = 64 << 20
 """The most memory of the rows of one staged part. A task holds about four times that."""
 
@@ -73,6 +78,36 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
     def size(self) -> int:
         """Bytes of its parts."""
         return sum(part.size for part in self.parts)
+
+    @property
+    def name(self) -> tuple[WriterId, bytes]:
+        """By which the shard remembers that it was appended, for as long as its stage is open."""
+        return self.writer, self.id
+
+
+def can_append(state: State, ticket: Ticket) -> bool:
+    """Whether the stage of a ticket is open, and remembers no more answers than a stage should."""
+    writer = state.writers.get(ticket.writer)
+    return writer is not None and len(writer.staged) < STAGED_MOST
+
+
+def token_of(ids: Iterable[bytes]) -> bytes:
+    """The token of an append of these answers, and of no others: the shard remembers those of its last appends."""
+    return blake2b(b"".join(sorted(ids)), digest_size=16).digest()
+
+
+def appended_before(machine: Machine, staged: Sequence[Staged], token: bytes) -> Outcome | None:
+    """The outcome of the append of all of these answers, if it was made; as far as the known version tells.
+
+    Raises InvalidUsage where some of them were appended, and others not.
+    """
+    state = machine.state
+    found = staged_before(state, [one.name for one in staged])
+    if found and len(found) == len(staged):
+        return max(found, key=lambda outcome: outcome.seqno)
+    if found:
+        raise machine.refused(r.Exists(f"{r.STAGED}{found[0].token.hex()}"))
+    return next((outcome for outcome in reversed(state.outcomes) if outcome.token == token), None)
 
 
 class Ticket(msgspec.Struct, frozen=True):

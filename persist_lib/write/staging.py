@@ -11,11 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from threading import RLock
+from typing import TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import LONGEST_S, parse_seconds
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, Antichain
@@ -34,9 +37,20 @@ from persist_lib.write.differences import Overwriting, Upserting
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Lent, Registration
 from persist_lib.write.share import commit_shares
-from persist_lib.write.staged import LEASE_S, Lease, Stage, Staged, Ticket, parse_staged
+from persist_lib.write.staged import (
+    LEASE_S,
+    Lease,
+    Stage,
+    Staged,
+    Ticket,
+    appended_before,
+    can_append,
+    parse_staged,
+    token_of,
+)
 from persist_lib.write.verbs import Changed
 
+Done = TypeVar("Done", bound=Appended)
 PASS_S = 3600.0
 """How long a call may take that reads contents, unless the caller passes a timeout: seconds."""
 LONGEST_LEASE_S = 400 * 86_400.0
@@ -80,9 +94,12 @@ class Staging(ABC):
         return self._staged_under(ticket.writer, ticket.lease_ms, ticket.bounds)
 
     def can_append(self, ticket: Ticket) -> bool:
-        """Whether what is written with a ticket could be appended now: read from the location."""
+        """Whether what is written with a ticket could be appended now: read from the location.
+
+        False too for a stage that remembers `STAGED_MOST` answers: it is time for another one.
+        """
         self._check_ticket(ticket)
-        return ticket.writer in self.machine.fetch().state.writers
+        return can_append(self.machine.fetch().state, ticket)
 
     def append_staged(
         self,
@@ -120,7 +137,8 @@ class Staging(ABC):
                 check_produced(machine, producer)
                 if not found or (bounds is None and not any(one.parts for one in found)):
                     return Appended(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
-                return self._commit_of(found, producer, deadline, spent).append(found, when)
+                commit = self._commit_of(found, producer, deadline, spent)
+                return self._once(found, spent, lambda: commit.append(found, when))
         finally:
             if held:
                 self._lock.release()
@@ -170,10 +188,31 @@ class Staging(ABC):
                 if not everything and not any(one.parts for one in found):
                     return Changed(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
                 commit = self._commit_of(found, producer, deadline, spent)
-                return commit.change(found, kind(machine, self.schema), everything=everything)
+                rule = kind(machine, self.schema)
+                done = self._once(found, spent, lambda: commit.change(found, rule, everything=everything))
+                if isinstance(done, Changed):
+                    return done
+                return Changed(*msgspec.structs.astuple(done), (done.upper.time or 1) - 1)
         finally:
             if held:
                 self._lock.release()
+
+    def _once(self, staged: Sequence[Staged], spent: Spending, commit: Callable[[], Done]) -> Done | Appended:
+        """Commit these answers, or say where an earlier call has appended all of them."""
+        token = token_of(one.id for one in staged)
+
+        def before() -> Appended | None:
+            found = appended_before(self.machine, staged, token) if staged else None
+            return found and Appended(found.seqno, found.upper, 0, token, 0, spent.cost)
+
+        if (done := before()) is not None:
+            return done
+        try:
+            return commit()
+        except InvalidUsage as error:
+            if isinstance(error.fields.get("refusal"), r.Exists) and (done := before()) is not None:
+                return done
+            raise
 
     def prepare(
         self, staged: Sequence[Staged], kind: type[Rule] | None, bounds: tuple[Antichain, Antichain],
@@ -218,7 +257,16 @@ class Staging(ABC):
             registration = Lent(machine, self._leases, staged[0].writer)
             uploader = Lease(machine, staged[0].writer, staged[0].lease_ms)
         return Commit(
-            machine, self._leases, self.schema, self._schema_id, registration, uploader, producer, deadline, spent
+            machine,
+            self._leases,
+            self.schema,
+            self._schema_id,
+            registration,
+            uploader,
+            producer,
+            deadline,
+            spent,
+            staged,
         )
 
     def _staged_under(self, writer: WriterId, lease_ms: int, bounds: tuple[Antichain, Antichain] | None) -> Stage:

@@ -1,4 +1,4 @@
-"""Writing by key: upsert and delete, and appending at the next time. The loop around UpperMismatch is in here.
+"""Writing by key: upsert and delete, and appending at the next time.
 
 Each call reads the shard's upper and what it has to know of the contents there, and appends at that upper by one
 compare-and-append. If another writer was first, nothing was written, and the call reads what is new and tries again. So
@@ -9,11 +9,11 @@ tables, do not.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import RLock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -23,9 +23,9 @@ from persist_lib.convert.by_key import parse_keys, parse_rows
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Version
-from persist_lib.errors import Indeterminate, LeaseExpired, UpperMismatch
+from persist_lib.errors import Indeterminate, PersistError, UpperMismatch
 from persist_lib.format.parts import within as within_times
-from persist_lib.frontier import Antichain, at
+from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time
@@ -38,14 +38,15 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.outcomes import forgotten, judge
+from persist_lib.shard.outcomes import Verdict, judge
 from persist_lib.shard.refusals import named
 from persist_lib.write.appending import check_newest, outrun, undoubted, whole
 from persist_lib.write.looking import Looking
 from persist_lib.write.pending import Appended
 from persist_lib.write.registration import Registration
 from persist_lib.write.share import Kind, Place
-from persist_lib.write.times import bounds_of, format_token, next_time
+from persist_lib.write.times import next_time
+from persist_lib.write.turns import AtNextTime, Named, Turn
 
 Finding = Callable[[Version, Deadline], tuple[Version, pa.Table, Counts]]
 """Makes of a version the changes to append at its upper (in columns of `schema.contents`), and what they amount to."""
@@ -68,11 +69,16 @@ class Changed(Appended, frozen=True):
     deleted: int = 0
 
 
-def _changed(done: Appended, time: int) -> Changed:
-    return Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, time)
+class Change(NamedTuple):
+    """What a call at the next time appends: whether constraints were checked already, and for which producer."""
+
+    find: Finding
+    spent: Spending
+    is_checked: bool = True
+    producer: tuple[str, int] | None = None
 
 
-class Verbs(ABC):
+class Verbs(AtNextTime[Change, SeqNo, Changed]):
     """The calls of a write handle that find out by themselves at which time to write, and what to retract."""
 
     machine: Machine
@@ -121,11 +127,10 @@ class Verbs(ABC):
         held: list[Lock] = []
         try:
             is_dry = parse_flag(dry_run, "dry_run")
-            known = None if token is None else bounds_of(token)
-            find = finding(parse(self.schema, given))
+            known, find = Named.of(token), finding(parse(self.schema, given))
             deadline = self._begin(timeout, held)
-            answer, counts = self._at_next_time(find, deadline, known, is_checked=True, is_dry=is_dry)
-            return msgspec.structs.replace(answer, **counts._asdict())
+            with Spending() as spent:
+                return self._at_next_time(Change(find, spent), known, deadline, is_dry=is_dry)
         finally:
             if held:
                 self._lock.release()
@@ -157,71 +162,52 @@ class Verbs(ABC):
         check_newest(self.machine, self.schema, version.state)
         return version, old
 
-    def _at_next_time(
-        self,
-        find: Finding,
-        deadline: Deadline,
-        known: tuple[bytes, Antichain, Antichain] | None,
-        *,
-        is_checked: bool,
-        is_dry: bool = False,
-        producer: tuple[str, int] | None = None,
-    ) -> tuple[Changed, Counts]:
-        """Append what `find` makes of the newest version, at its upper; again if another writer was first."""
-        races = 0
-        with Spending() as spent:
-            while True:
-                if known is not None:
-                    answer = self._repeated(*known, deadline, spent)
-                    if isinstance(answer, Changed):
-                        return answer, Counts()
-                    known = answer
-                version = self._before(lambda: within(deadline, self._fetch_writable))
-                if version.state.upper.is_top():
-                    raise self.machine.refused(r.WrongUpper(version.state.upper, version.state.upper))
-                version, changes, counts = self._before(partial(find, version, deadline))
-                lower = version.state.upper
-                if known is not None and known[1] != lower:
-                    continue  # upper has moved since: ask again what became of it
-                if not changes.num_rows:
-                    return Changed(version.seqno, lower, 0, b"", 0, spent.cost), counts
-                token, time, upper = self._named(lower, known)
-                if is_dry:
-                    return Changed(version.seqno, lower, changes.num_rows, b"", 0, spent.cost), counts
-                try:
-                    done = self._send_at(
-                        changes, time, lower, upper, deadline, token, spent, is_checked=is_checked, producer=producer
-                    )
-                    return _changed(done, time), counts
-                except UpperMismatch:
-                    races += 1
-                except LeaseExpired:
-                    if self._registration.is_closed:
-                        raise
-                if deadline.has_passed():
-                    raise outrun(self.machine, self.schema, deadline, races, " or with fewer keys at once")
+    def _place(self) -> str:
+        return named([self.machine.shard])
 
-    def _named(
-        self, lower: Antichain, known: tuple[bytes, Antichain, Antichain] | None
-    ) -> tuple[bytes, int, Antichain]:
-        """The token of an append at `lower`, its time and its new upper: those of an earlier call, or fresh ones."""
-        if known is not None:
-            return known[0], (known[2].time or 1) - 1, known[2]
-        time = next_time(self.schema, self.machine.shard, lower, self.machine.runtime)
-        return format_token(self.machine.runtime, lower, at(time + 1)), time, at(time + 1)
+    def _judge(self, known: Named, deadline: Deadline) -> Verdict:
+        return within(deadline, partial(judge, self.machine, *known))
 
-    def _repeated(
-        self, token: bytes, lower: Antichain, upper: Antichain, deadline: Deadline, spent: Spending
-    ) -> Changed | tuple[bytes, Antichain, Antichain] | None:
-        """What an earlier call with this token did; the token and bounds if it is still open; None if nothing."""
+    def _next_turn(self, call: Change, deadline: Deadline) -> Turn[SeqNo]:
+        version = self._before(lambda: within(deadline, self._fetch_writable))
+        if version.state.upper.is_top():
+            raise self.machine.refused(r.WrongUpper(version.state.upper, version.state.upper))
+        version, changes, counts = self._before(partial(call.find, version, deadline))
+        return Turn(version.state.upper, changes, counts, version.seqno)
+
+    def _fresh(self, _call: Change, turn: Turn[SeqNo]) -> Named:
         machine = self.machine
-        verdict = within(deadline, partial(judge, machine, token, lower, upper))
-        if verdict.seqno is not None:
-            time = (upper.time or 1) - 1
-            return Changed(verdict.seqno, upper, 0, token, 0, spent.cost, time)
-        if verdict.answer == "unknown":
-            raise forgotten(named([machine.shard]), token, verdict)
-        return (token, lower, upper) if verdict.answer == "open" else None
+        return Named.fresh(
+            machine.runtime, turn.lower, next_time(self.schema, machine.shard, turn.lower, machine.runtime)
+        )
+
+    def _try_turn(self, call: Change, turn: Turn[SeqNo], named: Named, deadline: Deadline) -> Changed | None:
+        token, lower, upper = named
+        builder, tables = self._builder(deadline), iter((at_time(turn.changes, named.time),))
+        built = self._build(builder, tables, lower, upper, deadline, is_checked=call.is_checked)
+        kind, spent = c.CompareAndAppend, call.spent
+        try:
+            done = self._commit(builder, built, whole, kind, deadline, token, spent, call.producer)
+        except UpperMismatch:
+            return None
+        answer = Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, named.time)
+        return msgspec.structs.replace(answer, **turn.counts._asdict())
+
+    def _repeated(self, call: Change, known: Named, seqno: SeqNo) -> Changed:
+        return Changed(seqno, known.upper, 0, known.token, 0, call.spent.cost, known.time)
+
+    def _unwritten(self, call: Change, turn: Turn[SeqNo]) -> Changed:
+        answer = Changed(turn.basis, turn.lower, turn.changes.num_rows, b"", 0, call.spent.cost)
+        return msgspec.structs.replace(answer, **turn.counts._asdict())
+
+    def _registers_again(self) -> bool:
+        return not self._registration.is_closed
+
+    def _gap(self, known: Named, upper: Antichain) -> PersistError:
+        return self.machine.refused(r.WrongUpper(known.lower, upper))
+
+    def _outrun(self, deadline: Deadline, races: int) -> PersistError:
+        return outrun(self.machine, self.schema, deadline, races, " or with fewer keys at once")
 
     def _append_rest(
         self, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline,
@@ -246,15 +232,6 @@ class Verbs(ABC):
                 races += 1
             if deadline.has_passed():
                 raise outrun(self.machine, self.schema, deadline, races, " or with fewer keys at once")
-
-    def _send_at(
-        self, changes: pa.Table, time: int, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes,
-        spent: Spending, *, is_checked: bool, producer: tuple[str, int] | None,
-    ) -> Appended:  # fmt: skip
-        """Append the changes at one time, if upper is still `lower`."""
-        builder = self._builder(deadline)
-        built = self._build(builder, iter((at_time(changes, time),)), lower, upper, deadline, is_checked=is_checked)
-        return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent, producer)
 
     def _before(self, step: Callable[[], T]) -> T:
         """Do a step before anything is sent: whatever is in doubt of it, nothing was appended."""

@@ -119,6 +119,15 @@ STORED_OWNER = msgspec.structs.replace(
     STORED_3, state=msgspec.structs.replace(STORED_3.state, writers={W1: WRITER, W2: OWNED})
 )  # fmt: skip
 """A shard with a writer that has an owner."""
+
+REMEMBERING = msgspec.structs.replace(WRITER, staged=(Outcome(b"\x00an answer", SeqNo(7), at(9)),))
+ROW_STAGED = msgspec.structs.replace(
+    ROW_OWNER, diff=msgspec.structs.replace(ROW.diff, writers=((W1, WRITER, REMEMBERING),))
+)
+STORED_STAGED = msgspec.structs.replace(
+    STORED_OWNER, state=msgspec.structs.replace(STORED_OWNER.state, writers={W1: REMEMBERING})
+)
+"""A shard with a stage that remembers an answer of a task."""
 PENDING = PendingName("edge-7", 7, at(MAX_TIME), 45, bytes(range(16)).hex())
 LATE = PendingName("edge_8", 0, at(7), 0, "0" * 32).key
 ADOPTED = msgspec.structs.replace(BATCH, parts=(msgspec.structs.replace(PART, key=PENDING.key, time_lower=7), INLINE))
@@ -235,6 +244,16 @@ def test_owners_still_decode_to_what_was_written_and_those_without_one_say_nothi
     assert (len(before), len(after)) == (WRITER_FIELDS, WRITER_FIELDS + 1)
 
 
+def test_what_a_stage_remembers_still_decodes_to_what_was_written():
+    row, rollup = golden("row_staged", 3), golden("rollup_staged", 3)
+    assert decode_row(row, "golden") == ROW_STAGED
+    assert encode_row(ROW_STAGED) == row
+    assert decode_state(rollup, "golden") == STORED_STAGED
+    assert encode_state(STORED_STAGED) == rollup
+    [[_, before, after]] = msgspec.msgpack.decode(row[HEADER_BYTES:])[6]["writers"]
+    assert (len(before), len(after)) == (WRITER_FIELDS, WRITER_FIELDS + 2)
+
+
 def test_the_pending_area_still_decodes_to_what_was_written():
     row, rollup = golden("row_pending", 3), golden("rollup_pending", 3)
     assert decode_row(row, "golden") == ROW_PENDING
@@ -339,7 +358,7 @@ def test_what_each_format_brought_is_declared():
     assert max(STATE_FIELDS) == NEWEST
     assert State.__struct_fields__[STATE_FIELDS[NEWEST] :] == ("producers",), "stored only when there are some"
     assert Part.__struct_fields__[PART_FIELDS:] == ("at",), "stored only when it is set"
-    assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner",), "stored only when it is set"
+    assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner", "staged"), "stored only when they are set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
     assert set(StateDiff.__struct_fields__) == first | DIFF_FIELDS.keys()
 

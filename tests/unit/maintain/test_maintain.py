@@ -21,7 +21,7 @@ from persist_lib.maintain import garbage, liveness, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.shards import EAGER, TINY, filled
-from tests.worlds import SCHEMA, Storm, World, row
+from tests.worlds import SCHEMA, SMALL, Storm, World, row
 
 
 @pytest.fixture
@@ -440,3 +440,23 @@ def test_an_engine_that_lies_is_refused_and_the_shard_is_as_it_was(world: World,
         assert contents_of(read.snapshot(11, diff=True).to_arrow()) == model.contents(11)
     settle(client)
     check_swept(client, "s")
+
+
+def test_a_compaction_beside_a_finish_is_skipped_and_no_error(world: World) -> None:
+    """The shard is a tombstone by the time the merged parts are there: nobody needs them any more."""
+    client, other = world.client(SMALL), world.client()
+    with client.open_writer("s", SCHEMA) as write:
+        for time in range(12):
+            write.compare_and_append([row(time, time=time)], time, time + 1)
+    local = local_engine(client.machine("s"))
+
+    def engine(tasks: Sequence[MergeTask]) -> Iterator[TaskResult]:
+        results = list(local(tasks))
+        with other.open_writer("s", SCHEMA) as closing:
+            closing.finish()
+        other.finish("s")
+        return iter(results)
+
+    done = client.compact("s", engine=engine)
+    assert [one.seqno for one in done.applied] == [None]
+    assert client.machine("s").fetch().state.is_finished()

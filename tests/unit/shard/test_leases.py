@@ -25,6 +25,7 @@ from persist_lib.location.sqlite import consensus
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.location.stack import Stack, open_stack
 from persist_lib.shard import heartbeat
+from persist_lib.shard.leases import RENEW_BELOW
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
 
@@ -582,3 +583,34 @@ def test_whatever_fails_in_a_tick_the_next_one_comes(url: str, monkeypatch: pyte
         eventually(lambda: client.leases.failures >= 3)
         assert client.leases._thread is not None
         assert client.leases._thread.is_alive()
+
+
+def test_a_new_handle_does_not_let_the_leases_of_older_ones_lapse() -> None:
+    """All ids of a shard are renewed together, and the one that has least left decides when."""
+    world = World()
+    config = persist.Config(lease_ms=60_000)
+    client = world.client(config)
+    old = client.open_writer("s", SCHEMA)
+    assert old.id
+    machine, lease_s = old.machine, config.lease_ms / 1000
+    for _ in range(6):
+        world.clock.advance(0.4 * lease_s)
+        new = client.open_writer("s", SCHEMA)
+        assert new.id
+        client.heartbeat()
+        until = machine.fetch().state.writers[old.id].lease_until
+        assert until - machine.consensus.now() >= RENEW_BELOW * config.lease_ms
+    world.close()
+
+
+def test_what_was_dropped_without_a_close_is_retired_when_the_client_closes() -> None:
+    """A handle that goes away together with its client: no tick comes after it."""
+    world = World()
+    client = world.client()
+    write = client.open_writer("s", SCHEMA)
+    machine, id_ = world.client().machine("s"), write.id
+    client.leases.abandon(write.machine, id_)
+    client.leases.drop(write.machine, id_)
+    client.close()
+    assert id_ not in machine.fetch().state.writers
+    world.close()

@@ -122,8 +122,10 @@ def test_changes_of_their_own_times_and_deletions(client: persist.Client) -> Non
             staged = [sent(stage.write(timed[:30])), sent(stage.write(timed[30:]))]
             done = writer.append_staged(staged)
             assert (done.upper, done.time, done.count) == (persist.at(5), None, 50)
+            again = writer.append_staged(staged)
+            assert (again.upper, again.time, again.count) == (persist.at(5), None, 0)
             with pytest.raises(persist.UpperMismatch, match="collection 'c'"):
-                writer.append_staged(staged)
+                writer.append_staged([stage.write(timed[:9])])
             with pytest.raises(persist.InvalidUsage, match="times of their own"):
                 writer.upsert_staged(staged)
             with pytest.raises(persist.InvalidUsage, match="`at`"):

@@ -328,3 +328,21 @@ def test_a_failed_upload_fails_those_sent_together_and_leaves_nothing(world: Wor
         write.flush()
     assert all(type(future.exception()) is Determinate for future in futures)
     assert client.inspect("s").state.upper == persist.at(0)
+
+
+@pytest.mark.parametrize("token", [None, b"its own"], ids=["of one commit", "of the next commit"])
+def test_what_was_accepted_behind_a_cancelled_append_is_not_sent(world: World, token: bytes | None) -> None:
+    """Its times follow those of the cancelled one, whose updates nothing will bring."""
+    write = world.client().open_writer("s", SCHEMA, batching=persist.Batching(bytes=1 << 20, age_s=10))
+    first = write.append_async([row(0)], 0, 1)
+    behind = [write.append_async([row(n, time=n)], n, n + 1, token=token) for n in (1, 2)]
+    assert first.cancel()
+    with pytest.raises(NotSent, match="cancelled"):
+        write.flush()
+    for future in behind:
+        with pytest.raises(NotSent, match="cancelled"):
+            future.result(LONG_S)
+    assert write.fetch_upper() == persist.at(0)
+    write.append_async([row(0)], 0, 1)
+    write.flush()
+    assert write.fetch_upper() == persist.at(1)

@@ -221,3 +221,17 @@ def test_sums_beyond_64_bits_are_checked_exactly() -> None:
     found = find_violation(schema, old, consolidate(schema, updates))
     assert found is not None
     assert (found.constraint, found.time, found.rows) == ("non_negative", 8, [{"id": 1, "word": "a", "_diff": -1}])
+
+
+@pytest.mark.parametrize("config", [persist.Config(), SMALL], ids=["inline", "objects"])
+def test_the_exact_repeat_of_an_append_is_there_already_and_breaks_nothing(
+    world: World, config: persist.Config
+) -> None:
+    """Its rows are in the shard: to check them against themselves would find each key twice."""
+    one, other = (world.client(config).open_writer("s", UNIQUE) for _ in range(2))
+    rows = [row(1, "a"), row(2, "b", 1)]
+    one.append(rows, 0, 2)
+    for write, lower, upper in ((one, 0, 2), (other, 0, 2), (other, 0, 1), (other, 1, 2)):
+        again = write.append([r for r in rows if lower <= r["_time"] < upper], lower, upper)
+        assert (again.upper, again.count) == (persist.at(2), 0)
+    assert contents(world) == {(1, "a"): 1, (2, "b"): 1}

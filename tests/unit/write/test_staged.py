@@ -14,7 +14,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.testing import Outcome, Rival
 from persist_lib.write.differences import DELETE
-from persist_lib.write.staged import PART_BYTES, Ticket
+from persist_lib.write.staged import PART_BYTES, Lease, Ticket
 from tests.worlds import SCHEMA, SMALL, WIDER, Storm, World, row
 
 UNIQUE = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, unique=True)
@@ -307,3 +307,28 @@ def test_wrong_arguments_are_refused_before_anything_is_done(world: World) -> No
 
 def test_memory_is_bounded_by_parts_of_limited_size() -> None:
     assert persist.Config().part_bytes >= PART_BYTES
+
+
+def test_a_task_that_writes_for_long_extends_the_lease_as_soon_as_half_of_it_is_left(world: World) -> None:
+    """And looks no more often than it has to: one call of many uploads looks again when half is left, and not at the
+    end of the lease.
+    """
+    write = world.client().open_writer("s", SCHEMA)
+    stage = write.stage(lease_s=60)
+    lease = Lease(write.machine, stage.id, 60_000)
+
+    def left_s() -> float:
+        machine = write.machine
+        return (machine.fetch().state.writers[stage.id].lease_until - machine.consensus.now()) / 1000
+
+    assert lease() == stage.id
+    requests = world.count()
+    world.clock.advance(29)
+    assert lease() == stage.id
+    assert world.count() == requests, "there is time"
+    for _ in range(4):
+        world.clock.advance(2)
+        assert lease() == stage.id
+        assert left_s() > 30, "extended when less than half was left"
+        world.clock.advance(29)
+        assert lease() == stage.id
