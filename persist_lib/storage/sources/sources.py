@@ -20,7 +20,7 @@ from persist_lib.storage.sources.declared import Collection, Decoding, From, Mea
 from persist_lib.storage.sources.declaring import completed
 from persist_lib.storage.sources.derived import clock_of, follow
 from persist_lib.storage.sources.described import SourceDescription
-from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows
+from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows, unread_of
 from persist_lib.storage.sources.loading import Loading, Loads
 from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.opening import of_source
@@ -125,7 +125,7 @@ class Sources:
         return SourceDescription(
             record.name, record.id, record.state, record.reader, record.decoding, record.meaning, record.columns,
             {**names, "health": health}, time, bound.marks, bound.start, shown_rows(rows, now), behind_ms, sum(counted),
-            record.why, left_of(rows, now),
+            record.why, left_of(rows, now), unread_of(rows, now),
         )  # fmt: skip
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
