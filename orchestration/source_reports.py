@@ -90,9 +90,8 @@ def evaluations(
     for one in alerts:
         if one.check == "instances":
             continue
-        is_idle = one.check == "lag" and run.state == "idle"
         yield dg.AssetCheckEvaluation(
-            asset_key=mount.key(SOURCES), check_name=one.check, passed=one.passed or is_idle, partition=run.name,
+            asset_key=mount.key(SOURCES), check_name=one.check, passed=one.passed, partition=run.name,
             severity=dg.AssetCheckSeverity.WARN, description=f"{run.name}: {one.says}",
             metadata={} if one.value is None else {"value": figure(float(one.value))},
             target_materialization_data=target,

@@ -23,7 +23,7 @@ from orchestration.source_reports import SOURCES, Run, described, evaluations, o
 from orchestration.source_tries import asked_now, loads
 from persist_lib.client import Client
 from persist_lib.errors import NotFound, PersistError
-from persist_lib.storage.sources import Alert, Limits, Sources, judge, look
+from persist_lib.storage.sources import Limits, Sources, check, look
 from persist_lib.storage.sources.alerts import CHECKS
 from persist_lib.storage.sources.news import Memory
 
@@ -95,7 +95,10 @@ def ingest_op(mount: Mount) -> dg.OpDefinition:
                 if run.found is not None:
                     _add_partition(context, mount, name)
                     yield described(mount, run)
-                    yield from evaluations(context.instance, mount, run, judge(run.found, config.limits()))
+            ran = {run.name: run for run in runs if run.found is not None}
+            verdicts = check(sources, config.limits(), sorted(ran)) if ran else {}
+            for name, alerts in verdicts.items():
+                yield from evaluations(context.instance, mount, ran[name], alerts)
             sources.close()
         yield overview(mount, runs)
         if failed:
@@ -116,13 +119,13 @@ def sources_check(mount: Mount) -> dg.AssetChecksDefinition:
         persist: Persist = getattr(context.resources, mount.persist)
         with persist.client.controller() as controller:
             sources = controller.sources()
-            verdicts = dict(_judged(sources, config.limits()))
+            verdicts = check(sources, config.limits())
             sources.close()
-        for number, check in enumerate(CHECKS):
-            wrong = {name: alerts[number] for name, alerts in verdicts.items() if not alerts[number].passed}
-            says = "; ".join(f"{name}: {one.says}" for name, one in sorted(wrong.items()))
+        for number, name in enumerate(CHECKS):
+            wrong = {source: alerts[number] for source, alerts in verdicts.items() if not alerts[number].passed}
+            says = "; ".join(f"{source}: {one.says}" for source, one in sorted(wrong.items()))
             yield dg.AssetCheckResult(
-                asset_key=mount.key(SOURCES), check_name=check, passed=not wrong, severity=dg.AssetCheckSeverity.WARN,
+                asset_key=mount.key(SOURCES), check_name=name, passed=not wrong, severity=dg.AssetCheckSeverity.WARN,
                 description=says or f"nothing is wrong with {len(verdicts)} sources",
                 metadata={"sources": len(verdicts), "wrong": len(wrong)},
             )  # fmt: skip
@@ -135,6 +138,7 @@ SAYS: Mapping[str, str] = {
     "lag": "What is there is durable soon.",
     "errors": "Messages can be decoded.",
     "held_back": "The upstream does not have to keep much of its log.",
+    "unread": "All that is there is read.",
 }
 
 
@@ -194,12 +198,6 @@ def op_name(mount: Mount) -> str:
 
 def _due(client: Client, sources: Sources) -> list[str]:
     return [one.source for one in look(sources, MEMORIES.setdefault(client.url, {})) if one.state == "new"]
-
-
-def _judged(sources: Sources, limits: Limits) -> Iterator[tuple[str, list[Alert]]]:
-    for one in look(sources, {}):
-        found = sources.show(one.source)
-        yield one.source, judge(found, limits, is_idle=one.state == "none")
 
 
 def _ingest(

@@ -286,22 +286,24 @@ def check(
     errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01,
     held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30,
 ) -> None:
-    """Say what is wrong with sources: none at work, lag, bad messages, a log that is held back. Changes nothing.
+    """Say what is wrong with sources: none at work, lag, bad messages, a log that is held back, what is not read.
 
-    It ends with exit code 1 where something is wrong, for monitors. A paused source has no lag to speak of.
+    Changes nothing. Where no instance is at work, the upstream is asked from here. It ends with exit code 1 where
+    something is wrong, for monitors. A paused source has no lag to speak of.
 
     \b
     persist source check
     persist source check orders --behind 60 --errors 0 --json
     """
-    from persist_lib.storage.sources import Limits, judge
+    from persist_lib.storage.sources import Limits
+    from persist_lib.storage.sources import check as checked
 
     limits = Limits(
         instances=instances, behind_s=behind, lag_messages=lag_messages, lag_bytes=lag_bytes, errors=errors,
         errors_share=errors_share, held_back_bytes=held_back_bytes,
     )  # fmt: skip
     with sourcing(session, read_only=True) as sources:
-        found = {name: judge(sources.show(name), limits) for name in names or sources.list()}
+        found = checked(sources, limits, names or ())
     table = plain_table("source", "check", "", "says")
     for name, alerts in found.items():
         for one in alerts:

@@ -659,7 +659,7 @@ def test_what_the_role_lacks_is_refused_with_what_to_run(shop: Shop) -> None:
         ("FOR TABLE ONLY t WITH (publish = 'insert')", "leaves out some changes"),
         ("FOR TABLE ONLY t (id)", "only some rows or columns"),
         ("FOR TABLE ONLY t WHERE (id > 1)", "only some rows or columns"),
-        ("", "has not the table"),
+        ("", "does not name the table"),
     ],
 )
 def test_a_publication_that_does_not_give_all_is_refused(shop: Shop, publication: str | None, said: str) -> None:

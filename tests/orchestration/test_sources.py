@@ -115,7 +115,7 @@ def test_a_run_ingests_what_is_new_and_says_how_it_is(fed: Fed, folder: Path, in
     assert instance.get_materialized_partitions(KEY) == {"orders"}
     assert instance.get_dynamic_partitions("persist_sources") == ["orders"]
     assert {(one.check_name, one.passed) for one in result.get_asset_check_evaluations()} == {
-        ("lag", True), ("errors", True), ("held_back", True),
+        ("lag", True), ("errors", True), ("held_back", True), ("unread", True),
     }  # fmt: skip
     again = run(folder, instance)
     assert [event for event in again.all_events if event.is_step_materialization] == []
@@ -252,7 +252,7 @@ def test_the_checks_judge_all_sources(fed: Fed, folder: Path, instance: dg.Dagst
     fed.sources.run("orders", until_idle=True)
     fed.write("orders", {"id": 1, "word": "a"})
     definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
-    names = ("instances", "lag", "errors", "held_back")
+    names = ("instances", "lag", "errors", "held_back", "unread")
     checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(KEY, name) for name in names))
     job = dg.define_asset_job("judge", selection=checks)
     judge = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("judge")
@@ -267,7 +267,7 @@ def test_the_checks_judge_all_sources(fed: Fed, folder: Path, instance: dg.Dagst
     assert {name: one[0] for name, one in found.items()} == dict.fromkeys(names, True)
     strict = verdicts(instances=1, errors=1, behind_s=0)
     assert {name: one[0] for name, one in strict.items()} == {
-        "instances": False, "lag": False, "errors": False, "held_back": True,
+        "instances": False, "lag": False, "errors": False, "held_back": True, "unread": True,
     }  # fmt: skip
     assert "orders: 2 messages were bad" in strict["errors"][1]
     assert "words" in strict["instances"][1]

@@ -19,6 +19,7 @@ from persist_lib.location.s3.client import (
     code_of,
     is_missing,
     is_taken,
+    is_truncated,
     parse_url,
     reading,
     status_of,
@@ -72,8 +73,7 @@ class S3Places:
         while True:
             with reading(f"list {prefix!r}"):
                 page = self._clients.get().list_objects_v2(Bucket=self._target.bucket, Prefix=root + prefix, **start)
-                # SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated.
-                is_last = not page["IsTruncated"]
+                is_last = not is_truncated(page)
                 names = [str(entry["Key"]) for entry in page.get("Contents", [])]
             yield from (name.removeprefix(root) for name in names)
             if is_last:

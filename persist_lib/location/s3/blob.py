@@ -18,6 +18,7 @@ from persist_lib.location.s3.client import (
     code_of,
     is_missing,
     is_taken,
+    is_truncated,
     parse_url,
     reading,
     status_of,
@@ -181,8 +182,7 @@ class S3Blob:
                 page = self._clients.get().list_objects_v2(
                     Bucket=self._target.bucket, Prefix=root + prefix, MaxKeys=self._page, **token
                 )
-                # SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated.
-                token = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
+                token = {"ContinuationToken": page["NextContinuationToken"]} if is_truncated(page) else {}
             yield from (BlobEntry(entry["Key"].removeprefix(root), entry["Size"]) for entry in page.get("Contents", []))
             if not token:
                 return
@@ -195,7 +195,7 @@ class S3Blob:
             page = self._clients.get().list_objects_v2(
                 Bucket=self._target.bucket, Prefix=root + check_prefix(prefix), MaxKeys=self._page, **start
             )
-            is_last = not page["IsTruncated"]  # SUBTLE: as in `_pages`
+            is_last = not is_truncated(page)
         found = [BlobEntry(entry["Key"].removeprefix(root), entry["Size"]) for entry in page.get("Contents", [])]
         return Page(found, is_last)
 
@@ -211,7 +211,7 @@ class S3Blob:
                 )
                 after = (
                     {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
-                    if page["IsTruncated"]
+                    if is_truncated(page)
                     else {}
                 )
             yield from (Upload(found["Key"].removeprefix(root), found["UploadId"]) for found in page.get("Uploads", []))
@@ -339,6 +339,7 @@ def _create(clients: Clients, url: str) -> None:
     with reading(f"look into {url}"):
         folder = f"{clients.target.prefix}/" if clients.target.prefix else ""
         there = clients.get().list_objects_v2(Bucket=clients.target.bucket, Prefix=folder, MaxKeys=1)
+        is_truncated(there)
     if there.get("Contents") and not _check_marker(clients, url):
         raise InvalidUsage(
             f"{url} holds other objects ({there['Contents'][0]['Key']}), but no {MARKER}: it is no location. Choose "

@@ -240,6 +240,17 @@ def reading(doing: str) -> Iterator[None]:
         yield
 
 
+def is_truncated(page: Mapping[str, Any]) -> bool:
+    """Whether a page of a listing has a next one. Every listing asks this.
+
+    SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated. Raises
+    Determinate for one that has not.
+    """
+    if "IsTruncated" not in page:
+        raise Determinate("the answer to a listing was cut short: it does not say whether there is more")
+    return bool(page["IsTruncated"])
+
+
 @contextmanager
 def writing(doing: str) -> Iterator[None]:
     """Raise failures as Indeterminate, unless S3 refused or nothing was sent."""

@@ -25,7 +25,16 @@ from persist_lib.location.api import START_BYTES, Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
 from persist_lib.location.contract import check_limit, next_seqno, not_in_log, passes_newest
 from persist_lib.location.s3.blob import MARKER, PAGE, S3Blob, body_of, delete_objects, enter
-from persist_lib.location.s3.client import Clients, canonical, is_missing, is_taken, reading, status_of, writing
+from persist_lib.location.s3.client import (
+    Clients,
+    canonical,
+    is_missing,
+    is_taken,
+    is_truncated,
+    reading,
+    status_of,
+    writing,
+)
 from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime
 
@@ -266,7 +275,7 @@ class S3Consensus:
                         Bucket=self._target.bucket, Prefix=prefix, StartAfter=after, MaxKeys=self._page
                     )
                 )
-                is_last = not page["IsTruncated"]
+                is_last = not is_truncated(page)
                 names = [str(entry["Key"]) for entry in page.get("Contents", [])]
             yield from names
             if is_last:
@@ -373,7 +382,7 @@ class S3Consensus:
                 page = self._clients.get().list_objects_v2(
                     Bucket=self._target.bucket, Prefix=root, Delimiter="/", MaxKeys=self._page, **token
                 )
-                token = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
+                token = {"ContinuationToken": page["NextContinuationToken"]} if is_truncated(page) else {}
                 names = [str(entry["Prefix"]) for entry in page.get("CommonPrefixes", [])]
             yield from (unquote(name.removeprefix(root).rstrip("/")) for name in names)
             if not token:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist_lib.storage.sources.alerts import Alert, Limits, judge
+from persist_lib.storage.sources.alerts import Alert, Limits, check, judge
 from persist_lib.storage.sources.declared import Collection, Custom, Decoding, Meaning, Transactions
 from persist_lib.storage.sources.described import SourceDescription
 from persist_lib.storage.sources.files import Files
@@ -36,6 +36,7 @@ __all__ = [
     "SourceReader",
     "Sources",
     "Transactions",
+    "check",
     "judge",
     "look",
 ]

@@ -1,20 +1,24 @@
-"""What is wrong with a source, by limits that somebody set: for `persist source check`, Dagster, and other monitors."""
+"""What is wrong with sources, by limits: one answer for `persist source check`, Dagster, and other monitors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from persist_lib.arguments import parse_integer, shown
 from persist_lib.config import MIB
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.storage.sources.health import named
+from persist_lib.storage.sources.news import News, look
 
 if TYPE_CHECKING:
     from persist_lib.storage.sources.described import SourceDescription
+    from persist_lib.storage.sources.sources import Sources
 
-Check = Literal["instances", "lag", "errors", "held_back"]
-CHECKS: tuple[Check, ...] = ("instances", "lag", "errors", "held_back")
+Check = Literal["instances", "lag", "errors", "held_back", "unread"]
+CHECKS: tuple[Check, ...] = ("instances", "lag", "errors", "held_back", "unread")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,14 +57,49 @@ class Alert(msgspec.Struct, frozen=True):
     value: float | None = None
 
 
-def judge(found: SourceDescription, limits: Limits | None = None, *, is_idle: bool = False) -> list[Alert]:
-    """All verdicts on a source, in the order of `CHECKS`. A source that somebody paused only has to have no errors.
+def check(sources: Sources, limits: Limits | None = None, names: Sequence[str] = ()) -> dict[str, list[Alert]]:
+    """All verdicts on sources, by name: on all of them, or on those that are named. Changes nothing.
 
-    `is_idle` says that nothing is left upstream, so that a source that stands still is not behind.
+    Where no instance is at work, the upstream is asked from here. A source of which not even that can be told is
+    wrong, and ends nothing. Raises NotFound for a name that no source has.
+    """
+    declared = sources.declared.fetch()
+    for name in names:
+        sources.declared.find(name)
+    wanted = sorted(set(names) or set(declared))
+    news = {one.source: one for one in look(sources, {}, leave_out=set(declared) - set(wanted))}
+    return {name: _checked(sources, name, limits, news.get(name)) for name in wanted}
+
+
+def _checked(sources: Sources, name: str, limits: Limits | None, news: News | None) -> list[Alert]:
+    try:
+        return judge(sources.show(name), limits, news)
+    except PersistError as error:
+        says = error.message if isinstance(error, NotFound) else f"{type(error).__name__}: {error.message}"
+        return [Alert(one, one != "unread", says if one == "unread" else "it is not known") for one in CHECKS]
+
+
+def judge(found: SourceDescription, limits: Limits | None = None, news: News | None = None) -> list[Alert]:
+    """All verdicts on a source, in the order of `CHECKS`. A paused one only has to have no errors, and to read all.
+
+    `news` is what a look at its upstream told: if nothing is left there, a source that stands still is not behind.
     """
     limits = limits or Limits()
+    is_idle = news is not None and news.state == "none"
     lag = Alert("lag", True, "there is nothing new", 0) if is_idle else _lag(found, limits)
-    return [_instances(found, limits), lag, _errors(found, limits), _held_back(found, limits)]
+    return [_instances(found, limits), lag, _errors(found, limits), _held_back(found, limits), _unread(found, news)]
+
+
+def _unread(found: SourceDescription, news: News | None) -> Alert:
+    if news is not None and news.state == "unread":
+        return Alert("unread", False, f"the upstream could not be read: {news.says}")
+    unread: Mapping[str, str] = found.unread
+    if news is not None and news.state in {"none", "new"}:
+        # SUBTLE: a look stops at the first that is new. What it did not come to is as the last instance said.
+        unread = news.unread if news.state == "none" else {**unread, **news.unread}
+    if not unread:
+        return Alert("unread", True, "all that is there is read", 0)
+    return Alert("unread", False, f"what is there and is not read: {named(unread)}", len(unread))
 
 
 def _instances(found: SourceDescription, limits: Limits) -> Alert:
@@ -69,6 +108,9 @@ def _instances(found: SourceDescription, limits: Limits) -> Alert:
         return Alert("instances", True, f"it is paused{': ' if found.why else ''}{found.why}", alive)
     failed = next((one for one in found.instances if one["state"] == "failed"), None)
     passed = limits.instances is None or alive >= limits.instances
+    newest = max(found.instances, key=lambda one: str(one["seen"]), default=None)
+    if newest is not None and newest["state"] == "failed" and not alive:
+        return Alert("instances", False, f"the last one failed: {newest['why']}", alive)
     why = "" if failed is None or passed else f"; one failed: {failed['why']}"
     return Alert("instances", passed, f"{alive} at work, and {limits.instances or 0} should be{why}", alive)
 

@@ -50,14 +50,13 @@ def settle(
         client.open_writer(record.schemas, SCHEMAS).close()
     begin(controller, record, {role: name for role, name in names_of(record).items() if role != "health"})
     hold(controller, changed(record, collections=ids), is_new=True)
-    if is_kept:
-        make_outside(client, record, deadline)
+    table = make_outside(client, record, deadline) if is_kept else None
 
     def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
         now = sources.get(record.name)
         if now is None or now.id != record.id or now.state != "making":
             return None
-        return changed(now, state="running", collections=ids, health=health, input=record.input)
+        return changed(now, state="running", collections=ids, health=health, input=record.input, table=table)
 
     declared.change(decide, deadline)
 
@@ -105,7 +104,7 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
             return None
         return changed(
             now, id=id_, state="making", why="", epoch=now.epoch + 1, collections={}, health="", again=False,
-            input=again, mending=None, mends=0, mended=0,
+            input=again, mending=None, mends=0, mended=0, table=None,
         )  # fmt: skip
 
     if record.again:
@@ -127,5 +126,5 @@ def asked(record: SourceRecord) -> SourceRecord:
     """A record as it was asked for."""
     return changed(
         record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
-        mending=None, mends=0, mended=0,
+        mending=None, mends=0, mended=0, table=None,
     )  # fmt: skip

@@ -60,5 +60,10 @@ def completed(
     Pipeline(decoding, meaning, schema, decoded)
     if isinstance(reader, Files) and reader.format == "parquet" and meaning.keep_raw:
         raise InvalidUsage("keep_raw keeps bytes, and Parquet's messages are rows: their files are what is raw")
+    if isinstance(reader, Files) and reader.format == "csv" and reader.identity != "path":
+        raise InvalidUsage(
+            'identity="first line" tells files apart by their first lines, and every CSV of one shape begins with the '
+            "same: leave it out, so that each path is a file of its own"
+        )
     check_place(reader)
     return Declaration(reader, schema, decoding, meaning, decoded, followed)

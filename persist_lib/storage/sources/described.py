@@ -19,6 +19,7 @@ class SourceDescription(msgspec.Struct, frozen=True):
     the rows of its health collection; one that was not heard of for five minutes has the state "unseen". `behind_ms` is
     how far t is behind the store's clock (or the collection that it reads), `errors` how many messages were bad, and
     `left` what is left of partitions, as an instance says it: addresses (`left`), messages, bytes and seconds.
+    `unread` is what is there and is not read, with why, as the instance said it that looked last.
     """
 
     name: str
@@ -37,6 +38,7 @@ class SourceDescription(msgspec.Struct, frozen=True):
     errors: int = 0
     why: str = ""
     left: Mapping[str, Mapping[str, object]] = {}
+    unread: Mapping[str, str] = {}
 
     @property
     def alive(self) -> Sequence[Mapping[str, object]]:

@@ -46,7 +46,10 @@ FORGET_FAILED_MS = 24 * 3_600_000
 TIDY_MS = 5 * 60_000
 """How often an instance looks for these."""
 MOST_PARTITIONS = 100
-"""Partitions that a row names: those that have most left."""
+"""Partitions that a row names: those that are not read, and those that have most left."""
+MOST_UNREAD = 10_000
+"""The most that are not read that a row names."""
+MOST_NAMED = 3
 AT_WORK = ("running", "lagging", "stalled", "paused")
 
 
@@ -66,6 +69,7 @@ class Report:
         is_lagging = bool(progress.lag) and progress.behind_ms > LAGGING_MS
         why = [f"{progress.behind_ms / 1000:,.0f} s behind"] if is_lagging else []
         why += [progress.warning] if progress.warning else []
+        why += [f"not read: {named(progress.unread)}"] if progress.unread else []
         self.say("lagging" if why else "running", "; ".join(why), progress)
 
     def say(self, state: Health, why: str, progress: Progress | None = None) -> None:
@@ -161,13 +165,33 @@ def left_of(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, dict[str, 
     return found
 
 
+def unread_of(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, str]:
+    """What is there and is not read, with why, as the instance says it that looked last, also if it has ended."""
+    looked = [row for row in rows if row.get("partitions")]
+    newest = max(looked, key=lambda row: -unseen_ms(row, now), default=None)
+    partitions = {} if newest is None else msgspec.json.decode(str(newest["partitions"]))
+    return {name: one["unread"] for name, one in partitions.items() if "unread" in one}
+
+
+def named(unread: Mapping[str, str]) -> str:
+    """What is not read in a sentence: how much it is, and the first ones with why."""
+    first = [f"{name} ({why})" for name, why in sorted(unread.items())[:MOST_NAMED]]
+    return f"{len(unread):,}: {'; '.join(first)}{'; and others' if len(unread) > MOST_NAMED else ''}"
+
+
 def _measured(progress: Progress) -> dict[str, object]:
-    worst = sorted(progress.lag, key=lambda partition: -progress.lag[partition])[:MOST_PARTITIONS]
+    names = sorted(
+        {*progress.lag, *progress.unread}, key=lambda name: (name not in progress.unread, -progress.lag.get(name, 0))
+    )
     partitions: dict[str, object] = {}
-    for partition in worst:
-        behind = progress.behind.get(partition)
+    for name in names[: max(MOST_PARTITIONS, len(progress.unread))][:MOST_UNREAD]:
+        behind, why = progress.behind.get(name), progress.unread.get(name)
         known = {} if behind is None else msgspec.to_builtins(behind)
-        partitions[partition] = {"left": progress.lag[partition], **known}
+        partitions[name] = {
+            "left": progress.lag.get(name, 0),
+            **known,
+            **({} if why is None else {"unread": why[:500]}),
+        }
     counts = {what: [one for each in progress.behind.values() if (one := getattr(each, what)) is not None]
               for what in ("messages", "bytes")}  # fmt: skip
     return {

@@ -18,7 +18,7 @@ from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import clock_of, reader_of
 from persist_lib.storage.sources.following import Following
 from persist_lib.storage.sources.health import EVERY_MS, UNSEEN_MS, fetch_rows, is_alive
-from persist_lib.storage.sources.protocol import Mark
+from persist_lib.storage.sources.protocol import Mark, TellsUnread, settled
 from persist_lib.storage.sources.records import SourceRecord
 from persist_lib.storage.timeline import Renditions
 from persist_lib.storage.upper import upper_of
@@ -35,12 +35,14 @@ class News(msgspec.Struct, frozen=True):
     """What is to be done for a source. `time` is its t, -1 where that was not looked at.
 
     "new": there is something to ingest, and nobody at work. "none": there is nothing. "unread": it could not be asked.
+    `unread` is what is there and is not read, with why, where the upstream was asked.
     """
 
     source: str
     state: Literal["new", "none", "at work", "paused", "unread"]
     says: str
     time: int = -1
+    unread: Mapping[str, str] = {}
 
 
 class Known(NamedTuple):
@@ -105,9 +107,11 @@ def _look(
             return News(record.name, "none", "there is nothing new", known.time)
         with closing(reader_of(sources.client, record, clock)) as reader:
             new = reader.high_watermarks(known.marks, 1)
+            unread = settled(reader.unread(), now) if isinstance(reader, TellsUnread) else {}
     says = f"{', '.join(sorted(new)[:3])} and others" if len(new) > 3 else ", ".join(sorted(new))
     state: Literal["new", "none"] = "new" if new else "none"
-    return News(record.name, state, f"there is more in {says}" if new else "there is nothing new", known.time)
+    says = f"there is more in {says}" if new else "there is nothing new"
+    return News(record.name, state, says, known.time, unread)
 
 
 def _is_at_work(

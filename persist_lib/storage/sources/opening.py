@@ -10,7 +10,7 @@ from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.sources.choices import Choices
 from persist_lib.storage.sources.declared import Collection, Decoding, Meaning
 from persist_lib.storage.sources.pipeline import Pipeline
-from persist_lib.storage.sources.postgres import Postgres
+from persist_lib.storage.sources.postgres import Known, Postgres
 from persist_lib.storage.sources.postgres.columns import Header, check_declared, derived_schema, places_of
 from persist_lib.storage.sources.protocol import SourceReader
 from persist_lib.storage.sources.records import SourceRecord
@@ -19,17 +19,25 @@ from persist_lib.storage.sources.records import SourceRecord
 def open_reader(client: Client, record: SourceRecord) -> SourceReader:
     """The reader of a source."""
     if isinstance(record.reader, Postgres):
-        return record.reader.open(record.id, Choices(client, record.choices))
+        return record.reader.open(record.id, Choices(client, record.choices), record.table)
     if isinstance(record.reader, Collection):
         raise AssertionError(f"{record.name} reads a collection by its clock")  # noqa: TRY004 - no caller's mistake
     return record.reader.open()
 
 
-def make_outside(client: Client, record: SourceRecord, deadline: Deadline) -> None:
-    """Make what a source has besides its collections. Idempotent."""
-    if isinstance(record.reader, Postgres):
-        Choices(client, record.choices).create(record.fence)
-        record.reader.make(record.id, deadline.left_s())
+def make_outside(client: Client, record: SourceRecord, deadline: Deadline) -> Known | None:
+    """Make what a source has besides its collections; return what is known of its table. Idempotent."""
+    if not isinstance(record.reader, Postgres):
+        return None
+    Choices(client, record.choices).create(record.fence)
+    return of_source(record, record.reader.make(record.id, deadline.left_s()))
+
+
+def of_source(record: SourceRecord, known: Known) -> Known:
+    """What is known of a table, of the columns that a source takes."""
+    columns = record.message_columns or record.columns
+    taken = {record.decoding.source(name) for name in columns.names}
+    return Known(known.published, {name: number for name, number in known.columns.items() if name in taken})
 
 
 def take_outside_away(client: Client, record: SourceRecord) -> list[str]:

@@ -6,6 +6,7 @@ that of giving each time alone, in order.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -77,6 +78,7 @@ class Pipeline:
 
     def __init__(self, decoding: Decoding, meaning: Meaning, schema: Schema, decoded: Schema | None = None) -> None:
         self.decoding, self.meaning, self.schema = decoding, meaning, schema
+        _check_encoding(decoding)
         self._transform: Transform | None = None if meaning.transform is None else imported(meaning.transform)
         self.decoded = _decoded(meaning, schema, decoded, is_keyed=decoding.key is not None)
         if decoding.key is not None and meaning.envelope == "debezium":
@@ -210,6 +212,22 @@ class Pipeline:
             if (times[1:] < times[:-1]).any():
                 raise InvalidUsage(f"the transform {self.meaning.transform} must keep rows in the order of _time")
         return made
+
+
+def _check_encoding(decoding: Decoding) -> None:
+    """Refuse an encoding in which a line's end, or a delimiter, is not the byte that it is in ASCII."""
+    ascii_ = bytes(range(128))
+    try:
+        is_fit = ascii_.decode(decoding.encoding) == ascii_.decode()
+    except (LookupError, UnicodeError):
+        is_fit = False
+    if not is_fit:
+        raise InvalidUsage(
+            f"encoding must be one with the bytes of ASCII, such as latin-1 or cp1252, as messages are lines: got "
+            f"{shown(decoding.encoding)}. Convert the files to UTF-8"
+        )
+    if decoding.decoder != "csv" and codecs.lookup(decoding.encoding).name != "utf-8":
+        raise InvalidUsage(f"encoding is for CSV, and {decoding.decoder} is read as UTF-8: leave it out")
 
 
 def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> None:

@@ -51,6 +51,35 @@ class Lag(NamedTuple):
     read_ms: int | None = None
 
 
+class Unread(NamedTuple):
+    """Why something that is there is not read. `changed_ms`: it may only be unfinished, and was last changed then."""
+
+    why: str
+    changed_ms: int | None = None
+
+
+UNFINISHED_MS = 60_000
+"""For how long after its last change something may be unfinished: a file that is being written, say."""
+
+
+def settled(unread: Mapping[str, Unread], now: int) -> dict[str, str]:
+    """What is not read, with why, but for what may still become whole."""
+    return {
+        name: one.why
+        for name, one in sorted(unread.items())
+        if one.changed_ms is None or one.changed_ms + UNFINISHED_MS <= now
+    }
+
+
+@runtime_checkable
+class TellsUnread(Protocol):
+    """A reader of a place in which there may be something that it does not read."""
+
+    def unread(self) -> Mapping[str, Unread]:
+        """Return what there was at the last look and is not read, by name."""
+        ...
+
+
 @runtime_checkable
 class HoldsBack(Protocol):
     """A reader for which its upstream keeps what is still needed, and cannot let go of it."""

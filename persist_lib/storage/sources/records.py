@@ -15,6 +15,7 @@ from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.storage.records import Record, decode, encode, schema_of
 from persist_lib.storage.small import Bodies, Row
 from persist_lib.storage.sources.declared import Decoding, From, Meaning
+from persist_lib.storage.sources.postgres import Known
 from persist_lib.storage.sources.protocol import HOLD
 
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
@@ -54,7 +55,7 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     `epoch` counts how often it was begun anew; instances of another epoch are fenced off. `again`: once it
     is dropped, it is to be created anew. `mends` counts the recipes that were tried, `mended` is the number of the one
-    that decodes its messages now, 0 for the first.
+    that decodes its messages now, 0 for the first. `table` is what a table of PostgreSQL was when the source was made.
     """
 
     id: str
@@ -77,6 +78,7 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     mending: Recipe | None = None
     mends: int = 0
     mended: int = 0
+    table: Known | None = None
 
     @property
     def columns(self) -> Schema:

@@ -32,7 +32,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
 from persist_lib.storage.sources.pipeline import Made, Pipeline
-from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags
+from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags, TellsUnread, settled
 from persist_lib.storage.sources.reading import read_parts, schemas_of
 from persist_lib.storage.sources.reclock import Window, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
@@ -69,7 +69,7 @@ class Progress(msgspec.Struct, frozen=True):
     `lag` is about how many addresses of each partition are there beyond what is durable (of files, bytes or rows);
     `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new.
     `behind` says more of partitions with a lag, where the reader knows it; `held_back` how many bytes the upstream
-    keeps for this source, and `warning` what is wrong with that.
+    keeps for this source, and `warning` what is wrong with that. `unread` says what is there and is not read, and why.
     """
 
     time: int
@@ -81,6 +81,7 @@ class Progress(msgspec.Struct, frozen=True):
     behind: dict[str, Behind] = {}
     held_back: int | None = None
     warning: str = ""
+    unread: dict[str, str] = {}
 
 
 class Done(NamedTuple):
@@ -316,7 +317,8 @@ class Ingestion:
             for partition, lag in (reader.lags(marks) if isinstance(reader, TellsLags) else {}).items()
         }
         kept, warning = reader.held_back() if isinstance(reader, HoldsBack) else (None, "")
+        unread = settled(reader.unread(), now) if isinstance(reader, TellsUnread) else {}
         return Progress(
             time, messages, errors, dict(reader.lag(marks)), self._clock.behind_ms(time), messages == 0, behind=behind,
-            held_back=kept, warning=warning,
+            held_back=kept, warning=warning, unread=unread,
         )  # fmt: skip

@@ -20,9 +20,11 @@ from persist_lib.storage.sources.declared import Collection, Decoding, From, Mea
 from persist_lib.storage.sources.declaring import completed
 from persist_lib.storage.sources.derived import clock_of, follow
 from persist_lib.storage.sources.described import SourceDescription
-from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows
+from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows, unread_of
 from persist_lib.storage.sources.loading import Loading, Loads
 from persist_lib.storage.sources.mending import Mended
+from persist_lib.storage.sources.opening import of_source
+from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
@@ -123,7 +125,7 @@ class Sources:
         return SourceDescription(
             record.name, record.id, record.state, record.reader, record.decoding, record.meaning, record.columns,
             {**names, "health": health}, time, bound.marks, bound.start, shown_rows(rows, now), behind_ms, sum(counted),
-            record.why, left_of(rows, now),
+            record.why, left_of(rows, now), unread_of(rows, now),
         )  # fmt: skip
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
@@ -200,7 +202,7 @@ class Sources:
 
         Raises NotFound, and InvalidUsage for a source that cannot be loaded so.
         """
-        record, owner = self.find(name), owner or f"source {name}"[:100]
+        record, owner = self._learned(self.find(name)), owner or f"source {name}"[:100]
         if loads is None:
             return Ingestion(self.controller, record, owner)
         return Loading(self.controller, record, owner, loads)
@@ -253,6 +255,23 @@ class Sources:
                 record = self.declared.find(record.name)
         if record.state == "dropping":
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
+        return record
+
+    def _learned(self, record: SourceRecord) -> SourceRecord:
+        """The record with what is known of its table: a source of an earlier release has noted nothing so far."""
+        if not isinstance(record.reader, Postgres) or record.table is not None or self.client.read_only:
+            return record
+        with suppress(PersistError):  # the reader tells what is wrong
+            table = of_source(record, record.reader.look(record.id))
+
+            def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
+                now = sources.get(record.name)
+                if now is None or now.id != record.id or now.table is not None:
+                    return None
+                return changed(now, table=table)
+
+            self.declared.change(decide, self._deadline(None))
+            return self.declared.find(record.name)
         return record
 
     def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:

@@ -141,6 +141,8 @@ def block_at(data: Bytes, head: Head, at: int) -> Block:
 class AvroFiles(LineFiles):
     """A source reader of Avro files."""
 
+    _unit = "block"
+
     def _mark(self, partition: str, file: File, contents: Contents, before: Mark, most: int) -> Mark:
         contents.keep(before.address)
         if before.check and check_of(contents, before.address) != before.check.removesuffix(DAMAGED):

@@ -21,7 +21,9 @@ class Contents:
     """The bytes of a plain file."""
 
     is_whole = True
-    """Whether it ends where its writer ended; False for a packed file that was cut."""
+    """Whether it ends where its writer ended; False for a packed file that was cut or is damaged."""
+    damage = ""
+    """Why it is not whole."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
@@ -90,8 +92,8 @@ class Packed(Contents):
     def _next(self) -> bytes | None:
         try:
             return next(self._pieces, None)
-        except DamagedFile:
-            self.is_whole = False
+        except DamagedFile as error:
+            self.is_whole, self.damage = False, str(error)
             return None
 
 
@@ -105,6 +107,16 @@ def check_of(contents: Contents, address: int) -> str:
         return ""
     head = contents.first(HEAD)[:address]
     return xxhash.xxh3_64_hexdigest(head + b"\0" + tail, seed=address)
+
+
+def is_beginning(contents: Contents, of: Contents) -> bool:
+    """Whether the first one has nothing but what the other one begins with, by what files are known again by."""
+    size = 0
+    while piece := contents.range(size, size + PIECE):
+        size += len(piece)
+        contents.keep(size)
+    of.keep(size)
+    return check_of(contents, size) == (check_of(of, size) or None)
 
 
 def line_end(contents: Contents, start: int, limit: int, *, may_grow: bool) -> int:

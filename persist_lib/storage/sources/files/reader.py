@@ -18,11 +18,11 @@ from typing import Literal
 import pyarrow as pa
 import xxhash
 
-from persist_lib.errors import Diverged, Gone, NotFound
-from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, line_end
-from persist_lib.storage.sources.files.folders import File, Folder, Opened
+from persist_lib.errors import Determinate, Diverged, Gone, NotFound
+from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, is_beginning, line_end
+from persist_lib.storage.sources.files.folders import File, Folder, Opened, readable
 from persist_lib.storage.sources.files.lines import BOM, tables
-from persist_lib.storage.sources.protocol import START, Lag, Mark
+from persist_lib.storage.sources.protocol import START, Lag, Mark, Unread
 
 Identity = Literal["path", "first line"]
 LONGEST_FIRST_LINE = 64 << 10
@@ -37,6 +37,8 @@ REMEMBERED = 100_000
 class LineFiles:
     """A source reader of files of lines. With `header`, the first line of each file is no message, but its header."""
 
+    _unit = "line"
+
     def __init__(
         self, folder: Folder, suffixes: tuple[str, ...], *, identity: Identity, header: bool, may_grow: bool
     ) -> None:
@@ -46,6 +48,9 @@ class LineFiles:
         self._first: dict[tuple[str, str], str | None] = {}
         self._sizes: dict[File, int] = {}
         self._packed: tuple[File, Packed] | None = None
+        self._unlisted: dict[str, Unread] = {}
+        self._problems: dict[File, Unread] = {}
+        self._copies: dict[tuple[File, File], bool] = {}
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
         """The ends of the last whole lines. Raises Diverged for a file that was cut or replaced."""
@@ -59,12 +64,30 @@ class LineFiles:
             try:
                 with self._contents(file, partition) as contents:
                     mark = self._mark(partition, file, contents, before, left)
+                    self._note(file, contents, mark, before)
             except (FileNotFoundError, NotFound):  # between the list and now; the next list tells
+                continue
+            except OSError as error:
+                self._problems[file] = _unreadable(error)
                 continue
             if mark.address > before.address:
                 found[partition] = mark
                 left -= mark.address - before.address
         return found
+
+    def unread(self) -> Mapping[str, Unread]:
+        """Files at the last look, or rests of them, that are not read."""
+        return {**self._unlisted, **{file.path: one for file, one in self._problems.items()}}
+
+    def _note(self, file: File, contents: Contents, mark: Mark, before: Mark) -> None:
+        """Remember of a file that it is not whole from some place on."""
+        self._problems.pop(file, None)
+        if not contents.is_whole:
+            why = f"it cannot be unpacked from byte {contents.size} on: {contents.damage}"
+            self._problems[file] = Unread(why, file.changed_ms)
+        elif mark.address == before.address and contents.range(mark.address, mark.address + 1):
+            why = f"from byte {mark.address} on it has no whole {self._unit}: write its end, or take may_grow=False"
+            self._problems[file] = Unread(why, file.changed_ms)
 
     def _mark(self, partition: str, file: File, contents: Contents, before: Mark, most: int) -> Mark:
         contents.keep(before.address)
@@ -89,6 +112,8 @@ class LineFiles:
                         return
             except (FileNotFoundError, NotFound):  # it was renamed since it was listed, or is gone
                 continue
+            except OSError as error:
+                raise Determinate(f"the file {partition} {_unreadable(error).why}. It is tried again") from error
         raise self._gone(partition, start)
 
     def _read(self, partition: str, file: File, contents: Contents, start: Mark, end: Mark) -> Iterator[pa.Table]:
@@ -136,19 +161,44 @@ class LineFiles:
     def _listed(self) -> dict[str, File]:
         """The files by partition, in the order of partitions."""
         found: dict[str, File] = {}
-        for file in sorted(self._folder.list()):
-            if not self._is_ours(file):
-                continue
+        others: list[tuple[str, File]] = []
+        files, self._unlisted = readable(self._folder, self._is_ours)
+        there = set(files)
+        self._problems = {file: one for file, one in self._problems.items() if file in there}
+        for file in files:
             partition = self._partition(file)
             if partition is None:
                 continue
             if (known := found.get(partition)) is None or _goes_before(file, known):
                 found[partition] = file
-        if len(self._first) > REMEMBERED:
-            self._first.clear()
+                others += [] if known is None else [(partition, known)]
+            else:
+                others.append((partition, file))
+        for cache in (self._first, self._copies):
+            if len(cache) > REMEMBERED:
+                cache.clear()
+        for partition, file in others:
+            self._compare(file, found[partition])
         there = set(found.values())
         self._sizes = {file: size for file, size in self._sizes.items() if file in there}
         return {partition: found[partition] for partition in sorted(found)}
+
+    def _compare(self, file: File, read: File) -> None:
+        """Remember of a file that is not read, as another one begins with the same line, whether that has it all."""
+        self._problems.pop(file, None)
+        if (file, read) not in self._copies:
+            try:
+                with self._folder.open(file) as one, self._folder.open(read) as other:
+                    self._copies[file, read] = is_beginning(_opened(file, one), _opened(read, other))
+            except (FileNotFoundError, NotFound):
+                return
+            except OSError as error:
+                self._problems[file] = _unreadable(error)
+                return
+        if not self._copies[file, read]:
+            self._problems[file] = Unread(
+                f"it begins with the same line as {read.path}, and is another file: only that one is read"
+            )
 
     def _is_ours(self, file: File) -> bool:
         name = file.plain_path.lower()
@@ -163,7 +213,12 @@ class LineFiles:
             try:
                 with self._contents(file) as contents:
                     self._first[key] = self._first_line(file, contents)
+                    if self._first[key] is None:
+                        self._note(file, contents, START, START)
             except (FileNotFoundError, NotFound):
+                return None
+            except OSError as error:
+                self._problems[file] = _unreadable(error)
                 return None
         return self._first[key]
 
@@ -216,6 +271,14 @@ class LineFiles:
             'the source needs identity="first line"',
             partition=partition, address=mark.address,
         )  # fmt: skip
+
+
+def _opened(file: File, opened: Opened) -> Contents:
+    return Contents(opened) if file.packing is None else Packed(opened, file.packing)
+
+
+def _unreadable(error: OSError) -> Unread:
+    return Unread(f"could not be read: {error.strerror or error}")
 
 
 def _goes_before(file: File, known: File) -> bool:

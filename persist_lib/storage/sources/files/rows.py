@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from persist_lib.convert.lines.seekable import Seekable
-from persist_lib.errors import Diverged, Gone, NotFound
+from persist_lib.errors import Determinate, Diverged, Gone, NotFound
 from persist_lib.kernel.columns import array_of
-from persist_lib.storage.sources.files.folders import File, Folder
-from persist_lib.storage.sources.protocol import ADDRESS, START, Lag, Mark
+from persist_lib.storage.sources.files.folders import File, Folder, readable
+from persist_lib.storage.sources.protocol import ADDRESS, START, Lag, Mark, Unread
 
 ROWS = 65_536
 FOOTER = 4096
@@ -37,6 +37,7 @@ class ParquetFiles:
         self._folder, self._suffixes = folder, suffixes
         self._sizes: dict[File, _Size | None] = {}
         self._files: dict[str, File] = {}
+        self._unread: dict[str, Unread] = {}
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
         """The numbers of rows. Raises Diverged for a file that was replaced."""
@@ -79,6 +80,12 @@ class ParquetFiles:
             raise Gone(
                 f"the file {partition} went while it was read", partition=partition, address=start.address
             ) from error
+        except (pa.ArrowException, OSError) as error:
+            raise Determinate(
+                f"the file {partition} could not be read from row {start.address} on: {error}. It is tried again; if "
+                "the file is damaged, put a whole one in its place and reset the source",
+                partition=partition,
+            ) from error
 
     def estimate(self, partition: str, start: int, end: int) -> int:
         """By the average size of the file's rows."""
@@ -107,8 +114,12 @@ class ParquetFiles:
         """Release connections."""
         self._folder.close()
 
+    def unread(self) -> Mapping[str, Unread]:
+        """Files at the last look that are not read."""
+        return self._unread
+
     def _listed(self) -> dict[str, File]:
-        files = sorted(file for file in self._folder.list() if file.path.lower().endswith(self._suffixes))
+        files, self._unread = readable(self._folder, lambda file: file.path.lower().endswith(self._suffixes))
         self._sizes = {file: self._sizes[file] for file in files if self._sizes.get(file) is not None}
         return {file.path: file for file in files}
 
@@ -122,7 +133,10 @@ class ParquetFiles:
                     metadata = pq.read_metadata(pa.PythonFile(Seekable(opened.size, opened.range), mode="r"))
                 check = xxhash.xxh3_64_hexdigest(footer, seed=file.size)
                 self._sizes[file] = _Size(metadata.num_rows, file.size, check)
-            except (pa.ArrowException, FileNotFoundError, NotFound):
+            except (FileNotFoundError, NotFound):
+                return None
+            except (pa.ArrowException, OSError) as error:
+                self._unread[file.path] = Unread(f"it is no Parquet file, or not whole: {error}", file.changed_ms)
                 return None
         return self._sizes[file]
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from persist_lib.errors import Determinate, NotFound
-from persist_lib.location.s3.client import Clients, code_of, is_missing, parse_url, reading
+from persist_lib.location.s3.client import Clients, code_of, is_missing, is_truncated, parse_url, reading
 from persist_lib.storage.sources.files.folders import File, Opened, is_hidden
 
 
@@ -27,13 +27,13 @@ class S3Prefix:
         while True:
             with reading(f"list s3://{self._target.bucket}/{self._root}"):
                 answer = self._clients.get().list_objects_v2(Bucket=self._target.bucket, Prefix=self._root, **more)
+                more = {"ContinuationToken": answer["NextContinuationToken"]} if is_truncated(answer) else {}
             for item in answer.get("Contents", ()):
                 path = item["Key"][len(self._root) :]
                 if path and not path.endswith("/") and not is_hidden(path):
                     yield File(path, item["Size"], item["ETag"].strip('"'))
-            if not answer.get("IsTruncated"):
+            if not more:
                 return
-            more = {"ContinuationToken": answer["NextContinuationToken"]}
 
     def open(self, file: File) -> Opened:
         """Open an object in the version that was listed."""

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 MOST_RETAINED = 10 * 1024 * MIB
 
 
+class Known(msgspec.Struct, frozen=True):
+    """What a source's table and its publication were when the source was made.
+
+    `published` names the rows of the server's catalog that say what is published of the table, each by its id and by
+    the transaction that wrote it (`xmin`). Any change writes such a row again, also one that is taken back. `columns`
+    are the numbers of the table's columns by name: a number stays with its column, whatever that is called.
+    """
+
+    published: str
+    columns: dict[str, int]
+
+
 class Postgres(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="postgres", forbid_unknown_fields=True
 ):
@@ -50,14 +62,20 @@ class Postgres(
         found: Table = _part("server").inspect(self)
         return found
 
-    def open(self, id_: str, choices: Choices) -> TableReader:
-        """A reader for the source with this id."""
-        reader: TableReader = _part("reader").TableReader(self, id_, choices)
+    def open(self, id_: str, choices: Choices, known: Known | None = None) -> TableReader:
+        """A reader for the source with this id. What is `known` of the table has to be so at each look."""
+        reader: TableReader = _part("reader").TableReader(self, id_, choices, known)
         return reader
 
-    def make(self, id_: str, timeout_s: float) -> None:
-        """Make the slot and the publication of a source. Idempotent."""
-        _part("server").make(self, id_, timeout_s)
+    def make(self, id_: str, timeout_s: float) -> Known:
+        """Make the slot and the publication of a source, and return what these are. Idempotent."""
+        known: Known = _part("server").make(self, id_, timeout_s)
+        return known
+
+    def look(self, id_: str) -> Known:
+        """What the table and the publication of a source are now. Raises Determinate and InvalidUsage."""
+        known: Known = _part("server").look(self, id_)
+        return known
 
     def take_away(self, id_: str) -> list[str]:
         """Drop the slot and the publication of a source. Answers what could not be, and what to do about it."""

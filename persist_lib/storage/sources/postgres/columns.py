@@ -43,10 +43,14 @@ class Column(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What columns messages have. `copied`: they are lines of CSV, not changes."""
+    """What columns messages have. `copied`: they are lines of CSV, not changes.
+
+    `moved` names two that are not in the order that they had when the source was made: they are others by that name.
+    """
 
     columns: tuple[Column, ...]
     copied: bool = False
+    moved: str = ""
 
     def text(self) -> str:
         """As it comes with messages."""
@@ -100,6 +104,8 @@ def places_of(schema: Schema, key: Sequence[str], decoding: Decoding, header: He
 
     `key` are the columns of the output's key. Answers a text for what is not as it was declared: what is so.
     """
+    if header.moved:
+        return f"its columns {header.moved} have exchanged their names, or one is another column of that name"
     names = [column.name for column in header.columns]
     places: list[int | None] = []
     for field in schema.data:

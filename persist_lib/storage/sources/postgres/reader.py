@@ -19,6 +19,7 @@ from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Diverged, Gone, ShardFinished
 from persist_lib.storage.sources.choices import Choices
 from persist_lib.storage.sources.postgres import server, snapshot
+from persist_lib.storage.sources.postgres.columns import changed
 from persist_lib.storage.sources.postgres.messages import TABLE_BYTES, copied_messages, messages_of
 from persist_lib.storage.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
 from persist_lib.storage.sources.postgres.stream import Stream, Transaction
@@ -26,7 +27,7 @@ from persist_lib.storage.sources.postgres.wire import Wire
 from persist_lib.storage.sources.protocol import START, Mark
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
+    from persist_lib.storage.sources.postgres import Known, Postgres
 
 IDLE_BYTES = 16 * MIB
 """By how much the log goes on without changes of the table before that is bound: so much is held back for nothing."""
@@ -38,10 +39,8 @@ Every second time it asks the server how far it is, which answers at once, also 
 """
 _LOOK = """
 SELECT pg_current_wal_flush_lsn()::text, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
-       c.oid::bigint, EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = %s AND p.schemaname = n.nspname
-                              AND p.tablename = c.relname AND p.rowfilter IS NULL)
+       to_regclass(%s)::oid::bigint
 FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
-LEFT JOIN pg_class c ON c.oid = to_regclass(%s) LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 """
 
 
@@ -56,8 +55,8 @@ class Look(NamedTuple):
 class TableReader:
     """A source reader of one table."""
 
-    def __init__(self, declared: Postgres, id_: str, choices: Choices) -> None:
-        self._declared, self._id, self._choices = declared, id_, choices
+    def __init__(self, declared: Postgres, id_: str, choices: Choices, known: Known | None = None) -> None:
+        self._declared, self._id, self._choices, self._known = declared, id_, choices, known
         self._partition = declared.table
         self._connection: psycopg.Connection[Any] | None = None
         self._stream: Stream | None = None
@@ -77,18 +76,22 @@ class TableReader:
         before = bound.get(self._partition, START)
         look = self._looked(before)
         if before.address == 0:
+            self._check_unchanged(before)
             chosen = self._chosen()
+            self._check_unchanged(before)
             return {self._partition: Mark(chosen.beginning.lsn, chosen.beginning.check)}
         self._check_mark(before)
+        self._check_unchanged(before)
         self._receive(before.address, look.flushed, most_bytes)
         size, end = 0, 0
         for one in self._held:
-            if end and size + one.size > most_bytes:
+            # SUBTLE: more may have come by now. Only up to `flushed` is it known what was published.
+            if one.end > look.flushed or (end and size + one.size > most_bytes):
                 break
             size, end = size + one.size, one.end
         if end:
             return {self._partition: Mark(end, self._check)}
-        reached = self._opened(before.address).reached
+        reached = min(look.flushed, self._opened(before.address).reached)
         return {self._partition: Mark(reached, self._check)} if reached >= before.address + IDLE_BYTES else {}
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
@@ -106,6 +109,7 @@ class TableReader:
                 at = chosen.beginning.lsn
         for mark in (start, end):
             self._check_mark(mark)
+        self._check_unchanged(start)
         if look.flushed < end.address:
             raise self._older(end)
         yield from self._changes(at, end.address)
@@ -194,24 +198,39 @@ class TableReader:
         """Look at the server. Raises Gone if the slot or the table is not there any more."""
         with asking(self._declared, "look at the replication slot"):
             connection = self._connected()
-            publication = server.publication_of(self._declared, self._id)
-            row = connection.execute(_LOOK, [publication, slot_of(self._id), self._declared.table]).fetchone()
-            assert row is not None  # noqa: S101 - outer joins of one row
-            flushed, kept, confirmed, status, oid, is_published = row
+            row = connection.execute(_LOOK, [self._declared.table, slot_of(self._id)]).fetchone()
+            assert row is not None  # noqa: S101 - an outer join of one row
+            flushed, kept, confirmed, status, oid = row
             if confirmed is None or status == "lost":
                 raise self._lost(mark, "is not there" if confirmed is None else "was given up by the server")
             if oid is None:
                 raise self._gone(mark, f"the table {self._declared.table} was dropped or renamed")
-            if not is_published:
-                raise self._gone(
-                    mark, f"the publication {publication} was dropped, or does not give all of the table any more"
-                )
             if self._table is None or oid != self._table.oid:
                 self._table, self._check = server.find_table(connection, self._declared), ""
         self._look = Look(parse_lsn(flushed), parse_lsn(kept), parse_lsn(confirmed))
         if self._look.flushed < mark.address:
             raise self._older(mark)
         return self._look
+
+    def _check_unchanged(self, mark: Mark) -> None:
+        """Raise Gone if something may have been left out of the log up to the last look, and SchemaChanged."""
+        assert self._table is not None  # noqa: S101 - looked at before
+        publication = server.publication_of(self._declared, self._id)
+        with asking(self._declared, "look at the publication"):
+            published = server.fetch_published(self._connected(), publication, self._table.oid)
+            numbers = server.fetch_numbers(self._connected(), self._table.oid)
+        if not published or (self._known is not None and published != self._known.published):
+            raise self._gone(
+                mark, f"the publication {publication} was changed since the source was made, or the table was taken "
+                "out of it, if only for a while: what was done to rows meanwhile may be missing in the server's log "
+                "for ever",
+            )  # fmt: skip
+        if self._known is None:
+            return
+        for name, number in self._known.columns.items():
+            if name in numbers and numbers[name] != number:
+                where = f"{self._partition} at {lsn_text(mark.address)}"
+                raise changed(where, f"its column {name!r} is another one than before, under that name")
 
     def _older(self, mark: Mark) -> Diverged:
         return self._diverged(mark, "its log ends before that: this is an older copy of the server")
@@ -258,7 +277,8 @@ class TableReader:
                 self._stream.close()
             assert self._table is not None  # noqa: S101 - looked at before
             self._held.clear()
-            self._stream = Stream(self._declared, self._id, self._table, at)
+            numbers = {} if self._known is None else self._known.columns
+            self._stream = Stream(self._declared, self._id, self._table, at, numbers)
         while self._held and self._held[0].address < at:
             self._held.popleft()
         self._base = at

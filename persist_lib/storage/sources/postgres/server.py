@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.location.postgres.consensus import connection_failed
+from persist_lib.storage.sources.postgres import Known
 from persist_lib.storage.sources.postgres.columns import Column
 
 if TYPE_CHECKING:
@@ -35,8 +36,19 @@ SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
 FROM pg_roles, (SELECT current_setting('max_replication_slots')::int AS max) s WHERE rolname = current_user
 """
 _PUBLISHED = """
-SELECT attnames, rowfilter FROM pg_publication_tables WHERE pubname = %s AND schemaname = %s AND tablename = %s
+SELECT p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin,
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot,
+       r.prqual IS NULL AND r.prattrs IS NULL, ARRAY[p.xmax::text::bigint, r.xmax::text::bigint]
+FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %s WHERE p.pubname = %s
 """
+_ENDED = """
+SELECT coalesce(pg_xact_status((CASE WHEN %(xid)s > next %% 4294967296 THEN next / 4294967296 - 1
+                                ELSE next / 4294967296 END * 4294967296 + %(xid)s)::text::xid8), 'aborted')
+FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
+"""
+_NUMBERS = (
+    "SELECT attname, attnum FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+)
 _MAY_PUBLISH = """
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE')
 FROM pg_class c WHERE c.oid = %s
@@ -207,31 +219,68 @@ def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table
 def check_publication(
     connection: psycopg.Connection[Any], declared: Postgres, table: Table, publication: str | None
 ) -> None:
-    """Refuse a publication that is not there or does not give all of the table; without one, who may not make it."""
+    """Refuse a publication that is not there or does not give all of the table; without one, who may not make it.
+
+    It has to name the table. Of one for all tables, or for those of a schema, the catalog does not tell whether the
+    table was left out for a while.
+    """
     if publication is None:
         _check_may_publish(connection, declared, table)
         return
     name = sql.Identifier(publication).as_string(None)
-    row = connection.execute(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
-        [publication],
-    ).fetchone()
+    row = connection.execute(_PUBLISHED, [table.oid, publication]).fetchone()
     if row is None:
         raise _refused(
             declared, f"there is no publication {name}", f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql};"
         )
-    if not row[0]:
+    published, is_all, is_whole, _ = row
+    if not is_all:
         raise _refused(
-            declared, f"the publication {name} leaves out some changes",
-            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');",
+            declared, f"the publication {name} leaves out some changes, or gives them another table's name",
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
+            "publish_via_partition_root = false);",
         )  # fmt: skip
-    given = connection.execute(_PUBLISHED, [publication, table.schema, table.name]).fetchone()
-    if given is None:
-        run = f"ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
-        raise _refused(declared, f"the publication {name} has not the table {table.sql}", run)
-    if given[1] is not None or not {column.name for column in table.columns} <= set(given[0]):
+    if published is None:
+        run = f"CREATE PUBLICATION another FOR TABLE ONLY {table.sql};"
+        raise _refused(declared, f"the publication {name} does not name the table {table.sql}", run)
+    if not is_whole:
         run = f"ALTER PUBLICATION {name} DROP TABLE {table.sql}; ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
         raise _refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)
+
+
+def fetch_published(connection: psycopg.Connection[Any], publication: str, oid: int) -> str:
+    """What `Known.published` is of the table with this id; "" if the publication does not give all of it.
+
+    SUBTLE: a transaction marks the rows that it replaces (`xmax`) before its end is in the log, and shows what it did
+    after that. So what is answered holds for the log up to a place that was asked for *before*. While such a
+    transaction is open it is not known where its end will be: raises Determinate.
+    """
+    row = connection.execute(_PUBLISHED, [oid, publication]).fetchone()
+    if row is None or row[0] is None or not (row[1] and row[2]):
+        return ""
+    for xid in row[3]:
+        if xid and connection.execute(_ENDED, {"xid": xid}).fetchone() != ("aborted",):
+            raise Determinate(
+                f"the publication {publication} is being changed, by a transaction that is open: it is looked at again"
+            )
+    return str(row[0])
+
+
+def fetch_numbers(connection: psycopg.Connection[Any], oid: int) -> dict[str, int]:
+    """The numbers of the columns of a table, by name."""
+    return dict(connection.execute(_NUMBERS, [oid]).fetchall())
+
+
+def look(declared: Postgres, id_: str) -> Known:
+    """What the table and the publication of a source are now. Raises InvalidUsage if it does not give all of it."""
+    with connect(declared) as connection, asking(declared, "look at the publication"):
+        return _known(connection, declared, id_, find_table(connection, declared))
+
+
+def _known(connection: psycopg.Connection[Any], declared: Postgres, id_: str, table: Table) -> Known:
+    publication = publication_of(declared, id_)
+    check_publication(connection, declared, table, publication)
+    return Known(fetch_published(connection, publication, table.oid), fetch_numbers(connection, table.oid))
 
 
 def _check_may_publish(connection: psycopg.Connection[Any], declared: Postgres, table: Table) -> None:
@@ -244,16 +293,20 @@ def _check_may_publish(connection: psycopg.Connection[Any], declared: Postgres, 
         )  # fmt: skip
 
 
-def make(declared: Postgres, id_: str, timeout_s: float) -> None:
-    """Make the publication, then the slot. What is there already is left as it is."""
+def make(declared: Postgres, id_: str, timeout_s: float) -> Known:
+    """Make the publication, then the slot. What is there already is left as it is.
+
+    What the publication is, is asked for before the slot and the first snapshot are made: so it is so behind these.
+    """
     slot, name = slot_of(id_), sql.Identifier(slot_of(id_)).as_string(None)
     with connect(declared) as connection, asking(declared, "make the replication slot"):
         table = find_table(connection, declared)
         if declared.publication is None and not _has(connection, "pg_publication WHERE pubname", slot):
             with _unless_there():
                 connection.execute(_plain(f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql}"))
+        known = _known(connection, declared, id_, table)
         if _has(connection, "pg_replication_slots WHERE slot_name", slot):
-            return
+            return known
         connection.execute("SELECT set_config('statement_timeout', %s, false)", [str(max(1, int(timeout_s * 1000)))])
         try:
             with _unless_there():
@@ -263,6 +316,7 @@ def make(declared: Postgres, id_: str, timeout_s: float) -> None:
                 f"{described(declared)}: the slot was not made in {timeout_s:.0f} s, as it waits for all "
                 "transactions that are running to end. Look for old ones in pg_stat_activity, and try again",
             ) from error
+        return known
 
 
 def take_away(declared: Postgres, id_: str) -> list[str]:

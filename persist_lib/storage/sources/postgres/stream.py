@@ -8,7 +8,8 @@ the order in which transactions are given.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from persist_lib.errors import Corrupt, Gone
@@ -40,8 +41,10 @@ class Transaction(NamedTuple):
 class Stream:
     """The log from a place on. `reached`: all transactions that committed before that place were given."""
 
-    def __init__(self, declared: Postgres, id_: str, table: Table, start: int) -> None:
-        self._oid = table.oid
+    def __init__(
+        self, declared: Postgres, id_: str, table: Table, start: int, numbers: Mapping[str, int] | None = None
+    ) -> None:
+        self._oid, self._numbers = table.oid, numbers or {}
         self.reached = start
         self._header: str | None = None
         self._open: tuple[int, list[bytes], list[str]] | None = None
@@ -105,7 +108,7 @@ class Stream:
             return Transaction(commit, end, values, headers, sum(map(len, values)))
         elif kind == b"R":
             if _LONG.unpack_from(message, 1)[0] == self._oid:
-                self._header = _relation(message).text()
+                self._header = _relation(message, self._numbers).text()
         elif self._open is not None and self._is_ours(kind, message):
             if self._header is None:
                 raise Corrupt("a change comes without its columns", key="pgoutput", expected="R", actual=kind)
@@ -122,8 +125,8 @@ class Stream:
         return self._oid in struct.unpack_from(f">{count}I", message, 6)
 
 
-def _relation(message: bytes) -> Header:
-    """What a message says of the columns of a table."""
+def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
+    """What a message says of the columns of a table, which it has in the order of their numbers."""
     at = message.index(b"\0", message.index(b"\0", 5) + 1) + 2
     (count,) = _SHORT.unpack_from(message, at)
     at += 2
@@ -133,4 +136,6 @@ def _relation(message: bytes) -> Header:
         type_, modifier = struct.unpack_from(">Ii", message, end + 1)
         columns.append(Column(message[at + 1 : end].decode(), type_, modifier, bool(message[at] & 1)))
         at = end + 9
-    return Header(tuple(columns))
+    known = [(numbers[column.name], column.name) for column in columns if column.name in numbers]
+    moved = next((f"{one[1]} and {other[1]}" for one, other in pairwise(known) if one > other), "")
+    return Header(tuple(columns), moved=moved)

@@ -119,7 +119,7 @@ def test_what_a_reader_tells_more_is_told_on(place: Place, monkeypatch: pytest.M
 
 def test_alerts_on_instances_lag_and_errors(place: Place) -> None:
     place.create()
-    assert verdicts(place) == {"instances": False, "lag": False, "errors": True, "held_back": True}
+    assert verdicts(place) == {"instances": False, "lag": False, "errors": True, "held_back": True, "unread": True}
     assert verdicts(place, instances=0, behind_s=None)["lag"] is True
     one = report(place, "x")
     place.write("a.jsonl", row(1), b"bad")
@@ -127,7 +127,7 @@ def test_alerts_on_instances_lag_and_errors(place: Place) -> None:
     place.world.clock.advance(1)
     one.progress(instance.step())
     instance.close()
-    assert verdicts(place) == {"instances": True, "lag": True, "errors": False, "held_back": True}
+    assert verdicts(place) == {"instances": True, "lag": True, "errors": False, "held_back": True, "unread": True}
     assert verdicts(place, errors_share=0.6)["errors"] is True
     assert verdicts(place, errors_share=None, errors=0)["errors"] is False
     assert verdicts(place, instances=2)["instances"] is False
