@@ -48,12 +48,13 @@ class Following(ABC):
     def pieces(self, section: Section, keys: KeyRange, shown: Shown) -> Iterator[Slice | Piece]:
         """What tasks read of some keys of a section."""
 
-    def first(self, from_: int | str | None, upper: Antichain) -> Position | None:
-        """Where a new stream starts; None while there is no complete time."""
+    def first(self, from_: int | str | None, target: Antichain) -> Position | None:
+        """Where a new stream starts that reads what is complete before `target`; None while there is no such time."""
         if from_ is None or from_ == LATEST:
-            if upper.time == 0:
+            if target.time == 0:
                 return None
-            as_of = newest(self.handle)
+            # SUBTLE: by the same look as where the batch ends. What is appended since then belongs to the next batch.
+            as_of = newest(self.handle) if target.time is None else target.time - 1
             return Contents(as_of) if from_ is None else Updates(as_of + 1)
         with self.handle.changes(from_, timeout=0) as changes:
             return Updates(0 if changes.from_ is None else changes.from_ + 1)

@@ -86,8 +86,8 @@ def decode(given: Mapping[str, Any], shard: str, what: str) -> Offset | None:
     if dict(given) == START:
         return None
     try:
-        began = given.get("began")
-        found = Offset(given["shard"], given["hold"], _decode(given), None if began is None else _decode(began))
+        began = None if given.get("began") is None else _decode(given["began"])
+        found = Offset(given["shard"], given["hold"], _after(began, _decode(given)), began)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidUsage(
             f"{what}: {shown(dict(given))} is no offset of a stream of Persist's. Does the checkpoint belong to "
@@ -104,32 +104,51 @@ def decode(given: Mapping[str, Any], shard: str, what: str) -> Offset | None:
 
 
 def steps(start: Position, end: Position) -> list[tuple[Section, KeyRange]]:
-    """What lies between two positions of a stream: sections, and which keys of them."""
+    """What lies between two positions of a stream: sections, and which keys of them.
+
+    Raises InvalidUsage where `end` is before `start`: what lies between would be delivered twice.
+    """
     if start == end:
         return []
     if isinstance(start, Contents):
         section = Section(start.as_of)
         if isinstance(end, Contents):
+            if end.as_of != start.as_of or end.key < start.key:
+                raise _step_back(start, end)
             return [(section, _keys(start.key, end.key))]
-        rest = Updates(start.as_of + 1)
-        return [(section, _keys(start.key, None)), *steps(rest, end)]
-    if isinstance(end, Contents) or start.at is None:
-        raise InvalidUsage(f"a stream goes forward, and {end} is not after {start}: is the checkpoint damaged?")
+        return [(section, _keys(start.key, None)), *steps(Updates(start.as_of + 1), end)]
+    if isinstance(end, Contents) or _place(end) < _place(start):
+        raise _step_back(start, end)
     if start.until is not None:
-        section = Section(None, start.at, start.until)
+        section = Section(None, start.at or 0, start.until)
         if end.until == start.until and end.at == start.at:
             return [(section, _keys(start.key, end.key))]
         return [(section, _keys(start.key, None)), *steps(Updates(start.until), end)]
     found = []
-    if end.at is None or end.at > start.at:
-        found.append((Section(None, start.at, end.at), KeyRange()))
+    if end.at is None or end.at > (start.at or 0):
+        found.append((Section(None, start.at or 0, end.at), KeyRange()))
     if end.until is not None:
         found.append((Section(None, end.at or 0, end.until), _keys(BEGINNING, end.key)))
     return found
 
 
+def _place(position: Updates) -> tuple[bool, int, bytes]:
+    return position.at is None, position.at or 0, position.key
+
+
+def _step_back(start: Position, end: Position) -> InvalidUsage:
+    return InvalidUsage(f"a stream goes forward, and {end} is not after {start}: is the checkpoint damaged?")
+
+
 def _keys(lower: bytes, upper: bytes | None) -> KeyRange:
     return KeyRange(lower or None, upper)
+
+
+def _after(began: Position | None, position: Position) -> Position:
+    """The position of an offset. Earlier releases could log one before the contents that it began with."""
+    if isinstance(began, Contents) and isinstance(position, Updates) and position.at is not None:
+        return position if position.at > began.as_of else Updates(began.as_of + 1)
+    return position
 
 
 def _encode(position: Position) -> dict[str, Any]:

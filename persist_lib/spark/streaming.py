@@ -88,7 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = offsets.decode(start, table.shard, table.what)
         began = None
         if before is None:
-            if (began := planning.first(self._from, upper)) is None:
+            if (began := planning.first(self._from, target)) is None:
                 return start
             before = Offset(table.shard, planning.holding.begin(began), began)
         else:

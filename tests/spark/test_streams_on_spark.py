@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 import persist_lib as persist
 import persist_lib.spark
 from persist_lib import streams
+from persist_lib.spark.source import PersistSource
+from persist_lib.spark.streaming import StreamReader
 from tests.streaming import SCHEMA, update
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
@@ -51,3 +55,48 @@ def test_spark_gets_the_sealed_updates_of_a_stream_as_its_source_does(
                 expected[row["id"], row["_time"]] += row["_diff"]
     assert found == expected == {(1, 5): 1, (2, 9): 1, (4, 8): 1, (1, 12): -1}
     runtime.stop()
+
+
+def test_a_stream_that_runs_once_beside_an_appender_has_each_update_once(
+    spark: SparkSession, client: persist.Client, tmp_path: Path
+) -> None:
+    """The first run finds an empty shard; in each of the others an append lands whenever the reader has looked."""
+
+    def run(*, is_raced: bool) -> Counter[int]:
+        class Raced(PersistSource):  # local, so that Spark's workers need not import it
+            @classmethod
+            def name(cls) -> str:
+                return "raced"
+
+            def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+                reader = super().streamReader(schema)
+                planning: Any = reader._plan()
+                fetch, left = planning.fetch, [url] * is_raced
+
+                def raced() -> Any:
+                    upper = fetch()
+                    if left:
+                        with persist.open(left.pop()) as rival, rival.open_writer("orders", SCHEMA) as write:
+                            write.compare_and_append([update(upper.time, upper.time)], upper, upper.time + 1)
+                    return upper
+
+                planning.fetch = raced
+                return reader
+
+        spark.dataSource.register(Raced)
+        frame = spark.readStream.format("raced").options(location=url, shard="orders", changes="true").load()
+        query = (
+            frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(200)
+        assert query.exception() is None
+        return Counter(row["id"] for row in spark.read.schema("id bigint").parquet(str(tmp_path / "out")).collect())
+
+    url = client.url
+    with client.open_writer("orders", SCHEMA) as write:
+        assert run(is_raced=False) == Counter()
+        write.compare_and_append([update(0, 0)], 0, 1)
+    assert run(is_raced=True) == Counter([0])
+    assert run(is_raced=True) == Counter([0, 1])
+    assert run(is_raced=False) == Counter([0, 1, 2])

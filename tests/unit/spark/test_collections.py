@@ -228,9 +228,11 @@ def test_a_shard_and_a_collection_of_one_name_are_told_apart(client: persist.Cli
 def test_an_empty_collection_has_columns_and_no_rows(client: persist.Client) -> None:
     client.controller().create("orders", SCHEMA, shards=2)
     assert load(client, collection="orders") is None
-    query = Stream(client, Sink(), changes="true", collection="orders")
+    sink = Sink()
+    query = stream(client, sink)
     query.start()
-    assert not query.step()
+    assert drain(query) == 1
+    assert sink.batches == {0: []}
 
 
 def test_a_reader_that_may_not_write_reads_what_is_promised(client: persist.Client) -> None:
@@ -343,7 +345,7 @@ def test_a_stream_from_a_time_before_a_handover_and_available_now(client: persis
     rng = random.Random(4)
     world, sink = told(client, rng), Sink()
     query = stream(client, sink, **{"from": "0"})
-    query.start(available_now=True)
+    query.start("available now")
     world.append(rng, 20)
     while query.plan(ReadAllAvailable()):
         query.run()

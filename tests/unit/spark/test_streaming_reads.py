@@ -183,12 +183,12 @@ def test_available_now_reads_what_is_complete_and_no_more(client: persist.Client
     for _ in range(5):
         world.append(rng, 10)
     query = stream(client, sink, max_times="1", **{"from": "0"})
-    query.start(available_now=True)
+    query.start("available now")
     for _ in range(3):
         world.append(rng, 10)
     assert drain(query) == 4
     assert sink.updates() == world.changes(0, 4)
-    query.start(available_now=True)
+    query.start("available now")
     drain(query)
     assert sink.updates() == world.changes(0, 7)
 
@@ -210,7 +210,7 @@ def test_killed_at_any_step_it_delivers_each_update_once(client: persist.Client,
             case 0 | 1:
                 world.append(rng, rng.randrange(20), times=rng.randrange(1, 4))
             case 2:
-                query.start(available_now=rng.random() < 0.5)  # killed before
+                query.start(rng.choice(["processing", "available now"]))  # killed before
             case 3 if query.plan():
                 query.start()
             case 4 if query.plan():
@@ -405,8 +405,9 @@ def test_an_empty_shard_has_no_batch_until_there_is_a_time(client: persist.Clien
     client.open_writer("orders", SCHEMA).close()
     world, sink = World(client), Sink()
     query = stream(client, sink)
-    query.start(available_now=True)
-    assert not query.step()
+    query.start("available now")
+    assert drain(query) == 1
+    assert sink.batches == {0: []}
     query.start()
     world.append(random.Random(1), 10)
     drain(query)

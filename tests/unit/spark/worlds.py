@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
-from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 import persist_lib as persist
 from persist_lib.spark.source import PersistSource
@@ -20,6 +21,7 @@ SCHEMA = persist.Schema(key={"a": "int64 not null", "b": "string"}, value={"v": 
 TINY: dict[str, Any] = {"inline_bytes": 0, "part_bytes": 64 * 1024, "task_bytes": 64 * 1024}
 
 Data = tuple[int, str | None, int | None]
+Trigger = Literal["processing", "available now", "once"]
 
 
 def drawn(
@@ -108,24 +110,28 @@ class Stream:
         self.planned: list[str] = []  # the offset log: ends of batches
         self.done = 0  # the commit log
         self._reader: Any = None
+        self._limit: ReadLimit | None = None
 
-    def start(self, *, available_now: bool = False) -> None:
+    def start(self, trigger: Trigger = "processing") -> None:
         """A new process, which knows only the checkpoint."""
         made = source(self._client, **self._options)
         reader: Any = made.streamReader(made.schema())
-        if available_now:
+        if trigger == "available now":
             reader.prepareForTriggerAvailableNow()
-        self._reader = reader
+        self._reader, self._limit = reader, ReadAllAvailable() if trigger == "once" else None
         if self.done:
             self._reader.commit(json.loads(self.planned[self.done - 1]))
 
     def plan(self, limit: ReadLimit | None = None) -> bool:
-        """Whether there is a batch to do; its end is in the offset log then. Spark may have a limit of its own."""
+        """Whether there is a batch to do; its end is in the offset log then. Spark may have a limit of its own.
+
+        The first batch is done even if nothing is new.
+        """
         if len(self.planned) > self.done:
             return True
         before = self._before(self.done)
-        end = self._reader.latestOffset(before, limit or self._reader.getDefaultReadLimit())
-        if json.dumps(end) == json.dumps(before):
+        end = self._reader.latestOffset(before, limit or self._limit or self._reader.getDefaultReadLimit())
+        if self.done and json.dumps(end) == json.dumps(before):
             return False
         self.planned.append(json.dumps(end))
         if self.done:
@@ -133,10 +139,14 @@ class Stream:
         return True
 
     def run(self) -> None:
-        """Do the batch that is planned. Its sink knows batches by number, so that one may be repeated."""
+        """Do the batch that is planned. Its sink knows batches by number, so that one may be repeated.
+
+        Tasks have copies of the reader and of its partitions.
+        """
         end = json.loads(self.planned[self.done])
         parts = self._reader.partitions(self._before(self.done), end)
-        self._sink(self.done, read(self._reader, parts))
+        copy, found = pickle.loads(pickle.dumps((self._reader, list(parts))))
+        self._sink(self.done, read(copy, found))
 
     def finish(self) -> None:
         """Note that the batch is done."""
