@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from persist_lib.client import Client
 from persist_lib.errors import Indeterminate, InvalidUsage, LeaseExpired, NotFound, SchemaMismatch, TimedOut
-from persist_lib.ids import SeqNo
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.catalog import Catalog
@@ -25,7 +24,7 @@ from persist_lib.storage.effects import settle
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.view import View, pause
+from persist_lib.storage.tables.view import Heads, View, pause
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.timeline import Span
 
@@ -53,7 +52,7 @@ class Line(ABC):
     def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
         self.catalog, self.record, self.owner = catalog, record, owner
         self.client: Client = catalog.client
-        self.heads: dict[str, SeqNo] = {}
+        self.heads = Heads(self.client)
         self.lock = RLock()
         self._views: dict[str, View] = {}
         self._pins: Counter[int] = Counter()
@@ -94,8 +93,8 @@ class Line(ABC):
         """The contents of a table, for a caller of `read`."""
 
     def look(self) -> None:
-        """Ask for the newest seqnos of all shards: one request."""
-        self.heads = self.client.consensus.heads()
+        """Ask for the newest seqnos of the timeline's shards: one request."""
+        self.heads.look()
 
     def view(self, name: str) -> View:
         """The table of this name, as of the last look. Raises NotFound, and InvalidUsage if it is not on this line."""
@@ -142,10 +141,6 @@ class Line(ABC):
         """The tables on this line, as of the last look."""
         contents = self.catalog.fetch(self.heads.get(self.catalog.shard))
         return [c for c in contents.collections.values() if c.timeline == self.record.id and c.state == "live"]
-
-    def look_at_catalog(self) -> None:
-        """Read the catalog as it is now."""
-        self.heads = {**self.heads, self.catalog.shard: self.client.machine(self.catalog.shard).fetch().seqno}
 
     @contextmanager
     def at_newest(self, view: View, deadline: Deadline) -> Iterator[int]:
@@ -238,7 +233,6 @@ class Line(ABC):
         if record.state == "making":  # its process may be at it, or gone
             for command in contents.pending(record.id):
                 settle(self.catalog, command, self.client.runtime.deadline(self.client.config.timeout_s))
-            self.look_at_catalog()
             record = self.catalog.fetch().find(name)
         return record
 

@@ -81,12 +81,12 @@ class WalLine(Line):
         self.gone: set[str] = set()
 
     def look(self) -> None:
-        """Ask for the newest seqnos of all shards, and read what is new in the WAL."""
+        """Ask for the newest seqnos of the timeline's shards, and read what is new in the WAL."""
         with self.lock:
-            machine = (self._reader or self._register()).machine
+            if self._reader is None:
+                self._register()
             super().look()
-            if machine.version.seqno < self.heads.get(self.shard, 0):
-                machine.fetch()
+            self.heads.freshen(self.shard)
             self._load()
 
     def read_time(self, deadline: Deadline) -> int:

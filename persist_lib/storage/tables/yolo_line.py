@@ -18,7 +18,7 @@ from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
 from persist_lib.storage.tables.contents import TableSnapshot
 from persist_lib.storage.tables.line import Committed, Line, Sending, Want, no_matter, until_decided
-from persist_lib.storage.tables.view import View, freshen, needs_settling, pause
+from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.timeline import Renditions, Span
 from persist_lib.storage.writer import CollectionWriter
@@ -170,7 +170,7 @@ class YoloLine(Line):
         renditions = self._renditions.get(record.id)
         if renditions is None:
             renditions = self._renditions[record.id] = Renditions(self.client, record.shard, "ms", record.name)
-        freshen(self.client, record.shard, self.heads)
+        self.heads.freshen(record.shard)
         upper = 0
         for span in renditions.fetch(is_known=True).spans[-2:]:
             upper = max(upper, self._reached(span))
@@ -179,7 +179,7 @@ class YoloLine(Line):
     def _reached(self, span: Span) -> int:
         uppers = []
         for name in span.rendition.names:
-            freshen(self.client, name, self.heads)
+            self.heads.freshen(name)
             uppers.append(self.client.machine(name).state.upper.time)
         if None in uppers or not uppers:
             return span.end or 0  # closed: it is being dropped
