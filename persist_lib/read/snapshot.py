@@ -174,6 +174,8 @@ class Split(msgspec.Struct, frozen=True):
 class Snapshot(Held):
     """A shard's contents as of the time `as_of`, in key order. Each distinct data is there once.
 
+    `as_of` is -1 where no time is complete yet: the contents are empty.
+
     Its tables have the schema's columns, then `_diff`, the multiplicity. With a projection they have the columns of
     that, each distinct row of them once and with the sum of the multiplicities, in the order of these columns.
     """
@@ -264,7 +266,7 @@ class Snapshot(Held):
         return f"this snapshot of {self._handle.shard} as of {self._handle.schema.show(self.as_of)}"
 
     def _earliest(self) -> int:
-        return self.as_of
+        return max(0, self.as_of)
 
     def _whole(self) -> Split:
         return self._split(self._keys)
@@ -281,7 +283,7 @@ class Snapshot(Held):
 
     def _split(self, keys: KeyRange, shown: Shown | None = None) -> Split:
         handle, state, shown = self._handle, self._reading.version.state, shown or self._shown
-        batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(self.as_of))
+        batches = (b for b in state.trace if b.count and self.as_of >= 0 and b.lower.is_before(self.as_of))
         upper = None if self.as_of == 2**64 - 1 else self.as_of + 1
         inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
         wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)

@@ -81,7 +81,7 @@ class Verbs(Committing):
                 table, counts = find(span, deadline)
                 if not table.num_rows:
                     return Written(upper, 0, b"", spent.cost, None, *counts)
-                time = next_time(self.schema, self.name, upper, self.client.runtime)  # type: ignore[arg-type]
+                time = next_time(self.schema, self.name, upper, self.client.runtime, self.client.consensus.now)
                 sent = format_token(self.client.runtime, upper, at(time + 1))
                 if known is not None and known[1] == upper:
                     sent, time = known[0], (known[2].time or 1) - 1

@@ -204,7 +204,7 @@ class Verbs(ABC):
         """The token of an append at `lower`, its time and its new upper: those of an earlier call, or fresh ones."""
         if known is not None:
             return known[0], (known[2].time or 1) - 1, known[2]
-        time = next_time(self.schema, self.machine.shard, lower, self.machine.runtime)
+        time = next_time(self.schema, self.machine.shard, lower, self.machine.runtime, self.machine.consensus.now)
         return format_token(self.machine.runtime, lower, at(time + 1)), time, at(time + 1)
 
     def _repeated(

@@ -17,6 +17,7 @@ from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.tables.wanted import Wanted, added_up
 from persist_lib.storage.timeline import Span, Timeline, schema_for
+from persist_lib.storage.upper import upper_by
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.write.handle import WriteHandle
 
@@ -103,6 +104,14 @@ class View:
         """Up to where the shards of a span's rendition are complete, as far as this process has read."""
         uppers = [self.client.machine(name).state.upper for name in span.rendition.names]
         return _time(min(uppers, default=TOP))
+
+    def complete(self, timeline: Timeline) -> int:
+        """Up to where the table is complete and promised, across its renditions, as far as this process has read."""
+        machine = self.client.machine
+        found = upper_by(
+            timeline, lambda record: min((machine(name).state.upper for name in record.names), default=TOP)
+        )
+        return _time(found.meet(timeline.upper))
 
     def handles(self, span: Span) -> list[ReadHandle]:
         """Readers of the shards of a span's rendition."""

@@ -68,7 +68,7 @@ def test_a_statement_asks_for_the_heads_of_its_timeline_alone(
             lambda: tables.upsert("a", rows((1, 2))),
             lambda: tables.upsert("a", rows((1, 1))),
             lambda: tables.read("a", key=[1]).to_pylist(),
-            lambda: tables.read_time(),
+            tables.read_time,
         ]
         for verb in verbs:
             verb()
