@@ -32,6 +32,8 @@
     ├── NotReleased                an event is in the log, and its effects are not all released (event_id)
     ├── Determinate                the world failed, and the call did certainly not happen
     │   ├── TimedOut               the caller's timeout ran out
+    │   │   └── NotComplete        a write at the time that was asked for may still come (as_of, upper)
+    │   ├── ClockAhead             a clock, or the times that one gave, are far ahead of another (found, clock)
     │   ├── DiskFull               the disk or quota is full; waiting does not help (path, free)
     │   ├── BufferFull             no room for one more append, and the caller does not want to wait
     │   └── Overloaded             a shard server has no room for one more request, or stops
@@ -257,6 +259,21 @@ class Determinate(PersistError):
 
 class TimedOut(Determinate):
     """The caller's timeout ran out before the thing waited for came about. Field: timeout_s."""
+
+
+class NotComplete(TimedOut):
+    """The contents as of a time at or beyond upper were asked for: a write there may still come, and change them.
+
+    Older contents are never given in their place, unless they are asked for. Fields: as_of, upper (from which time on
+    nothing is complete), timeout_s (for how long the call has waited for it).
+    """
+
+
+class ClockAhead(Determinate):
+    """A clock is far ahead of another one, or the times that it once gave are. Nothing was written.
+
+    What is written at such a time would put off all that follows. Fields: found and clock (ms since 1970).
+    """
 
 
 class DiskFull(Determinate):

@@ -224,7 +224,7 @@ def is_duration(value: object) -> bool:
 
 def show_time(time: int, unit: Unit | None) -> str:
     """A time for people: `2026-11-22T12:00:00.250Z`; an integer where times are no clock, or beyond its end."""
-    if unit is None or time >= END_S * PER_SECOND[unit]:
+    if unit is None or not 0 <= time < END_S * PER_SECOND[unit]:
         return str(time)
     seconds, rest = divmod(time, PER_SECOND[unit])
     text = (_EPOCH + dt.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")

@@ -72,7 +72,7 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to the night what is not of this circle, and count it as deselected; a test that is named by its file runs."""
+    """Leave to the night what is not of this circle, counted as deselected. A test that is named by its file runs."""
     named = [argument for argument in config.args if ".py" in argument]
     if os.environ.get(VARIABLE) != "day" or named:
         return

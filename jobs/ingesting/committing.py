@@ -160,7 +160,7 @@ def append_once(write: WriteHandle, make: Makes, producer: tuple[str, int]) -> i
             return None
         version, rows = make(version)
         upper = version.state.upper
-        time = next_time(write.schema, machine.shard, upper, machine.runtime)
+        time = next_time(write.schema, machine.shard, upper, machine.runtime, machine.consensus.now)
         try:
             return write.compare_and_append(at_time(rows, time), upper, at(time + 1), producer=producer).count
         except AlreadyProduced:

@@ -97,8 +97,8 @@ def _writer(client: Client, shard: str, resolve: Resolve) -> WriteHandle:
 def _replace(client: Client, write: WriteHandle, given: Given) -> Stored:
     version = write.machine.fetch()
     upper = _open_upper(write, version)
-    time = next_time(write.schema, write.machine.shard, at(upper), client.runtime)
-    new = consolidate(write.schema, converted(write.schema, given, time, client.runtime.clock_ms))
+    time = next_time(write.schema, write.machine.shard, at(upper), client.runtime, client.consensus.now)
+    new = consolidate(write.schema, converted(write.schema, given, time, client.consensus.now))
     if new.num_rows and pc.min(new[DIFF]).as_py() < 0:
         raise InvalidUsage(
             f"shard {write.shard}: contents cannot have a row a negative number of times. Give updates a column {TIME}",
@@ -134,7 +134,7 @@ def _append_updates(client: Client, write: WriteHandle, given: Given) -> Stored:
 
     Without updates nothing is appended, as that would declare a time complete whose updates are yet to come.
     """
-    updates = consolidate(write.schema, converted(write.schema, given, None, client.runtime.clock_ms))
+    updates = consolidate(write.schema, converted(write.schema, given, None, client.consensus.now))
     upper, count = _open_upper(write, write.machine.fetch()), 0
     if updates.num_rows:
         times = pc.min_max(updates[TIME]).as_py()

@@ -98,7 +98,7 @@ def clock_of(context: dg.InputContext, client: Client) -> Callable[[], int]:
             record = context.instance.get_run_record_by_id(context.step_context.run_id)
             if record is not None:
                 return int(record.create_timestamp.timestamp() * 1_000)
-        return client.runtime.clock_ms()
+        return client.consensus.now()
 
     return once(ask)
 

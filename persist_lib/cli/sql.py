@@ -114,7 +114,7 @@ def _tables(
     timelines: dict[str, int] = {}
     registered: dict[str, str] = {}
     found = []
-    clock_ms = once(client.runtime.clock_ms)
+    clock_ms = once(client.consensus.now)
     for table, (shard, as_of) in sorted(wanted.items()):
         if (other := registered.setdefault(table.casefold(), table)) != table:
             raise InvalidUsage(
@@ -158,7 +158,8 @@ class _Table:
     def snapshot(self, as_of: int | None, timeout: float, *, diff: bool) -> Any:  # noqa: ARG002 - it waits for copies at work
         timeline, _ = self._tables.timeline_of(self._name)
         at = self._times.get(timeline) if as_of is None else as_of
-        found = self._tables.read(self._name, at, diff=diff)
+        # Where no time was asked for, a table that is behind its timeline is read at its own newest time, and says so.
+        found = self._tables.read(self._name, at, newest=as_of is None, diff=diff)
         if as_of is None:
             self._times.setdefault(timeline, found.as_of)
         return found

@@ -58,6 +58,9 @@ def read(
     format_: Format = "table",
     output: Output = None,
     wait: Wait = 0.0,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="If the time is not complete yet, the newest complete contents.")
+    ] = False,
 ) -> None:
     """Print the rows of a table as of a time: by default, all that was acknowledged before.
 
@@ -70,8 +73,9 @@ def read(
     kind, at = kind_of(session, format_, output), None if as_of is None else time_words(as_of, "--as-of")
     with tabling(session) as tables:
         keys = key_values(_schema(tables, name), key)
-        timeout = max(wait, session_timeout(tables))
-        found = tables.read(name, at, columns=columns_of(columns), key=keys, diff=diff, timeout=timeout)
+        found = tables.read(
+            name, at, columns=columns_of(columns), key=keys, diff=diff, newest=newest, timeout=wait or None
+        )
         with found:
             head = {"table": name, "as_of": found.as_of, **CLOCK}
             count = print_rows(session, head, found, kind, output, limit)
@@ -123,7 +127,7 @@ def listen(
     seconds = None if timeout is None else max(timeout, AT_ONCE_S)
     with tabling(session) as tables:
         schema = _schema(tables, name)
-        last = Times("ms", tables.client.runtime.clock_ms).frontier(end, "until")
+        last = Times("ms", tables.client.consensus.now).frontier(end, "until")
         with tables.listen(name, start, timeout=seconds) as events:
             for event in events if wait else events.poll():
                 tell(session, schema, event)

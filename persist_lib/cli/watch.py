@@ -56,7 +56,7 @@ class Seen:
 
 
 class Watcher:
-    """Looks at shards again and again: those that are named, or all. The newest seqnos of all come in one request."""
+    """Looks at shards again and again: those that are named, or all. Their newest seqnos come in one request."""
 
     def __init__(self, client: Client, names: Sequence[str] = ()) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class Watcher:
 
     def look(self) -> list[Seen]:
         """Look at the shards, in the order of their names. Raises NotFound for a name that no shard has."""
-        heads = self._client.consensus.heads()
+        heads = self._client.consensus.heads(self._names or None)
         for name in self._names:
             if name not in heads:
                 raise NotFound(f"there is no shard {name!r} in {self._client.url}", shard=name)

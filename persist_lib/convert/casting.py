@@ -9,6 +9,7 @@ midnight as dates. What is not: text as numbers or bytes, bool as int, times wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,17 +17,67 @@ import pyarrow.compute as pc
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import TIME
+from persist_lib.times import END_S
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
 
 PIECE_BYTES = 1 << 30
 """Text and bytes are converted in pieces of about this size: the offsets of the stored types are 32 bits wide."""
 
+DAY_S = 86_400
+FIRST_S = -62_135_596_800
+"""Where the year 1 begins, in seconds since 1970."""
+
 _is = pa.types
 
 
 def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) -> pa.ChunkedArray:
-    """The column as `field.type`; SchemaMismatch for a type that never fits, InvalidUsage for a value that does not."""
+    """The column as `field.type`; SchemaMismatch for a type that never fits, InvalidUsage for a value that does not.
+
+    A moment that Arrow holds and no Python value does is refused here, as every read of it would fail.
+    """
+    found = _cast_column(column, field, first_row)
+    if field.name != TIME and (wrong := unreadable(found)) is not None:
+        row = pc.index(wrong, True).as_py()
+        value = _as_py(found[row])
+        raise InvalidUsage(
+            f"column {field.name!r} is {field.type}, and row {first_row + row} has {shown(value)}, which is "
+            f"{UNREADABLE}: it could be written, but not be read as a Python value. Change it, or keep it as text",
+            problem="value", column=field.name, row=first_row + row, value=value, expected=str(field.type),
+        )  # fmt: skip
+    return found
+
+
+UNREADABLE = "no time of a day, or outside of the years 1 to 9999"
+
+
+def unreadable(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Which values are moments that Arrow holds and no Python value does. None: there is no such value."""
+    if (bounds := _bounds(column.type)) is None or column.null_count == len(column):
+        return None
+    low, high = bounds
+    numbers = column.cast(pa.int32() if _is.is_date32(column.type) else pa.int64())
+    found = pc.min_max(numbers).as_py()
+    if low <= found["min"] and found["max"] < high:
+        return None
+    return pc.fill_null(pc.or_(pc.less(numbers, low), pc.greater_equal(numbers, high)), False)
+
+
+@lru_cache(maxsize=256)
+def _bounds(kind: pa.DataType) -> tuple[int, int] | None:
+    """From which number on, and below which, a moment of this type is a Python value; None where all are."""
+    if _is.is_date32(kind):
+        return FIRST_S // DAY_S, END_S // DAY_S
+    if _is.is_time64(kind):
+        return 0, DAY_S * 1_000_000
+    if not _is.is_timestamp(kind) or kind.unit == "ns":
+        return None
+    per_second = {"s": 1, "ms": 1_000, "us": 1_000_000}[kind.unit]
+    margin = 0 if kind.tz in (None, "UTC") else DAY_S  # as it is shown in its zone
+    return (FIRST_S + margin) * per_second, (END_S - margin) * per_second
+
+
+def _cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa.ChunkedArray:
     if column.type == field.type:
         return column
     plain = plain_column(column)
@@ -165,7 +216,7 @@ def _as_py(scalar: pa.Scalar) -> object:
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):  # nanoseconds, years beyond Python's
-        return str(scalar.cast(pa.int64()).as_py()) + f" as {scalar.type}"
+        return f"{scalar.value} as {scalar.type}"
 
 
 def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:

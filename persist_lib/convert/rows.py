@@ -259,4 +259,4 @@ def _decimals(values: Values, kind: pa.DataType) -> pa.Array:
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """As `kind`, exactly; the error is found again value by value."""
-    return cast_column(pa.chunked_array([array]), pa.field("", kind)).chunk(0) if array.type != kind else array
+    return cast_column(pa.chunked_array([array]), pa.field("", kind)).chunk(0)

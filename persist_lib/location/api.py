@@ -196,8 +196,11 @@ class Consensus(Protocol):
         """Yield every key that was ever set."""
         ...
 
-    def heads(self) -> dict[str, SeqNo]:
-        """Return the seqno of the newest row of every key, in one request: one query, or one listing with its pages.
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
+        """Return the seqno of the newest row of these keys that were ever set (None: of all), in one request.
+
+        That is one query. On S3 it is one listing with its pages; where keys are given, at most the first page of it
+        and a listing for each key. So the cost of `keys` does not depend on how many others there are.
 
         For each key it is linearizable, as `scan` is: a row that was there before the call is counted. Rows that are
         appended during the call may be. The keys are not all looked at in the same moment.

@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
-from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
+from persist_lib.errors import Determinate, Missing, NotComplete, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.multiplicity import built
@@ -66,9 +66,9 @@ class PendingReader:
 
         With `diff` each distinct row is there once, with a last column `_diff`, its multiplicity.
 
-        Waits until the shard, or else some writer, has passed that time. Raises TimedOut when none has after `timeout`
-        seconds, Diverged when writers were found to disagree, SinceViolation for a time before since, and LeaseExpired
-        when this reader was retired.
+        Waits until the shard, or else some writer, has passed that time. Raises NotComplete when none has after
+        `timeout` seconds, Diverged when writers were found to disagree, SinceViolation for a time before since, and
+        LeaseExpired when this reader was retired.
         """
         schema, is_diff = self.merged.schema, parse_flag(diff, "diff")
         time, table = self._contents(as_of, merged_only=merged_only, timeout=timeout)
@@ -76,7 +76,7 @@ class PendingReader:
 
     def _contents(self, as_of: TimeLike, *, merged_only: bool, timeout: float | None) -> tuple[int, pa.Table]:
         machine, schema = self.merged.machine, self.merged.schema
-        time = Times(schema.times, machine.runtime.clock_ms).as_of(as_of, "as_of")
+        time = Times(schema.times, machine.consensus.now).as_of(as_of, "as_of")
         timeout_s = machine.config.timeout_s if timeout is None else parse_seconds(timeout)
         deadline = machine.runtime.deadline(timeout_s)
         patience = Patience(machine, deadline, machine.config.poll_s, 10 * machine.config.poll_s, tells_all=False)
@@ -101,11 +101,11 @@ class PendingReader:
                 if follower.is_done():
                     return time, consolidate(schema, pa.concat_tables(held))
                 if deadline.has_passed():
-                    raise TimedOut(
+                    raise NotComplete(
                         f"collection {self.shard}: waited {timeout_s:g} s for {schema.show(time)} to pass, and the "
                         f"writers have come to {schema.show(follower.frontier)}. Nothing is lost; wait longer, or ask "
                         "for an earlier time",
-                        timeout_s=timeout_s, upper=follower.frontier, shard=self.shard,
+                        as_of=time, upper=follower.frontier, timeout_s=timeout_s, shard=self.shard,
                     )  # fmt: skip
                 patience.pause(machine.version.seqno)
 
@@ -119,7 +119,7 @@ class PendingReader:
         absorbed later, and TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). It reads by a
         clone of this reader, which gives up history as it goes.
         """
-        times = Times(self.merged.schema.times, self.merged.machine.runtime.clock_ms)
+        times = Times(self.merged.schema.times, self.merged.machine.consensus.now)
         start, end = times.as_of(as_of, "as_of"), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
         merged_only = parse_flag(merged_only, "merged_only")
@@ -134,7 +134,7 @@ class PendingReader:
 
     def downgrade_since(self, since: object) -> None:
         """Give up history before `since`, as far as what was read beyond upper is checked. Never moves back."""
-        times = Times(self.merged.schema.times, self.merged.machine.runtime.clock_ms)
+        times = Times(self.merged.schema.times, self.merged.machine.consensus.now)
         self._check()
         with self._lock:
             self._since = self._since.join(times.frontier(since, "since"))

@@ -68,7 +68,7 @@ class Changes(Held):
         handle, state = self._handle, self._reading.version.state
         machine, schema = handle.machine, handle.schema
         lower = 0 if self.from_ is None else self.from_ + 1
-        batches = (b for b in state.trace if b.count and b.lower.is_before(self.to))
+        batches = (b for b in state.trace if b.count and self.to >= 0 and b.lower.is_before(self.to))
         inputs = overlapping(inputs_of(batches, lower, None if self.to == MAX_TIME else self.to + 1), None, None)
         written = newest_schema(schema, state.schemas, inputs)
         stored = Stored(machine.reads, machine.shard, state.schemas, written, where=where)

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 from persist_lib.arguments import did_you_mean, not_pickled, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
-from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, Refused, ShardFinished, SinceViolation, TimedOut
+from persist_lib.errors import (
+    InvalidUsage,
+    LeaseExpired,
+    Missing,
+    NotComplete,
+    Refused,
+    ShardFinished,
+    SinceViolation,
+    TimedOut,
+)
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
@@ -121,6 +130,8 @@ class ReadHandle(Leased):
     ) -> Snapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
+        Where no time is complete yet, the newest contents are empty, and the snapshot's `as_of` is -1.
+
         `as_of` is an integer. Where the shard's times are a clock, it may also be a datetime, a pandas or numpy
         timestamp, or a text like "2026-11-22T12:00Z" or "1 hour ago"; the contents include updates at that very time.
 
@@ -135,7 +146,7 @@ class ReadHandle(Leased):
         key of one column) or of tuples. A key that is given twice is read once, and what is read of keys is held in
         memory. Only parts and row groups that can hold such keys and rows are fetched.
 
-        Raises SinceViolation for a time before since, TimedOut when upper has not passed the time after `timeout`
+        Raises SinceViolation for a time before since, NotComplete when upper has not passed the time after `timeout`
         seconds, and LeaseExpired when this handle was retired.
         """
         range_, diff = KeyRange.of(self.schema, key, key_from, key_to), parse_flag(diff, "diff")
@@ -146,13 +157,8 @@ class ReadHandle(Leased):
         with Spending() as spent:
             state = self._wait(deadline, at_time, lambda state: at_time is None or state.upper.has_passed(at_time))
         chosen = _newest(state) if at_time is None else at_time
-        if chosen is None:
-            raise SinceViolation(
-                f"shard {self.shard} has no complete time yet: upper is {self.schema.show(state.upper)}; pass "
-                "as_of to wait for it",
-                as_of=None, since=state.since,
-            )  # fmt: skip
-        return Snapshot(self, self.acquire(chosen), chosen, range_, names, spent, where, wanted, diff=diff)
+        held = self.acquire(chosen if chosen >= 0 else state.since.time or 0)
+        return Snapshot(self, held, chosen, range_, names, spent, where, wanted, diff=diff)
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
         """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.
@@ -160,8 +166,8 @@ class ReadHandle(Leased):
         `to` is by default the newest complete time. Waits until upper has passed `to`. None for `from_` means from the
         beginning on. The contents as of `from_` and the changes add up to the contents as of `to`; there are none where
         both are one time. Raises InvalidUsage when `to` is before `from_`, SinceViolation when `from_` is before since
-        (None: when any history was given up), as exact times before it are gone, and TimedOut when upper has not passed
-        the time after `timeout` seconds. Times are given as in `snapshot`.
+        (None: when any history was given up), as exact times before it are gone, and NotComplete when upper has not
+        passed the time after `timeout` seconds. Times are given as in `snapshot`.
         """
         times, show = self._times(), self.schema.show
         first = None if from_ is None else times.as_of(from_, "from_")
@@ -173,14 +179,8 @@ class ReadHandle(Leased):
             )
         with Spending() as spent:
             state = self._wait(deadline, target, lambda state: target is None or state.upper.has_passed(target))
-        least = 0 if first is None else first
-        newest = _newest(state) if last is None else last
-        if newest is None:
-            raise SinceViolation(
-                f"shard {self.shard} has no complete time yet: upper is {show(state.upper)}; pass `to` to wait for it",
-                as_of=None, since=state.since,
-            )  # fmt: skip
-        return Changes(self, self.acquire(least), first, max(least, newest), spent)
+        end = max(-1 if first is None else first, _newest(state) if last is None else last)
+        return Changes(self, self.acquire(first or 0), first, end, spent)
 
     def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
@@ -279,7 +279,7 @@ class ReadHandle(Leased):
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
 
     def _times(self) -> Times:
-        return Times(self.schema.times, self.machine.runtime.clock_ms)
+        return Times(self.schema.times, self.machine.consensus.now)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
@@ -358,18 +358,19 @@ class ReadHandle(Leased):
             if is_there(state):
                 return state
             if patience.is_over:
-                is_clock = self.schema.times is not None
-                hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
-                waited = (
-                    f"waited {deadline.timeout_s:g} s for upper to pass" if deadline.timeout_s else "upper has to pass"
-                )
-                raise TimedOut(
-                    f"shard {self.shard}: {waited} {self._times().show(target)}, and upper is "
-                    f"{self.schema.show(state.upper)}. Nothing is lost; wait longer, or ask for an earlier "
-                    f"time{hint}",
-                    timeout_s=deadline.timeout_s, upper=state.upper, shard=self.shard,
-                )  # fmt: skip
+                raise self._not_there(state, target, deadline)
             patience.pause(version.seqno)
+
+    def _not_there(self, state: State, target: int | Antichain | None, deadline: Deadline) -> TimedOut:
+        is_clock = self.schema.times is not None
+        hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
+        waited = f"waited {deadline.timeout_s:g} s for upper to pass" if deadline.timeout_s else "upper has to pass"
+        message = (
+            f"shard {self.shard}: {waited} {self._times().show(target)}, and upper is {self.schema.show(state.upper)}. "
+            f"Nothing is lost; wait longer, or ask for an earlier time{hint}"
+        )
+        fields = {"timeout_s": deadline.timeout_s, "upper": state.upper, "shard": self.shard}
+        return NotComplete(message, as_of=target, **fields) if isinstance(target, int) else TimedOut(message, **fields)
 
     def _check(self, state: State, as_of: int) -> None:
         """Raise unless this handle may still read as of that time."""
@@ -426,10 +427,10 @@ def parse_columns(schema: Schema, what: str, columns: object) -> tuple[str, ...]
     return names
 
 
-def _newest(state: State) -> int | None:
-    """The newest complete time: the last one before upper, or the last with data where upper is empty."""
+def _newest(state: State) -> int:
+    """The newest complete time: the last one before upper, or the last with data where upper is empty. -1: none yet."""
     if state.upper.time is not None:
-        return state.upper.time - 1 if state.upper.time > 0 else None
+        return state.upper.time - 1
     times = [part.time_upper for batch in state.trace for part in batch.parts]
     newest = max(times, default=0)
     return max(newest, state.since.time or 0)

@@ -181,6 +181,8 @@ class Split(msgspec.Struct, frozen=True):
 class Snapshot(Rows, Held):
     """A shard's contents as of the time `as_of`, in key order: each row as often as it is there.
 
+    `as_of` is -1 where no time is complete yet: the contents are empty.
+
     Its tables have the schema's columns, or those of a projection, in the order of these. With `diff` they have each
     distinct row once, then `_diff`, its multiplicity; with a projection that is the sum over the rows that look alike.
     """
@@ -274,7 +276,7 @@ class Snapshot(Rows, Held):
         return f"this snapshot of {self._handle.shard} as of {self._handle.schema.show(self.as_of)}"
 
     def _earliest(self) -> int:
-        return self.as_of
+        return max(0, self.as_of)
 
     def _whole(self) -> Split:
         return self._split(self._keys)
@@ -291,7 +293,7 @@ class Snapshot(Rows, Held):
 
     def _split(self, keys: KeyRange, shown: Shown | None = None) -> Split:
         handle, state, shown = self._handle, self._reading.version.state, shown or self._shown
-        batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(self.as_of))
+        batches = (b for b in state.trace if b.count and self.as_of >= 0 and b.lower.is_before(self.as_of))
         upper = None if self.as_of == 2**64 - 1 else self.as_of + 1
         inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
         wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)

@@ -95,6 +95,11 @@ class Pushing:
                 if (trail := self._trails.get(shard)) is not None and trail.newest < newest
             }  # fmt: skip
 
+    def followed(self) -> list[str]:
+        """The shards that are followed."""
+        with self._lock:
+            return list(self._trails)
+
     def is_followed(self) -> bool:
         """Whether anybody follows anything."""
         return bool(self._trails)

@@ -66,8 +66,8 @@ RAW: Mapping[str, Raw] = {
     "rewind": Raw(tuple[str, SeqNo, Newest], lambda consensus, given: consensus.rewind(*given), ALL, _first),
     "list_keys": Raw(type(None), lambda consensus, _given: list(consensus.list_keys()), shown=_visible),
     "heads": Raw(
-        type(None),
-        lambda consensus, _given: consensus.heads(),
+        list[str] | None,
+        lambda consensus, given: consensus.heads(given),
         shown=lambda heads, caller: {name: heads[name] for name in _visible(heads, caller)},
     ),
 }

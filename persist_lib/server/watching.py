@@ -55,7 +55,8 @@ class Watching:
 
     def look(self) -> None:
         """Look at the heads, and read the rows that nobody saw."""
-        self._read(within(self._runtime.deadline(PATIENCE_S), self._consensus.heads))
+        followed = self._pushing.followed()
+        self._read(within(self._runtime.deadline(PATIENCE_S), lambda: self._consensus.heads(followed)))
 
     def _run(self) -> None:
         next_look, was_told = self._runtime.monotonic(), False

@@ -188,7 +188,7 @@ class Machine:
 
     def times(self) -> Times:
         """How a call reads and shows the shard's times. A shard never changes that, so any version tells."""
-        return Times(self.state.times, self.runtime.clock_ms)
+        return Times(self.state.times, self.consensus.now)
 
     def refused(self, refusal: r.Refusal) -> PersistError:
         """The exception for a refusal."""

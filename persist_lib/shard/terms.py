@@ -114,7 +114,7 @@ class Terms(ABC):
         """
         machine = self.machine(name)
         if machine.known is None and not any(map(is_moment, values)):
-            return Times(None, machine.runtime.clock_ms)
+            return Times(None, machine.consensus.now)
         return machine.times()
 
     def evolve_schema(self, name: str, schema: Schema) -> None:

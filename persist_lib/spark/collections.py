@@ -174,7 +174,7 @@ def unleased(client: Client, collection: CollectionRecord, schema: Schema | None
 
 def as_they_were(reader: CollectionReader, as_of: TimeLike) -> None:
     """Read in the columns of the rendition of a time, where its rows cannot be given in the newest columns."""
-    time = Times(reader.schema.times, reader.client.runtime.clock_ms).as_of(as_of)
+    time = Times(reader.schema.times, reader.client.consensus.now).as_of(as_of)
     reader.check_since(time)
     span = reader.timeline().at(time)
     if not is_additive(reader.schema, reader.shards_of(span.rendition)[0].schema):

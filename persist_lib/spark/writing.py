@@ -60,7 +60,7 @@ def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, 
     if at is not None:
         if mode != "append" or bounds is not None:
             raise InvalidUsage("the option at is the time of an append without times of its own", option="at")
-        Times(schema.times, client.runtime.clock_ms).parse(at, "at")
+        Times(schema.times, client.consensus.now).parse(at, "at")
     return Plan(
         (client.url, client.consensus_url), options.shard, options.collection, schema, mode, deletes, lease, bounds, at
     )

@@ -161,7 +161,9 @@ class Catalog:
             rows = _updates(contents, changes)
             if not rows:
                 return answer
-            time = next_time(SCHEMA, write.machine.shard, contents.upper, self.client.runtime)
+            time = next_time(
+                SCHEMA, write.machine.shard, contents.upper, self.client.runtime, self.client.consensus.now
+            )
             try:
                 append_once(
                     write, [{**row, "_time": time} for row in rows], contents.upper.time or 0, time + 1, deadline

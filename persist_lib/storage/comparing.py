@@ -117,7 +117,7 @@ def time_to_compare(
     """The time as of which two renditions are compared: that asked for, or the newest that both have."""
     sides = [reader.shards_of(record) for record in (old, new)]
     if as_of is not None:
-        return Times(sides[0][0].schema.times, reader.client.runtime.clock_ms).as_of(as_of)
+        return Times(sides[0][0].schema.times, reader.client.consensus.now).as_of(as_of)
     uppers = [min(handle.fetch_upper() for handle in side) for side in sides]
     least = min(uppers)
     if least <= MINIMUM:

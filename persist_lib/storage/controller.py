@@ -82,7 +82,7 @@ class Controller(Making, Evolving, Handovers):
         name, schema = parse_collection_name(name), check_schema(schema)
         self._writable("create")
         rendition = parse_rendition(self.client, schema, shards, mode, hash_columns)
-        distance = parse_retention(retention, schema, self.client.runtime.clock_ms)
+        distance = parse_retention(retention, schema, self.client.consensus.now)
         asked = {
             "name": name, "schema": rendition.schema, "shards": rendition.shards, "mode": mode,
             "hash_columns": list(rendition.hash_columns), "retention": distance,
@@ -125,7 +125,7 @@ class Controller(Making, Evolving, Handovers):
         self._writable("alter")
         contents, collection = self._subject(name, command)
         schema = contents.renditions_of(collection.id)[0].columns
-        distance = parse_retention(retention, schema, self.client.runtime.clock_ms)
+        distance = parse_retention(retention, schema, self.client.consensus.now)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             altered = msgspec.structs.replace(contents.collections[collection.id], retention=distance)

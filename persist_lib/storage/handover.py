@@ -69,7 +69,7 @@ class Handovers(Filling):
         rendition, deadline = parse_integer(rendition, "rendition", 1), self._deadline(timeout)
         contents, collection = self._subject(name, None if dry_run else command)
         schema = contents.renditions_of(collection.id)[0].columns
-        start = None if at is None else Times(schema.times, self.client.runtime.clock_ms).as_of(at, "at")
+        start = None if at is None else Times(schema.times, self.client.consensus.now).as_of(at, "at")
         if dry_run:
             return self._checked(contents, collection, rendition, start, force=force)[2]
 
@@ -104,7 +104,7 @@ class Handovers(Filling):
         contents, collection = self._find(name)
         new = self._of(contents, collection, rendition)
         timeline = timeline_of(self.client, collection, new)
-        start = None if at is None else Times(new.columns.times, self.client.runtime.clock_ms).as_of(at, "at")
+        start = None if at is None else Times(new.columns.times, self.client.consensus.now).as_of(at, "at")
         refused = ""
         try:
             self._checked(contents, collection, rendition, start, force=force)
@@ -163,7 +163,7 @@ class Handovers(Filling):
         renditions = Renditions(self.client, collection.shard, unit, collection.name)
         while not (upper := upper_of(self.client, renditions.fetch())).has_passed(time):
             if deadline.has_passed():
-                show = Times(unit, self.client.runtime.clock_ms).show
+                show = Times(unit, self.client.consensus.now).show
                 raise TimedOut(
                     f"collection {collection.name!r} is handed over to rendition {rendition} at {show(time)}, and "
                     f"readers do not see it yet, as after {deadline.timeout_s:g} s upper is {show(upper)}. They will "

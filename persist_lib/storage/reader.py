@@ -17,7 +17,7 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import LeaseExpired, NotFound, ShardFinished, SinceViolation, TimedOut
+from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinished, SinceViolation, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.read.handle import ReadHandle, parse_columns
@@ -33,7 +33,7 @@ from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.small import unheld
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
-from persist_lib.storage.upper import upper_of
+from persist_lib.storage.upper import upper_by, upper_of
 from persist_lib.times import TimeLike, Times, Unit
 from persist_lib.write.handle import WriteHandle
 
@@ -116,13 +116,13 @@ class CollectionReader:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
         The arguments are those of a shard's `snapshot`. The rows come shard by shard, each shard's in key order. Raises
-        SinceViolation for a time before since, TimedOut, LeaseExpired when this handle was retired, and SchemaChanged
-        for a time at which the collection has other columns than this reader's.
+        SinceViolation for a time before since, NotComplete, LeaseExpired when this handle was retired, and
+        SchemaChanged for a time at which the collection has other columns than this reader's.
         """
         deadline = self._deadline(timeout)
         names = parse_columns(self.schema, f"collection {self.name!r}", columns)
         time = self.newest() if as_of is None else self._times().as_of(as_of)
-        self.check_since(time)
+        self.check_since(time if time >= 0 else self.since.time or 0)
         rendition = self.known(time, deadline).rendition
         found = self._guarded(lambda: self.shards_of(rendition))
         check_additive(self.name, self.schema, found[0].schema, time)
@@ -137,7 +137,7 @@ class CollectionReader:
                 diff=True, timeout=deadline.remaining_s(),
             )  # fmt: skip
 
-        parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found))
+        parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found if time >= 0 else []))
         return CollectionSnapshot(
             self.name, time, rendition.number, self.schema, rendition.hash_columns, names, parts,
             self.client.runtime, self.client.config.merge_bytes, diff=parse_flag(diff, "diff"),
@@ -154,7 +154,7 @@ class CollectionReader:
         """
         deadline, times = self._deadline(timeout), self._times()
         first = None if from_ is None else times.as_of(from_, "from_")
-        last = max(first or 0, self.newest()) if to is None else times.as_of(to, "to")
+        last = max(-1 if first is None else first, self.newest()) if to is None else times.as_of(to, "to")
         self.check_since(first or 0)
         return CollectionChanges(self, first, last, deadline)
 
@@ -234,7 +234,9 @@ class CollectionReader:
         """The span that covers a time, once that is complete and promised. Raises TimedOut."""
         while True:
             timeline = self.timeline()
-            span = timeline.at(time)
+            span = timeline.at(time if time >= 0 else timeline.since)
+            if time < 0:
+                return span  # nothing is complete yet, so there is nothing to wait for
             upper = self._guarded(lambda span=span: self.upper_of(span))  # type: ignore[misc]
             if not upper.has_passed(time):
                 self.pause(span, time, deadline)
@@ -254,7 +256,7 @@ class CollectionReader:
             try:
                 self._holder.wait_for_upper(upper, min(deadline.remaining_s(), LONGEST_WAIT_S))
             except TimedOut:
-                self._check_time(deadline, upper)
+                self._check_time(deadline, (upper.time or MAX_TIME) - 1)
             return
         if self._promiser is None:
             self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
@@ -316,26 +318,20 @@ class CollectionReader:
         return max((part.time_upper for state in states for batch in state.trace for part in batch.parts), default=0)
 
     def newest(self) -> int:
-        """The newest complete time. Raises SinceViolation when there is none."""
+        """The newest complete time. -1: no time is complete yet."""
         timeline = self.timeline()
         upper = self._guarded(lambda: upper_of(self.client, timeline))
         if self.client.read_only:  # it cannot promise what is not promised yet
             upper = upper.meet(timeline.upper)
-        if upper.time is not None and upper.time > 0:
+        if upper.time is not None:
             return upper.time - 1
-        if upper.is_top():  # closed for writing: the last time that any shard has data of
-            return max(self.last_time(timeline.last), self.since.time or 0)
-        raise SinceViolation(
-            f"collection {self.name!r} has no complete time yet: upper is {self.schema.show(upper)}; pass as_of to "
-            "wait for it",
-            as_of=None, since=self.since, collection=self.name,
-        )  # fmt: skip
+        return max(self.last_time(timeline.last), self.since.time or 0)  # closed: the last time with data
 
     def pause(self, span: Span, time: int, deadline: Deadline) -> None:
         """Wait a little for a time of a span to become complete. Raises TimedOut when the deadline has passed."""
         for handle in self._guarded(lambda: self.shards_of(span.rendition)):
             if not handle.upper.has_passed(time):
-                self._check_time(deadline, at(time))
+                self._check_time(deadline, time)
                 try:
                     self._guarded(
                         lambda handle=handle: handle.wait_for_upper(  # type: ignore[misc]
@@ -345,17 +341,19 @@ class CollectionReader:
                 except TimedOut:
                     return
         if self.client.read_only and not self._holder.upper.has_passed(time):
-            self._check_time(deadline, at(time))
+            self._check_time(deadline, time)
             with suppress(TimedOut):
                 self._holder.wait_for_upper(at(time + 1), min(deadline.remaining_s(), LONGEST_WAIT_S))
 
-    def _check_time(self, deadline: Deadline, target: Antichain) -> None:
+    def _check_time(self, deadline: Deadline, time: int) -> None:
         if deadline.has_passed():
-            show = self.schema.show
-            raise TimedOut(
-                f"collection {self.name!r}: waited {deadline.timeout_s:g} s for {show(target)} to be complete. Nothing "
-                "is lost; wait longer, or ask for an earlier time",
-                timeout_s=deadline.timeout_s, collection=self.name,
+            show, timeline = self.schema.show, self.timeline(is_known=True)
+            upper = upper_by(timeline, lambda record: min(handle.upper for handle in self.shards_of(record)))
+            upper = upper.meet(timeline.upper) if self.client.read_only else upper
+            raise NotComplete(
+                f"collection {self.name!r}: waited {deadline.timeout_s:g} s for {show(time)} to be complete, and upper "
+                f"is {show(upper)}. Nothing is lost; wait longer, or ask for an earlier time",
+                as_of=time, upper=upper, timeout_s=deadline.timeout_s, collection=self.name,
             )  # fmt: skip
 
     def _open(self, shard: str, schema: Schema) -> ReadHandle:
@@ -373,7 +371,7 @@ class CollectionReader:
             raise
 
     def _times(self) -> Times:
-        return Times(self.schema.times, self.client.runtime.clock_ms)
+        return Times(self.schema.times, self.client.consensus.now)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

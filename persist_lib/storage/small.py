@@ -50,7 +50,9 @@ class Bodies:
                 bodies, upper = self._fetch()
                 if not (rows := to(bodies)):
                     return
-                time = next_time(self._schema, write.machine.shard, at(upper), self._client.runtime)
+                time = next_time(
+                    self._schema, write.machine.shard, at(upper), self._client.runtime, self._client.consensus.now
+                )
                 try:
                     append_once(write, [{**row, TIME: time} for row in rows], upper, time + 1, deadline)
                 except UpperMismatch:

@@ -83,7 +83,7 @@ class CollectionSnapshot(Rows):
         if self._view.adds_up:
             tables = list(self.consolidated())
         else:
-            with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
+            with self._runtime.pool(max(1, min(THREADS, len(self._parts))), "persist-collection") as pool:
                 tables = [table for found in pool.map(self._at_once, self._parts) for table in found]
         return pa.concat_tables([empty_table(self.contents_schema), *tables])
 

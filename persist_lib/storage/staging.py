@@ -254,7 +254,7 @@ class CollectionStaging(Verbs):
     def _staged_bounds(self, change: _Change, upper: Antichain) -> tuple[Antichain, Antichain]:
         if change.bounds is not None:
             return change.bounds
-        time = next_time(self.schema, self.name, upper, self.client.runtime)  # type: ignore[arg-type]
+        time = next_time(self.schema, self.name, upper, self.client.runtime, self.client.consensus.now)
         if change.when is not None:
             if not upper.is_before(change.when):
                 raise self._mismatch(at(change.when), UpperMismatch("", expected=at(change.when), actual=upper))

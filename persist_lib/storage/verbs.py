@@ -142,7 +142,7 @@ class Verbs(AtNextTime[Change, Place, Written], Committing):
 
     def _fresh(self, _call: Change, turn: Turn[Place]) -> Named:
         runtime = self.client.runtime
-        time = next_time(self.schema, self.name, turn.lower, runtime)  # type: ignore[arg-type]
+        time = next_time(self.schema, self.name, turn.lower, runtime, self.client.consensus.now)
         return Named.fresh(runtime, turn.lower, time)
 
     def _try_turn(self, call: Change, turn: Turn[Place], named: Named, deadline: Deadline) -> Written | None:

@@ -147,7 +147,7 @@ class Writing(ABC):
         return pa.concat_tables(tables)
 
     def _times(self) -> Times:
-        return Times(self.schema.times, self.client.runtime.clock_ms)
+        return Times(self.schema.times, self.client.consensus.now)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

@@ -86,7 +86,7 @@ class Committer:
 
     def clock_ms(self) -> int:
         """Now, for times that are relative to it."""
-        return self._client.runtime.clock_ms()
+        return self._client.consensus.now()
 
     def check(self) -> None:
         """Raise why this runtime takes no more calls, if it does not."""

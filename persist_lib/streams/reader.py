@@ -116,7 +116,7 @@ class StreamReader:
         committer = self._writing(ahead)
         if ahead == "sealed":
             return self.sealed.listen(as_of, until=until, timeout=timeout)
-        times = Times(self.schema.times, self._client.runtime.clock_ms)
+        times = Times(self.schema.times, self._client.consensus.now)
         start, end = times.as_of(as_of), times.frontier(until, "until")
         timeout_s = None if timeout is None else parse_seconds(timeout)
         return StreamListen(self._client, self, start, end, timeout_s, committer)

@@ -27,7 +27,7 @@ def persisted_source(
     """
     handle = read.sealed if isinstance(read, StreamReader) else read
     schema = handle.schema
-    start = Times(schema.times, handle.machine.runtime.clock_ms).as_of(as_of)
+    start = Times(schema.times, handle.machine.consensus.now).as_of(as_of)
     with (
         handle.snapshot(start, timeout=timeout, diff=True) as snapshot,
         handle.listen(start, until=until, timeout=timeout) as news,

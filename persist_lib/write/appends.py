@@ -106,7 +106,11 @@ class AppendsNow(Verbs):
     def _likely_time(self) -> int:
         """The next time as far as this process knows. It stays in the data if it is that; else it is moved."""
         upper = self.machine.upper
-        return 0 if upper.is_top() else next_time(self.schema, self.machine.shard, upper, self.machine.runtime)
+        return (
+            0
+            if upper.is_top()
+            else next_time(self.schema, self.machine.shard, upper, self.machine.runtime, self.machine.consensus.now)
+        )
 
     def _nothing(self, deadline: Deadline, spent: Spending) -> Appended:
         """No updates are no append."""

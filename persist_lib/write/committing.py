@@ -135,7 +135,7 @@ class Commit:
             version, builder = self._writable(), self._builder()
             with source.at(version, rule.names, self._deadline) as (version, both):
                 lower = version.state.upper
-                time = next_time(self._schema, machine.shard, lower, machine.runtime)
+                time = next_time(self._schema, machine.shard, lower, machine.runtime, machine.consensus.now)
                 built = self._changes(builder, rule, both, version.state, time)
             if not built.batch.parts:
                 self.drop(staged)
@@ -209,7 +209,11 @@ class Commit:
         machine, upper = self._machine, state.upper
         if when is not None and not upper.is_before(when):
             raise machine.refused(r.WrongUpper(Antichain(when), upper))
-        time = next_time(self._schema, machine.shard, upper, machine.runtime) if when is None else when
+        time = (
+            next_time(self._schema, machine.shard, upper, machine.runtime, machine.consensus.now)
+            if when is None
+            else when
+        )
         return counted_at(built.batch, upper, time)
 
     def _writable(self) -> Version:

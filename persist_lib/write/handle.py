@@ -407,7 +407,7 @@ class WriteHandle(Leased, AppendsNow, Staging):
         )  # fmt: skip
 
     def _times(self) -> Times:
-        return Times(self.schema.times, self.machine.runtime.clock_ms)
+        return Times(self.schema.times, self.machine.consensus.now)
 
     def _checked(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> Iterator[pa.Table]:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None

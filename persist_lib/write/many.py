@@ -43,7 +43,7 @@ class Append(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.write, WriteHandle):
             raise _no_append(self)
-        parse_bounds(self.expected_upper, self.new_upper, _times(self.write, self.write.machine.runtime.clock_ms))
+        parse_bounds(self.expected_upper, self.new_upper, _times(self.write, self.write.machine.consensus.now))
         force_setattr(self, "producer", parse_producer(self.producer))
 
 
@@ -73,7 +73,7 @@ def append_together(
     `beside` are transitions of other shards that are committed with the appends: all of it or nothing.
     """
     consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
-    clock_ms = once(deadline.runtime.clock_ms)
+    clock_ms = once(consensus.now)
     checked = [_check(append, machine_of, clock_ms) for append in appends]
     _check_distinct([one.shard for one in checked])
     if not checked:

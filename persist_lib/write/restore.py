@@ -135,7 +135,7 @@ def _append(
     deadline: Deadline,
 ) -> Appended:
     with open_writer(schema) as write:
-        time = next_time(schema, write.machine.shard, state.upper, deadline.runtime)
+        time = next_time(schema, write.machine.shard, state.upper, deadline.runtime, write.machine.consensus.now)
         timed = (at_time(table, time) for table in tables)
         timeout = deadline.left_s()
         return write.compare_and_append(timed, state.upper, at(time + 1), timeout=timeout)

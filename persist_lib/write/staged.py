@@ -12,7 +12,7 @@ orphans, which the audit deletes once the id is retired: before that they could 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -132,12 +132,12 @@ class Ticket(msgspec.Struct, frozen=True):
         """
         return write_parts(self.machine(), self, updates)
 
-    def checked(self, updates: object, runtime: Runtime) -> Iterator[pa.Table]:
+    def checked(self, updates: object, now: Callable[[], int]) -> Iterator[pa.Table]:
         """What `write` takes as tables of `schema.updates`: at time 0, or with times within the stage's bounds."""
         if self.bounds is None:
             yield from without_times(self.schema, updates)
             return
-        times = Times(self.schema.times, runtime.clock_ms)
+        times = Times(self.schema.times, now)
         for table in iter_updates(self.schema, updates, times=times):
             check_times(table, *self.bounds, times)
             yield table
@@ -205,7 +205,9 @@ def write_parts(machine: Machine, ticket: Ticket, updates: object) -> Staged:
     )  # fmt: skip
     counting = _Counting()
     with Spending() as spent:
-        laid = builder.lay(counting.over(ticket.checked(updates, runtime)), inline_bytes=config.inline_bytes)
+        laid = builder.lay(
+            counting.over(ticket.checked(updates, machine.consensus.now)), inline_bytes=config.inline_bytes
+        )
     return Staged(
         runtime.token(), ticket.writer, ticket.shard, ticket.schema_id, laid.parts, laid.sums,
         min(laid.most, I64_MAX), ticket.bounds, ticket.lease_ms, counting.rows, spent.cost,

@@ -78,7 +78,7 @@ class Staging(ABC):
             raise InvalidUsage("a stage has both lower and new_upper, or neither: then the commit chooses the time")
         bounds = None
         if lower is not None:
-            bounds = parse_bounds(lower, new_upper, Times(self.schema.times, machine.runtime.clock_ms))
+            bounds = parse_bounds(lower, new_upper, Times(self.schema.times, machine.consensus.now))
         lease_ms = round(parse_seconds(lease_s, "lease_s") * 1000)
         if not 100 <= lease_ms <= LONGEST_LEASE_S * 1000:
             raise InvalidUsage(f"lease_s must be from 0.1 to {LONGEST_LEASE_S:.0f} seconds, got {lease_s}")
@@ -125,7 +125,7 @@ class Staging(ABC):
         machine = self.machine
         found = parse_staged(staged, machine.shard)
         bounds = found[0].bounds if found else None
-        when = None if at is None else Times(self.schema.times, machine.runtime.clock_ms).parse(at, "at")
+        when = None if at is None else Times(self.schema.times, machine.consensus.now).parse(at, "at")
         if when is not None and (bounds is not None or when >= MAX_TIME):
             raise InvalidUsage("`at` is a time before the last one, and only for a stage without bounds of its own")
         producer = parse_producer(producer)

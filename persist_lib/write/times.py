@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from persist_lib.core.placing import time_after
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import ClockAhead, InvalidUsage
 from persist_lib.frontier import Antichain, at
-from persist_lib.ids import SeqNo, ShardId, parse_token
+from persist_lib.ids import SeqNo, parse_token
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
+from persist_lib.times import show_duration, show_time
 
 _TOKEN = struct.Struct(">4sQQ16s")
 _MARK = b"next"
@@ -17,14 +19,26 @@ _SINCE = struct.Struct(">4sQ16s")
 _MARK_SINCE = b"past"
 
 
-def next_time(schema: Schema, shard: ShardId, upper: Antichain, runtime: Runtime) -> int:
+MOST_AHEAD_MS = 60_000
+"""How far times that the store's clock gave may be ahead of it: one that was wrong once must not put off all others."""
+FAR_MS = 86_400_000
+"""How far one machine's clock may be ahead of another's: beyond that one of them is wrong, and not just unprecise."""
+
+
+def next_time(
+    schema: Schema, shard: str, upper: Antichain, runtime: Runtime, store_now: Callable[[], int]
+) -> int:  # fmt: skip
     """The time at which a call writes that leaves the choice to the library: of a clock now, but never before upper;
     otherwise upper.
 
-    A clock that goes back, or is behind another machine's, gives upper. Raises InvalidUsage where the shard is closed
-    for writing, and at the end of all times: of a clock, at the end of the year 9999.
+    A clock that goes back, or is behind another machine's, gives upper. Raises ClockAhead where this process's clock is
+    days ahead of the store's, InvalidUsage where the shard is closed for writing, and at the end of all times: of a
+    clock, at the end of the year 9999.
     """
-    if (found := time_after(upper, schema.times, 0 if schema.times is None else runtime.clock_ms())) is not None:
+    own = 0 if schema.times is None else runtime.clock_ms()
+    if (found := time_after(upper, schema.times, own)) is not None:
+        if found != upper.time and schema.times is not None:
+            check_clock(f"shard {shard}", own, store_now(), FAR_MS, "this machine's clock")
         return found
     ends = "the shard is closed for writing" if upper.is_top() else "its times end there"
     raise InvalidUsage(
@@ -32,6 +46,31 @@ def next_time(schema: Schema, shard: ShardId, upper: Antichain, runtime: Runtime
         "wrote nothing; write to another shard",
         shard=shard, upper=upper,
     )  # fmt: skip
+
+
+def store_time(what: str, upper: int, now: int, own: int) -> int:
+    """The next time by the store's clock `now`, in ms, which gives upper where it goes back.
+
+    `own` is this machine's clock. Raises ClockAhead where upper is so far ahead that the store's clock was wrong once,
+    and where that is days ahead now: what is written there puts off all that follows.
+    """
+    check_clock(what, upper, now, MOST_AHEAD_MS, "its upper")
+    check_clock(what, now, own, FAR_MS, "the store's clock", "this machine's clock")
+    return max(upper, now)
+
+
+def check_clock(
+    what: str, found: int, clock: int, most_ms: int, whose: str, clock_of: str = "the store's clock"
+) -> None:  # fmt: skip
+    """Raise ClockAhead if a time, in ms, is further ahead of a clock than that."""
+    if found > clock + most_ms:
+        ahead = show_duration((found - clock) // 1_000 * 1_000, "ms")
+        raise ClockAhead(
+            f"{what}: {whose} is at {show_time(found, 'ms')}, which is {ahead} ahead of {clock_of} "
+            f"({show_time(clock, 'ms')}). Nothing was written. Correct the clock that is wrong; if a wrong one was "
+            "used before, wait until the right one has passed that time",
+            found=found, clock=clock,
+        )  # fmt: skip
 
 
 def format_token(runtime: Runtime, lower: Antichain, upper: Antichain) -> bytes:

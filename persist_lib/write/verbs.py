@@ -177,9 +177,8 @@ class Verbs(AtNextTime[Change, SeqNo, Changed]):
 
     def _fresh(self, _call: Change, turn: Turn[SeqNo]) -> Named:
         machine = self.machine
-        return Named.fresh(
-            machine.runtime, turn.lower, next_time(self.schema, machine.shard, turn.lower, machine.runtime)
-        )
+        time = next_time(self.schema, machine.shard, turn.lower, machine.runtime, machine.consensus.now)
+        return Named.fresh(machine.runtime, turn.lower, time)
 
     def _try_turn(self, call: Change, turn: Turn[SeqNo], named: Named, deadline: Deadline) -> Changed | None:
         token, lower, upper = named

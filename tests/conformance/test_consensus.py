@@ -223,6 +223,17 @@ def test_heads_are_the_newest_seqnos_of_all_keys(consensus: Consensus) -> None:
     assert consensus.heads() == {"s": 2, "a": 12, "a-b": 2, "a.b": 3}
 
 
+def test_heads_of_some_keys_are_those_alone(consensus: Consensus) -> None:
+    assert consensus.heads(["s"]) == consensus.heads([]) == {}
+    fill(consensus, "s", 3)
+    fill(consensus, "a-b", 2)
+    fill(consensus, 'it\'s "a" key, \\u0041', 1)
+    assert consensus.heads(["s", "never", 'it\'s "a" key, \\u0041']) == {"s": 3, 'it\'s "a" key, \\u0041': 1}
+    assert consensus.compare_and_set("s", after(3), b"s4")
+    assert consensus.heads(["s"]) == {"s": 4}
+    assert consensus.heads([]) == {}
+
+
 def test_heads_do_not_move_when_rows_are_truncated_and_go_back_with_a_rewind(consensus: Consensus) -> None:
     fill(consensus, "s", 6)
     fill(consensus, "t", 3)
@@ -248,6 +259,7 @@ def test_heads_of_more_keys_and_rows_than_a_page(consensus: Consensus, consensus
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda item: fill(consensus, *item), keys.items()))
     assert consensus.heads() == keys
+    assert consensus.heads(["s0001", "s0005"]) == {"s0001": 2, "s0005": 3}
 
 
 def test_heads_know_every_row_that_another_opening_set_before(

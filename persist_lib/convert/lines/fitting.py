@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.convert.casting import UNREADABLE, unreadable
 from persist_lib.convert.lines.reading import EpochUnit, Reading
 from persist_lib.convert.lines.sifting import Refused, Sifted
 from persist_lib.schema.schema import TIME_FIELD, Schema
@@ -63,14 +64,21 @@ def from_text(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def without_nulls(schema: Schema, sifted: Sifted) -> Sifted:
-    """Those rows that have a value in each column that must have one. The other lines are bad."""
+    """Those rows that have a value in each column that must have one, and moments that can be read again.
+
+    The other lines are bad.
+    """
     bad, keep = dict(sifted.bad), np.ones(sifted.table.num_rows, bool)
     for field in schema.data:
-        if not field.nullable and (column := sifted.table.column(field.name)).null_count:
-            missing = np.asarray(pc.is_null(column))
-            for index in sifted.lines[missing & keep].tolist():
-                bad[index] = f"column {field.name}: there is no value, and null is not allowed"
-            keep &= ~missing
+        column, wrong = sifted.table.column(field.name), []
+        if not field.nullable and column.null_count:
+            wrong.append((pc.is_null(column), "there is no value, and null is not allowed"))
+        if (beyond := unreadable(column)) is not None:
+            wrong.append((beyond, f"the value is {UNREADABLE}"))
+        for mask, why in wrong:
+            for index in sifted.lines[np.asarray(mask) & keep].tolist():
+                bad[index] = f"column {field.name}: {why}"
+            keep &= ~np.asarray(mask)
     if keep.all():
         return sifted
     return Sifted(sifted.table.filter(pa.array(keep)), sifted.lines[keep], dict(sorted(bad.items())))

@@ -126,9 +126,10 @@ class MemoryConsensus:
         with self._lock:
             return iter([key for key, rows in self._logs.items() if rows])
 
-    def heads(self) -> dict[str, SeqNo]:
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
         with self._lock:
-            return {key: rows[-1].seqno for key, rows in self._logs.items() if rows}
+            asked = self._logs if keys is None else keys
+            return {key: rows[-1].seqno for key in asked if (rows := self._logs.get(key))}
 
     def now(self) -> int:
         return now_ms(self._clock)

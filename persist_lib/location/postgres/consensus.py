@@ -7,6 +7,7 @@ With `&persist_prepare=0` no statement is prepared (see `postgres.sessions.Sessi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import parse_qsl, quote
@@ -146,9 +147,13 @@ class PostgresConsensus:
         """Return an iterator over the keys that exist at the time of the call."""
         return iter(sorted((key or b"").decode() for (key,) in self._read(self._sql.keys, [])))
 
-    def heads(self) -> dict[str, SeqNo]:
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
         """Return the newest seqnos of one moment. It reads the table of newest rows only, never the log."""
-        return {(key or b"").decode(): SeqNo(decode_int(seqno)) for key, seqno in self._read(self._sql.heads, [])}
+        if keys is None:
+            found = self._read(self._sql.heads, [])
+        else:
+            found = self._read(self._sql.heads_of, [(json.dumps(list(keys)), TEXT)])
+        return {(key or b"").decode(): SeqNo(decode_int(seqno)) for key, seqno in found}
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         sql = self._sql.create if expected is None else self._sql.append

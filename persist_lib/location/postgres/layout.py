@@ -85,6 +85,14 @@ class Statements:
         )
 
     @cached_property
+    def heads_of(self) -> str:
+        """Of the keys in the JSON array $1. Answers key, seqno."""
+        return self._filled(
+            "SELECT key, seqno, NULL::int8, NULL::int8 FROM {s}.shard_head"
+            " WHERE key IN (SELECT jsonb_array_elements_text($1::jsonb)) UNION ALL SELECT NULL, NULL, {clock}, $2"
+        )
+
+    @cached_property
     def clock(self) -> str:
         """Answers nothing but the clock."""
         return self._filled("SELECT NULL, {clock}, $1")

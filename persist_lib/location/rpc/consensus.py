@@ -180,8 +180,9 @@ class RpcConsensus:
     def list_keys(self) -> Iterator[str]:
         return iter(self._call("list_keys", None, list[str], alone=lambda store: list(store.list_keys())))
 
-    def heads(self) -> dict[str, SeqNo]:
-        return self._call("heads", None, dict[str, SeqNo], alone=lambda store: store.heads())
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
+        asked = None if keys is None else list(keys)
+        return self._call("heads", asked, dict[str, SeqNo], alone=lambda store: store.heads(keys))
 
     @property
     def answers_debts(self) -> bool:

@@ -11,7 +11,7 @@ docs/design/0012-consensus-on-s3-alone.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
@@ -388,17 +388,24 @@ class S3Consensus:
             if not token:
                 return
 
-    def heads(self) -> dict[str, SeqNo]:
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
         """One listing of all rows, with its pages: a request for each 1,000 rows. No row is read.
 
-        Whatever is below a floor, the newest row is above it. A page that was listed before others appended to a key,
-        and truncated it, still ends in a row that was its newest.
+        Of some keys: a page of it if that is all, and otherwise a listing for each key from the last row on that this
+        process has seen. Whatever is below a floor, the newest row is above it. A page that was listed before others
+        appended to a key, and truncated it, still ends in a row that was its newest.
         """
-        root, newest = self._target.path("log", ""), dict[str, SeqNo]()
-        for name in self._listed(root, root, "the rows of all keys"):
-            key, _, seqno = name.removeprefix(root).rpartition("/v")
-            newest[key] = max(newest.get(key, FIRST), SeqNo(int(seqno)))
-        return {unquote(key): seqno for key, seqno in newest.items()}
+        root = self._target.path("log", "")
+        names = self._listed(root, root, "the rows of all keys")
+        if keys is None:
+            return _newest(root, names)
+        page = [*islice(names, self._page)]
+        if len(page) < self._page:
+            newest = _newest(root, page)
+            return {key: newest[key] for key in keys if key in newest}
+        with self._runtime.pool(READ_THREADS, "persist-log") as pool:
+            last = pool.map(lambda key: max(self._names(key, self._last_seen(key)), default=None), keys)
+            return {key: seqno for key, seqno in zip(keys, last, strict=True) if seqno is not None}
 
     def now(self) -> int:
         """Return S3's time in ms since the epoch, to the second: that of its last answer, plus the time since then."""
@@ -411,6 +418,15 @@ class S3Consensus:
 
     def close(self) -> None:
         self._clients.close()
+
+
+def _newest(root: str, names: Iterable[str]) -> dict[str, SeqNo]:
+    """The newest row of each key among the names of rows."""
+    newest: dict[str, SeqNo] = {}
+    for name in names:
+        key, _, seqno = name.removeprefix(root).rpartition("/v")
+        newest[key] = max(newest.get(key, FIRST), SeqNo(int(seqno)))
+    return {unquote(key): seqno for key, seqno in newest.items()}
 
 
 def _date_of(answer: Any) -> int | None:

@@ -6,8 +6,9 @@ reads nothing that its correctness does not need.
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,14 @@ WITH RECURSIVE found (key) AS (
 KEYS = f"{FOUND} SELECT key FROM found WHERE key IS NOT NULL"  # noqa: S608 - of constants
 NEWEST_OF = "SELECT max(seqno) FROM consensus WHERE key = found.key"
 HEADS = f"{FOUND} SELECT key, ({NEWEST_OF}) FROM found WHERE key IS NOT NULL"  # noqa: S608 - of constants
+HEADS_OF = """
+WITH found (key, seqno) AS (SELECT value, (SELECT max(seqno) FROM consensus WHERE key = value) FROM json_each(?))
+SELECT key, seqno FROM found WHERE seqno IS NOT NULL"""
+
+
+def heads_query(keys: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+    """What asks for the newest rows of these keys, or of all, and its values."""
+    return (HEADS, ()) if keys is None else (HEADS_OF, (json.dumps(list(keys)),))
 
 
 class SqliteConsensus:
@@ -126,9 +135,9 @@ class SqliteConsensus:
         """Return an iterator over the keys that exist at the time of the call."""
         return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
 
-    def heads(self) -> dict[str, SeqNo]:
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
         """Return the newest seqnos of one moment."""
-        return sqlite_file.heads_of(self._read(HEADS, ()), self.path)
+        return sqlite_file.heads_of(self._read(*heads_query(keys)), self.path)
 
     def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         def read(session: Session) -> list[Any]:

@@ -8,7 +8,7 @@ again if it changed during the read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from persist_lib.location.contract import check_limit
 from persist_lib.location.in_place import check_same
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Connections, Session
-from persist_lib.location.sqlite.consensus import BUSY_S, HEADS, KEYS, NEWEST, SCAN, check_in_place
+from persist_lib.location.sqlite.consensus import BUSY_S, KEYS, NEWEST, SCAN, check_in_place, heads_query
 from persist_lib.location.wrap.read_only import RefusesWrites
 
 ATTEMPTS = 50
@@ -56,8 +56,8 @@ class ReadOnlySqliteConsensus(RefusesWrites):
     def list_keys(self) -> Iterator[str]:
         return iter([sqlite_file.key_of(key, self._path) for (key,) in self._read(KEYS, ())])
 
-    def heads(self) -> dict[str, SeqNo]:
-        return sqlite_file.heads_of(self._read(HEADS, ()), self._path)
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
+        return sqlite_file.heads_of(self._read(*heads_query(keys)), self._path)
 
     def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         failure: apsw.Error | OSError | None = None

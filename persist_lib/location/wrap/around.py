@@ -174,8 +174,8 @@ class AroundConsensus(Around):
     def list_keys(self) -> Iterator[str]:
         return iter(self.around(Operation("list_keys", ""), lambda: [*self.inner.list_keys()]))
 
-    def heads(self) -> dict[str, SeqNo]:
-        return self.around(Operation("heads", ""), self.inner.heads)
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
+        return self.around(Operation("heads", ""), lambda: self.inner.heads(keys))
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         """Wait as `WakesWaiters.wait` does. It is no request, so it does not go through `around`."""

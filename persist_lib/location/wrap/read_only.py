@@ -110,8 +110,8 @@ class ReadOnlyConsensus(RefusesWrites):
     def list_keys(self) -> Iterator[str]:
         return self._inner.list_keys()
 
-    def heads(self) -> dict[str, SeqNo]:
-        return self._inner.heads()
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
+        return self._inner.heads(keys)
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
         return isinstance(self._inner, WakesWaiters) and self._inner.wait(key, seqno, longest_s)

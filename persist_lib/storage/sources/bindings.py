@@ -14,20 +14,19 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from persist_lib.client import Client
-from persist_lib.errors import Corrupt, Determinate, InvalidUsage, SinceViolation, UpperMismatch
+from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.small import append_once, out_of_time, unheld
 from persist_lib.storage.sources.protocol import HOLD, MOST_ADDRESS, Mark
 from persist_lib.write.handle import WriteHandle
+from persist_lib.write.times import store_time
 
 SCHEMA = Schema(
     key={"partition": "string not null"}, value={"address": "uint64 not null", "check": "string not null"},
     times="ms", unique=True,
 )  # fmt: skip
-MOST_AHEAD_MS = 60_000
-"""How far bindings may be ahead of the store's clock. One that was wrong must not put off all times that follow."""
 
 Marks = Mapping[str, Mark]
 Propose = Callable[[Marks], Marks]
@@ -113,7 +112,7 @@ class Bindings:
         """Bind what `propose` makes of the newest marks, at the store's time now. Marks that do not go on are left out.
 
         Without any it is a tick: upper moves to now, so that readers know that nothing came; not before upper is
-        `tick_ms` behind. Raises Determinate when the bindings are far ahead of the store's clock, and TimedOut.
+        `tick_ms` behind. Raises ClockAhead when the bindings are far ahead of the store's clock, and TimedOut.
         """
         write = self._open()
         races = 0
@@ -189,15 +188,8 @@ class Bindings:
 
     def _time(self, upper: int) -> int:
         """The time of the next binding. A clock that goes back gives upper."""
-        now = self._client.consensus.now()
-        if upper > now + MOST_AHEAD_MS:
-            raise Determinate(
-                f"the bindings {self.shard} are at {SCHEMA.show(upper)}, which is {(upper - now) / 1000:,.0f} s ahead "
-                f"of the store's clock ({SCHEMA.show(now)}). Nothing was bound. If that clock is right, a minter met a "
-                "wrong one before: wait until it has passed; otherwise correct it",
-                upper=upper, now=now,
-            )  # fmt: skip
-        return max(upper, now)
+        client = self._client
+        return store_time(f"the bindings {self.shard}", upper, client.consensus.now(), client.runtime.clock_ms())
 
     def _open(self) -> WriteHandle:
         if self._writer is None:

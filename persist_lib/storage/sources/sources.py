@@ -81,7 +81,7 @@ class Sources:
             id=id_, name=name, reader=reader, decoding=given.decoding, meaning=given.meaning,
             schema=schema_form(given.schema), decoded=None if given.decoded is None else schema_form(given.decoded),
             shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=given.followed,
-            retention=parse_retention(retention, given.schema, self.client.runtime.clock_ms),
+            retention=parse_retention(retention, given.schema, self.client.consensus.now),
         )  # fmt: skip
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:

@@ -69,7 +69,7 @@ def _tables(line: WalLine) -> dict[str, CollectionRecord | None]:
     records = {record.id: record for record in line.tables()}
     if not records.keys() >= set(found):
         # SUBTLE: the tail may be newer than the catalog that is known. One that is read now is newer than the tail.
-        line.look_at_catalog()
+        line.catalog.fetch()
         records = {record.id: record for record in line.tables()}
     return {table: records.get(table) for table in found}
 

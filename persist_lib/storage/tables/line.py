@@ -16,8 +16,16 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.errors import Indeterminate, InvalidUsage, LeaseExpired, NotFound, SchemaMismatch, TimedOut
-from persist_lib.ids import SeqNo
+from persist_lib.errors import (
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    NotComplete,
+    NotFound,
+    SchemaMismatch,
+    TimedOut,
+)
+from persist_lib.frontier import at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.catalog import Catalog
@@ -25,9 +33,11 @@ from persist_lib.storage.effects import settle
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.view import View, pause
+from persist_lib.storage.tables.view import Heads, View, pause
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.timeline import Span
+from persist_lib.times import show_time
+from persist_lib.write.times import store_time
 
 T = TypeVar("T")
 Want = Callable[[Schema], Wanted]
@@ -38,6 +48,22 @@ Sending = Callable[[bytes], None]
 
 def no_matter(_token: bytes) -> None:
     """Nobody wants to know."""
+
+
+class AsOf(NamedTuple):
+    """The time that a read asks for (None: the newest), and what it wants where that is not complete yet.
+
+    `newest`: the newest complete contents instead. `waits`: to wait for it until the deadline.
+    """
+
+    time: int | None = None
+    newest: bool = False
+    waits: bool = False
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether older contents than those of its time are an answer."""
+        return self.newest or self.time is None
 
 
 class Committed(NamedTuple):
@@ -53,7 +79,7 @@ class Line(ABC):
     def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
         self.catalog, self.record, self.owner = catalog, record, owner
         self.client: Client = catalog.client
-        self.heads: dict[str, SeqNo] = {}
+        self.heads = Heads(self.client)
         self.lock = RLock()
         self._views: dict[str, View] = {}
         self._pins: Counter[int] = Counter()
@@ -90,12 +116,52 @@ class Line(ABC):
         """
 
     @abstractmethod
-    def snapshot(self, name: str, as_of: int | None, want: Want, deadline: Deadline) -> TableSnapshot:
+    def complete(self, name: str, upper: int, deadline: Deadline) -> None:
+        """Say by one empty append that nothing comes before `upper` any more, for a read of this table."""
+
+    @abstractmethod
+    def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
         """The contents of a table, for a caller of `read`."""
 
+    def time_of(self, name: str, asked: AsOf, deadline: Deadline) -> int:
+        """The time that a read is of, once the timeline has passed it. Raises NotComplete.
+
+        Where this client may write, and the time is not beyond the store's clock, an empty append completes all times
+        up to that clock, so that the next such reads find them complete. SUBTLE: never the older contents instead, as a
+        write at the time that was asked for may follow, and the answer would be another one.
+        """
+        reached, time = self.read_time(deadline), asked.time
+        if time is None or (asked.newest and reached < time):
+            return reached
+        while reached < time:
+            if not self.client.read_only and time <= self.client.consensus.now():
+                self.complete(name, self.next_time(reached + 1) + 1, deadline)
+            else:
+                self.wait_for(name, time, reached + 1, asked, deadline)
+            reached = self.read_time(deadline)
+        return time
+
+    def next_time(self, least: int) -> int:
+        """The next time by the store's clock, and never before `least`. Raises ClockAhead."""
+        client = self.client
+        return store_time(f"timeline {self.name!r}", least, client.consensus.now(), client.runtime.clock_ms())
+
+    def wait_for(self, name: str, time: int, upper: int, asked: AsOf, deadline: Deadline) -> None:
+        """Wait a little for a time to be complete. Raises NotComplete at the deadline; at once if none was given."""
+        if asked.waits and not deadline.has_passed():
+            pause(deadline)
+            return
+        reached, only = show_time(upper, "ms"), ", and this client may only read" if self.client.read_only else ""
+        raise NotComplete(
+            f"table {name!r}: as_of {show_time(time, 'ms')} is not complete yet: it is complete before {reached}, a "
+            f"write there or later may still come{only}. Ask for an earlier time, wait with timeout=, or pass "
+            "newest=True for the newest complete contents",
+            as_of=time, upper=at(upper), timeout_s=deadline.timeout_s if asked.waits else 0.0, table=name,
+        )  # fmt: skip
+
     def look(self) -> None:
-        """Ask for the newest seqnos of all shards: one request."""
-        self.heads = self.client.consensus.heads()
+        """Ask for the newest seqnos of the timeline's shards: one request."""
+        self.heads.look()
 
     def view(self, name: str) -> View:
         """The table of this name, as of the last look. Raises NotFound, and InvalidUsage if it is not on this line."""
@@ -142,10 +208,6 @@ class Line(ABC):
         """The tables on this line, as of the last look."""
         contents = self.catalog.fetch(self.heads.get(self.catalog.shard))
         return [c for c in contents.collections.values() if c.timeline == self.record.id and c.state == "live"]
-
-    def look_at_catalog(self) -> None:
-        """Read the catalog as it is now."""
-        self.heads = {**self.heads, self.catalog.shard: self.client.machine(self.catalog.shard).fetch().seqno}
 
     @contextmanager
     def at_newest(self, view: View, deadline: Deadline) -> Iterator[int]:
@@ -238,7 +300,6 @@ class Line(ABC):
         if record.state == "making":  # its process may be at it, or gone
             for command in contents.pending(record.id):
                 settle(self.catalog, command, self.client.runtime.deadline(self.client.config.timeout_s))
-            self.look_at_catalog()
             record = self.catalog.fetch().find(name)
         return record
 

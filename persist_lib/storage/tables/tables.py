@@ -27,7 +27,7 @@ from persist_lib.storage.records import Mode, TableMode
 from persist_lib.storage.tables.applying import Applied, apply
 from persist_lib.storage.tables.contents import TableSnapshot
 from persist_lib.storage.tables.lag import Lag, fetch_lag
-from persist_lib.storage.tables.line import Line
+from persist_lib.storage.tables.line import AsOf, Line
 from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.storage.tables.tidying import tidy
@@ -211,13 +211,20 @@ class Tables:
         keys: object = None,
         filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
         diff: bool = False,
+        newest: bool = False,
         timeout: float | None = None,
     ) -> TableSnapshot:
         """The rows of a table as of a time: by default, all that was acknowledged before this call. See `snapshot`.
 
-        Raises SinceViolation for a time before which history was given up, TimedOut for one that does not come, and
-        NotFound.
+        A time is complete when no write can come there any more. A client that may write completes one that the store's
+        clock has passed, by an empty append. For a later time, and in a client that may only read, this raises
+        NotComplete; after `timeout` seconds, if that is given. With `newest` it reads the newest complete contents
+        then. The answer's `as_of` says of which time they are; -1: of none, as nothing was written yet. A client that
+        may only read gets those for the default, too, where the table is behind its timeline.
+
+        Raises SinceViolation for a time before which history was given up, and NotFound.
         """
+        newest = parse_flag(newest, "newest")
         deadline = self._deadline(timeout)
 
         def want(schema: Schema) -> Wanted:
@@ -226,15 +233,16 @@ class Tables:
                 diff=diff,
             )  # fmt: skip
 
-        time = None if as_of is None else Times("ms", self.client.runtime.clock_ms).as_of(as_of)
-        return self._timelines.with_table(name, lambda line: line.snapshot(name, time, want, deadline))
+        time = None if as_of is None else self._times().as_of(as_of)
+        asked = AsOf(time, newest, timeout is not None)
+        return self._timelines.with_table(name, lambda line: line.snapshot(name, asked, want, deadline))
 
     def listen(self, name: str, as_of: TimeLike, *, timeout: float | None = None) -> TableListen:
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
 
         It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever).
         """
-        time = Times("ms", self.client.runtime.clock_ms).as_of(as_of)
+        time = self._times().as_of(as_of)
         timeout = None if timeout is None else parse_seconds(timeout)
 
         def act(line: Line) -> TableListen:
@@ -251,7 +259,7 @@ class Tables:
         A table of updates, with `_time` and `_diff`, in memory. The rows as of `from_` and these add up to the rows as
         of `to`. Raises as `read` does, and InvalidUsage where `to` is before `from_`.
         """
-        times = Times("ms", self.client.runtime.clock_ms)
+        times = self._times()
         first, last = times.as_of(from_, "from_"), None if to is None else times.as_of(to, "to")
         if last is not None and last < first:
             raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
@@ -360,6 +368,10 @@ class Tables:
             for command in contents.pending(known.id):
                 if command.what == "drop":
                     settle(self.controller.catalog, command, deadline)
+
+    def _times(self) -> Times:
+        """Relative times count from the store's clock, as it mints the times of tables."""
+        return Times("ms", self.client.consensus.now)
 
     def _writable(self, what: str) -> None:
         if self.client.read_only:

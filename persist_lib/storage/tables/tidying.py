@@ -26,6 +26,7 @@ from persist_lib.storage.small import unheld
 from persist_lib.storage.tables.lag import fetch_lag
 from persist_lib.storage.wal import SCHEMA, wal_shard
 from persist_lib.write.handle import WriteHandle
+from persist_lib.write.times import store_time
 
 MOST_BYTES = 32 << 20
 """What is retracted of a WAL at once."""
@@ -71,7 +72,8 @@ def _retracted(reader: ReadHandle, rows: pa.Table, as_of: int, to: int, deadline
     changes = replacing(SCHEMA, rows, rows.slice(0, 0))
     while not deadline.has_passed():
         upper = as_of + 1
-        time = max(upper, write.machine.consensus.now())
+        machine = write.machine
+        time = store_time(f"shard {write.shard}", upper, machine.consensus.now(), machine.runtime.clock_ms())
         try:
             write.compare_and_append(at_time(changes, time), upper, time + 1)
         except Indeterminate:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pyarrow as pa
 
 from persist_lib.client import Client
@@ -19,16 +17,39 @@ from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.tables.wanted import Wanted, added_up
 from persist_lib.storage.timeline import Span, Timeline, schema_for
+from persist_lib.storage.upper import upper_by
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.write.handle import WriteHandle
 
 
-def freshen(client: Client, shard: str, heads: Mapping[str, SeqNo]) -> None:
-    """See to it that this process knows a shard as it was when `heads` was asked for. No request if it does."""
-    machine = client.machine(shard)
-    known = machine.known
-    if known is None or known.seqno < heads.get(shard, 0):
-        machine.fetch()
+class Heads:
+    """The newest seqnos, as of the last look, of the shards that a process uses of a timeline.
+
+    A shard that was not asked about is read when it is needed, and asked about from the next look on. So a look costs
+    the same however many other shards the location has.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._asked: dict[str, None] = {}
+        self._newest: dict[str, SeqNo] = {}
+
+    def look(self) -> None:
+        """Ask: one request."""
+        if asked := list(self._asked):
+            self._newest = dict.fromkeys(asked, SeqNo(0)) | self._client.consensus.heads(asked)
+
+    def get(self, shard: str) -> SeqNo | None:
+        """The shard's newest seqno; None where it was not asked about."""
+        self._asked[shard] = None
+        return self._newest.get(shard)
+
+    def freshen(self, shard: str) -> None:
+        """See to it that this process knows a shard as it was at the last look. No request if it does."""
+        newest, machine = self.get(shard), self._client.machine(shard)
+        known = machine.known
+        if known is None or newest is None or known.seqno < newest:
+            machine.fetch()
 
 
 class View:
@@ -62,12 +83,12 @@ class View:
         """Which rendition is the table at which times, as far as this process has read it."""
         return self.reader.timeline(is_known=True)
 
-    def freshen(self, heads: Mapping[str, SeqNo]) -> None:
+    def freshen(self, heads: Heads) -> None:
         """Read what has changed of the table's shards."""
-        freshen(self.client, self.record.shard, heads)
+        heads.freshen(self.record.shard)
         for span in self.timeline().spans[-2:]:
             for name in span.rendition.names:
-                freshen(self.client, name, heads)
+                heads.freshen(name)
 
     def fetch(self) -> None:
         """Read the newest states of the table's shards."""
@@ -83,6 +104,14 @@ class View:
         """Up to where the shards of a span's rendition are complete, as far as this process has read."""
         uppers = [self.client.machine(name).state.upper for name in span.rendition.names]
         return _time(min(uppers, default=TOP))
+
+    def complete(self, timeline: Timeline) -> int:
+        """Up to where the table is complete and promised, across its renditions, as far as this process has read."""
+        machine = self.client.machine
+        found = upper_by(
+            timeline, lambda record: min((machine(name).state.upper for name in record.names), default=TOP)
+        )
+        return _time(found.meet(timeline.upper))
 
     def handles(self, span: Span) -> list[ReadHandle]:
         """Readers of the shards of a span's rendition."""

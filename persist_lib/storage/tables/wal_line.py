@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.errors import LeaseExpired, SinceViolation, TimedOut, UpperMismatch
+from persist_lib.errors import LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import Spending
@@ -25,7 +25,7 @@ from persist_lib.storage.effects import HOLD
 from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.tables import applying
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.storage.tables.line import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.storage.tables.tail import Entry, Tail, encoded, entries_of
 from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted, added_up
@@ -81,12 +81,12 @@ class WalLine(Line):
         self.gone: set[str] = set()
 
     def look(self) -> None:
-        """Ask for the newest seqnos of all shards, and read what is new in the WAL."""
+        """Ask for the newest seqnos of the timeline's shards, and read what is new in the WAL."""
         with self.lock:
-            machine = (self._reader or self._register()).machine
+            if self._reader is None:
+                self._register()
             super().look()
-            if machine.version.seqno < self.heads.get(self.shard, 0):
-                machine.fetch()
+            self.heads.freshen(self.shard)
             self._load()
 
     def read_time(self, deadline: Deadline) -> int:
@@ -120,7 +120,7 @@ class WalLine(Line):
     ) -> Committed | None:
         """Append to the WAL, if its upper is right after `as_of`: one compare-and-set."""
         lower = as_of + 1
-        time = max(lower, self.client.consensus.now())
+        time = self.next_time(lower)
         token = format_token(self.client.runtime, at(lower), at(time + 1))
         rows = [
             (time, view.id, chunk, data, time, 1)
@@ -142,19 +142,13 @@ class WalLine(Line):
             return None
         return Committed(time, token)
 
-    def snapshot(self, name: str, as_of: int | None, want: Want, deadline: Deadline) -> TableSnapshot:
-        """Waits until the WAL has passed `as_of`."""
-        newest = self.read_time(deadline)
-        while as_of is not None and newest < as_of:
-            if deadline.has_passed():
-                raise TimedOut(
-                    f"table {name!r}: waited {deadline.timeout_s:g} s for timeline {self.name!r} to pass {as_of}, and "
-                    f"it is at {newest + 1}. Nothing is lost; wait longer, or ask for an earlier time",
-                    timeout_s=deadline.timeout_s, table=name,
-                )  # fmt: skip
-            pause(deadline)
-            newest = self.read_time(deadline)
-        time = newest if as_of is None else as_of
+    def complete(self, name: str, upper: int, deadline: Deadline) -> None:  # noqa: ARG002 - the WAL is that of all
+        """Advance the WAL, and never a table: what is definite and comes later would count as covered, and be lost."""
+        self.writer().advance_upper(upper, timeout=deadline.left_s())
+
+    def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
+        """Waits until the WAL has passed the time."""
+        time = self.time_of(name, asked, deadline)
         with self.pinned(time):
             return self.again(lambda: self._snapshot(name, time, want, deadline), deadline)
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from persist_lib.errors import Indeterminate, SinceViolation, TimedOut, UpperMismatch
+from persist_lib.errors import Indeterminate, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
 from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Committed, Line, Sending, Want, no_matter, until_decided
-from persist_lib.storage.tables.view import View, freshen, needs_settling, pause
+from persist_lib.storage.tables.line import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.timeline import Renditions, Span
 from persist_lib.storage.writer import CollectionWriter
@@ -74,7 +74,7 @@ class YoloLine(Line):
         lower = as_of + 1
         self.look()
         greatest = max((self._upper(record) for record in self.tables()), default=0)
-        time = max(lower, greatest, self.client.consensus.now())
+        time = self.next_time(max(lower, greatest))
         token = format_token(self.client.runtime, at(lower), at(time + 1))
         write = self._writer(view)
         rows = at_time(table, time)
@@ -102,18 +102,15 @@ class YoloLine(Line):
                 return verdict.seqno is not None
             self._advance(view, upper.time or 0, deadline)
 
-    def snapshot(self, name: str, as_of: int | None, want: Want, deadline: Deadline) -> TableSnapshot:
-        """Advances the table to the read time, if it lags."""
-        newest = self.read_time(deadline)
-        time = newest if as_of is None else as_of
-        if time > newest:
-            raise TimedOut(
-                f"table {name!r}: timeline {self.name!r} is at {newest + 1}, and {time} has not come yet. Nothing is "
-                "lost; ask for an earlier time",
-                timeout_s=deadline.timeout_s, table=name,
-            )  # fmt: skip
+    def complete(self, name: str, upper: int, deadline: Deadline) -> None:
+        """Advance the table."""
+        self.again(lambda: self._advance(self.view(name), upper, deadline), deadline)
+
+    def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
+        """Advances the table to the read time, if it lags. A client that may only read waits for others to do so."""
+        time = self.time_of(name, asked, deadline)
         with self.pinned(time):
-            return self.again(lambda: self._snapshot(name, time, want, deadline), deadline)
+            return self.again(lambda: self._snapshot(name, time, asked, want, deadline), deadline)
 
     def reset(self) -> None:
         """Give up what this process holds."""
@@ -123,23 +120,28 @@ class YoloLine(Line):
                 write.close()
             self._writers.clear()
 
-    def _snapshot(self, name: str, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
+    def _snapshot(self, name: str, time: int, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
         view = self.view(name)
         while True:
             view.freshen(self.heads)
             timeline = view.timeline()
             span = timeline.at(max(time, timeline.since))
-            if 0 <= time < view.upper(span) and timeline.upper.has_passed(time):
-                break
             if time < 0:
-                return TableSnapshot(name, 0, view.schema, want(view.schema), want(view.schema).narrowed(
-                    view.contents(span, -1, want(view.schema))))  # fmt: skip
-            if deadline.has_passed():
-                raise self.out_of_time(deadline, f"table {name!r} does not come up to {time}")
+                wanted = want(view.schema)
+                nothing = wanted.narrowed(view.contents(span, -1, wanted))
+                return TableSnapshot(name, -1, view.schema, wanted, nothing)
+            if time < view.upper(span) and timeline.upper.has_passed(time):
+                break
             if self.client.read_only:
-                time = min(time, view.upper(span) - 1)
-                continue
-            self._advance(view, time + 1, deadline)
+                upper = view.complete(timeline)
+                if asked.is_newest:
+                    time = upper - 1
+                    continue
+                self.wait_for(name, time, upper, asked, deadline)
+            elif deadline.has_passed():
+                raise self.out_of_time(deadline, f"table {name!r} does not come up to {time}")
+            else:
+                self._advance(view, time + 1, deadline)
             self.look()
         if at(time) < view.reader.since:
             with self.older(name) as old:
@@ -170,7 +172,7 @@ class YoloLine(Line):
         renditions = self._renditions.get(record.id)
         if renditions is None:
             renditions = self._renditions[record.id] = Renditions(self.client, record.shard, "ms", record.name)
-        freshen(self.client, record.shard, self.heads)
+        self.heads.freshen(record.shard)
         upper = 0
         for span in renditions.fetch(is_known=True).spans[-2:]:
             upper = max(upper, self._reached(span))
@@ -179,7 +181,7 @@ class YoloLine(Line):
     def _reached(self, span: Span) -> int:
         uppers = []
         for name in span.rendition.names:
-            freshen(self.client, name, self.heads)
+            self.heads.freshen(name)
             uppers.append(self.client.machine(name).state.upper.time)
         if None in uppers or not uppers:
             return span.end or 0  # closed: it is being dropped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persist_lib.errors import Determinate
@@ -33,11 +33,13 @@ class Store(AroundConsensus):
     def around(self, operation: Operation, call: Any) -> Any:
         raise AssertionError(operation)
 
-    def heads(self) -> dict[str, SeqNo]:
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
         self.asked["heads"] += 1
+        assert keys is not None
+        self.asked["shards"] += len(keys)
         if self.fails:
             raise Determinate("the store is gone")
-        return dict(self.newest)
+        return {key: self.newest[key] for key in keys if key in self.newest}
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         self.asked["scan"] += 1

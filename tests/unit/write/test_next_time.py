@@ -42,7 +42,7 @@ def test_the_next_time_is_now_but_never_before_upper() -> None:
     runtime, now_ms = clock.runtime(), clock() // 10**6
 
     def found(schema: Schema, upper: persist.Antichain) -> int:
-        return next_time(schema, ShardId("s"), upper, runtime)
+        return next_time(schema, ShardId("s"), upper, runtime, lambda: now_ms)
 
     assert found(CLOCKS["ms"], at(5)) == now_ms
     assert found(CLOCKS["us"], at(5)) == now_ms * 1_000

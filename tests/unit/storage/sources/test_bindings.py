@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, InvalidUsage, SinceViolation
-from persist_lib.storage.sources.bindings import MOST_AHEAD_MS, SCHEMA, Bindings, Bound, Marks, Propose
+from persist_lib.errors import ClockAhead, InvalidUsage, SinceViolation
+from persist_lib.storage.sources.bindings import SCHEMA, Bindings, Bound, Marks, Propose
 from persist_lib.storage.sources.protocol import Mark
 from persist_lib.testing import Rival
+from persist_lib.write.times import MOST_AHEAD_MS
 from tests.worlds import World
 
 NAME = "s1.bindings"
@@ -115,7 +116,7 @@ def test_bindings_far_ahead_of_the_clock_are_refused(world: World) -> None:
     with client.open_writer(NAME, SCHEMA) as write:
         write.advance_upper(now + MOST_AHEAD_MS + 5_000)
     before = bindings.newest()
-    with pytest.raises(Determinate, match="ahead of the store's clock"):
+    with pytest.raises(ClockAhead, match="1 min 5 s ahead of the store's clock"):
         bindings.mint(lambda _: marks(a=2), deadline)
     assert bindings.newest() == before
     world.clock.advance(10)
