@@ -162,7 +162,7 @@ def contents(world: World, carrier: str) -> dict[Any, int]:
         rows = contents_of(client.controller().tables().read("c").to_arrow())
         return {row: count for row, count in rows.items() if row[0]}
     with client.open_reader("c") if carrier == "shard" else client.controller().open_reader("c") as read:
-        return contents_of(read.snapshot().to_arrow())
+        return contents_of(read.snapshot(diff=True).to_arrow())
 
 
 @pytest.mark.parametrize(("verb", "carrier", "late"), CASES)

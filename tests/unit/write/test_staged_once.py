@@ -46,7 +46,7 @@ def rows(*ids: int, word: str = "ours") -> Rows:
 def contents(world: World, shards: int) -> dict[tuple[int, str], int]:
     client = world.client()
     with client.controller().open_reader("c") if shards else client.open_reader("c") as read:
-        return {(row["id"], row["word"]): row["_diff"] for row in read.snapshot().to_arrow().to_pylist()}
+        return {(row["id"], row["word"]): row["_diff"] for row in read.snapshot(diff=True).to_arrow().to_pylist()}
 
 
 def ours(*ids: int) -> dict[tuple[int, str], int]:

@@ -43,7 +43,7 @@ def test_a_client_that_may_write_completes_what_the_stores_clock_has_passed_with
 ) -> None:
     tables, time = made(world, mode)
     before, started = uppers(tables), world.clock()
-    assert tables.read("t", "1 minute ago").to_pylist() == [{"id": 1, "cents": 5, "_diff": 1}]
+    assert tables.read("t", "1 minute ago").to_pylist() == [{"id": 1, "cents": 5}]
     now = world.clock() // 1_000_000
     moved = {name: upper for name, upper in uppers(tables).items() if upper != before[name]}
     assert set(moved.values()) == {now + 1}, "up to the store's clock, and not further"
@@ -70,7 +70,7 @@ def test_others_get_that_it_is_not_complete_at_once_and_the_newest_only_if_they_
             reader.read("t", asked)
         assert told.value.upper == persist.at(time + 1)
         found = reader.read("t", asked, newest=True)
-        assert (found.as_of, found.to_pylist()) == (time, [{"id": 1, "cents": 5, "_diff": 1}])
+        assert (found.as_of, found.to_pylist()) == (time, [{"id": 1, "cents": 5}])
         assert world.clock() == started
         with pytest.raises(persist.NotComplete, match="not complete yet"):
             reader.read("t", asked, timeout=2)
@@ -105,9 +105,9 @@ def test_a_new_table_is_empty_with_its_columns(world: World, mode: Any) -> None:
     for client in (world.client(), world.client(read_only=True)):
         found = client.controller().tables().read("t", columns=["cents"])
         assert found.to_arrow().num_rows == 0
-        assert found.schema.names == ["cents", "_diff"]
+        assert found.schema.names == ["cents"]
     with world.client().controller().open_reader("t") as reader:
-        assert reader.snapshot().to_arrow().schema.names == ["id", "cents", "_diff"]
+        assert reader.snapshot().to_arrow().schema.names == ["id", "cents"]
         assert reader.changes(None).to_arrow().num_rows == 0
 
 
@@ -120,7 +120,7 @@ def test_a_new_shard_or_collection_is_empty_with_its_columns(world: World, what:
         with one.open_reader("s") if what == "shard" else one.controller().open_reader("c") as reader:
             snapshot = reader.snapshot(filter=some_filter(), columns=["cents"])
             assert (snapshot.as_of, snapshot.to_pylist(), snapshot.size) == (-1, [], 0)
-            assert snapshot.schema.names == ["cents", "_diff"]
+            assert snapshot.schema.names == ["cents"]
             assert reader.snapshot(keys=[1]).to_arrow().num_rows == 0
             assert [split.to_arrow().num_rows for split in reader.snapshot().splits(3)] in ([], [0])
             assert list(reader.snapshot().to_polars()["id"]) == []

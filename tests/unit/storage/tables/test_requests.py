@@ -94,6 +94,6 @@ def test_what_others_make_hand_over_and_commit_is_seen_by_the_next_statement(
         theirs.create(f"b{turn}", UNIQUE)
         done = theirs.insert(f"b{turn}", rows((turn, turn)))
         assert mine.read_time() >= (done.time or 0)
-        assert mine.read(f"b{turn}").to_pylist() == [{"id": turn, "cents": turn, "_diff": 1}]
+        assert mine.read(f"b{turn}").to_pylist() == [{"id": turn, "cents": turn}]
         assert (mine.upsert("a", rows((1, turn + 10))).time or 0) > (done.time or 0)
-        assert theirs.read("a").to_pylist() == [{"id": 1, "cents": turn + 10, "_diff": 1}]
+        assert theirs.read("a").to_pylist() == [{"id": 1, "cents": turn + 10}]
