@@ -159,10 +159,11 @@ def test_splits_repeat_rows_and_so_do_keys_that_are_looked_up(client: persist.Cl
         (split,) = snapshot.splits(1)
         assert split.to_arrow(client.blob).num_rows == 5
         assert sum(table.num_rows for table in split.batches(client.blob)) == 5
-    for snapshot in collection(client):
-        assert sum(split.to_arrow(client.blob).num_rows for split in snapshot.splits(3)) == 5  # type: ignore[attr-defined]
-    for snapshot in collection_again(client, columns=["cents"], diff=True):
-        (whole,) = snapshot.splits(1)  # type: ignore[attr-defined]
+    several: Any
+    for several in collection(client):
+        assert sum(split.to_arrow(client.blob).num_rows for split in several.splits(3)) == 5
+    for several in collection_again(client, columns=["cents"], diff=True):
+        (whole,) = several.splits(1)
         assert whole.to_arrow(client.blob).to_pylist() == [{"cents": 7, "_diff": 1}, {"cents": 100, "_diff": 4}]
 
 
