@@ -28,6 +28,7 @@ QUERIES = (
     "select sum(v) from (select v from t order by all limit 5)",
     "select count(*) from (select v from t limit 3)",
 )
+DUCKDB = duckdb.connect()
 DOORS: dict[str, Callable[[Any], Any]] = {
     "to_duckdb": lambda found: found.to_duckdb(DUCKDB),
     "to_arrow": lambda found: found.to_arrow(),
@@ -37,7 +38,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "polars": lambda found: found.to_polars(),
     "scan_polars": lambda found: found.scan_polars().collect(),
 }
-DUCKDB = duckdb.connect()
 COLUMNS = st.sampled_from([None, ["v"], ["a", "v"], ["a", "b", "v"]])
 FILTERS = st.sampled_from([None, pc.field("v") > 5, pc.field("a") == 1, pc.field("b") == "x"])
 

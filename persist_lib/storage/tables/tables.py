@@ -132,7 +132,10 @@ class Tables:
         return self._run(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
 
     def upsert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
-        """Make each of `rows` the one row of its key. Two clients never lose an update. Raises as `insert` does."""
+        """Make each of `rows` the one row of its key, against the rows just before it. Raises as `insert` does.
+
+        What a caller read before is not looked at again: `update`, or a transaction, does not go over what others did.
+        """
         return self._run(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
 
     def delete(

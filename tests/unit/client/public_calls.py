@@ -207,7 +207,7 @@ def appends(p: Place) -> dict[str, Any]:
 
 def keyed(key: str, **more: Any) -> dict[str, Any]:
     return {"columns": ["id"], "as_of": 5, "timeout": 0.05, "key": None, "key_from": None, "key_to": None, "keys": None,
-            key: (5,), "filter": None, **more}  # fmt: skip
+            key: (5,), "filter": None, "diff": True, **more}  # fmt: skip
 
 
 def are_keys(value: Any) -> bool:
@@ -303,6 +303,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Snapshot.to_reader": (lambda _: {}, {}),
     "Snapshot.scan_polars": (lambda _: {}, {}),
     "Snapshot.batches": (lambda _: {}, {}),
+    "Snapshot.count": (lambda _: {}, {}),
     "Snapshot.release": (lambda _: {}, {}),
     "Changes.to_arrow": (lambda _: {}, {}),
     "Changes.to_duckdb": (lambda _: {"connection": None}, {"connection": or_none(never)}),
@@ -335,18 +336,18 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: keyed("key"),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(is_key),
          "key_from": or_none(never), "key_to": or_none(never), "keys": or_none(never), "filter": or_none(never),
-         "timeout": timeout},
+         "diff": flag, "timeout": timeout},
     ),
     "ReadHandle.snapshot of keys": (
         lambda _: keyed("keys", keys=[5, 7]),
-        {"columns": or_none(is_empty), "as_of": or_none(time), "keys": or_none(are_keys), "timeout": timeout,
-         **dict.fromkeys(("key", "key_from", "key_to", "filter"), or_none(never))},
+        {"columns": or_none(is_empty), "as_of": or_none(time), "keys": or_none(are_keys), "diff": flag,
+         "timeout": timeout, **dict.fromkeys(("key", "key_from", "key_to", "filter"), or_none(never))},
     ),
     "ReadHandle.snapshot of a range": (
         lambda _: keyed("key_from", key_to=(7,)),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(never),
          "key_from": or_none(is_key), "key_to": or_none(is_key), "keys": or_none(never), "filter": or_none(never),
-         "timeout": timeout},
+         "diff": flag, "timeout": timeout},
     ),
     "ReadHandle.wait_for_upper": (
         lambda _: {"frontier": 5, "timeout": 0.05}, {"frontier": frontier, "timeout": timeout}
@@ -499,7 +500,8 @@ ROWS = {"Update"}
 INNER = {
     "Split.at_once", "Split.streamed",
     "Changes.check_readable", "Changes.selected", "Changes.shard_schema",
-    "Snapshot.check_readable", "Snapshot.selected", "Snapshot.shard_schema",
+    "Snapshot.check_readable", "Snapshot.consolidated", "Snapshot.consolidated_selection",
+    "Snapshot.consolidated_table", "Snapshot.selected", "Snapshot.shard_schema",
     "ReadHandle.check_open", "ReadHandle.look_again",
     "ReadHandle.acquire", "ReadHandle.after_fork_in_child", "ReadHandle.expired", "ReadHandle.let_go",
     "ReadHandle.move_hold", "ReadHandle.release",

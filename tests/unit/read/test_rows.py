@@ -159,10 +159,11 @@ def test_splits_repeat_rows_and_so_do_keys_that_are_looked_up(client: persist.Cl
         (split,) = snapshot.splits(1)
         assert split.to_arrow(client.blob).num_rows == 5
         assert sum(table.num_rows for table in split.batches(client.blob)) == 5
-    for snapshot in collection(client):
-        assert sum(split.to_arrow(client.blob).num_rows for split in snapshot.splits(3)) == 5  # type: ignore[attr-defined]
-    for snapshot in collection_again(client, columns=["cents"], diff=True):
-        (whole,) = snapshot.splits(1)  # type: ignore[attr-defined]
+    several: Any
+    for several in collection(client):
+        assert sum(split.to_arrow(client.blob).num_rows for split in several.splits(3)) == 5
+    for several in collection_again(client, columns=["cents"], diff=True):
+        (whole,) = several.splits(1)
         assert whole.to_arrow(client.blob).to_pylist() == [{"cents": 7, "_diff": 1}, {"cents": 100, "_diff": 4}]
 
 
@@ -186,7 +187,7 @@ def test_a_negative_sum_refuses_rows_and_names_one(client: persist.Client) -> No
         assert read.snapshot(key=(1,)).to_pylist() == rows((1, 5)), "rows that are not asked for do not matter"
 
 
-def test_a_thousand_million_equal_rows_stream_by_index_and_are_not_built(client: persist.Client) -> None:
+def test_a_thousand_million_equal_rows_stream_by_index_and_a_limit_ends_it(client: persist.Client) -> None:
     with client.open_writer("s", SCHEMA) as write:
         write.compare_and_append([*rows((1, 5), _diff=10**9), *rows((2, 6))], 0, 1)
     with client.open_reader("s") as read, read.snapshot() as found:
@@ -195,6 +196,14 @@ def test_a_thousand_million_equal_rows_stream_by_index_and_are_not_built(client:
         assert (first.num_rows, first.nbytes < 1 << 22) == (1 << 16, True)
         assert found.scan_polars().head(70_000).collect().height == 70_000
         assert found.to_duckdb(duckdb.connect()).limit(100_000).aggregate("sum(cents)").fetchall() == [(500_000,)]
+
+
+def test_what_is_built_in_memory_is_counted_first(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert multiplicity.MOST_ROWS == 10**8
+    monkeypatch.setattr(multiplicity, "MOST_ROWS", 1000)
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([*rows((1, 5), _diff=1000), *rows((2, 6))], 0, 1)
+    with client.open_reader("s") as read, read.snapshot() as found:
         for build in (
             found.to_arrow,
             found.to_pandas,
@@ -202,11 +211,13 @@ def test_a_thousand_million_equal_rows_stream_by_index_and_are_not_built(client:
             found.to_pylist,
             lambda: found.to_models(Order),
         ):
-            with pytest.raises(persist.InvalidUsage, match="diff=True"):
+            with pytest.raises(persist.InvalidUsage, match=r"1,001 rows, and at most 1,000 .* diff=True"):
                 build()
         (split,) = found.splits(1)
         with pytest.raises(persist.InvalidUsage, match="diff=True"):
             split.to_arrow(client.blob)
+        assert len(found.to_reader().read_all()) == 1001, "a stream has no limit"
+        assert read.snapshot(key=(1,)).to_arrow().num_rows == 1000
 
 
 def test_sums_beyond_64_bits_stream_too() -> None:
