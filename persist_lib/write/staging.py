@@ -116,7 +116,12 @@ class Staging(ABC):
         stage with bounds it is the `compare_and_append` of these. Nothing staged is no append, unless there are bounds.
 
         With a `producer`, a name and a sequence number, the append is committed once, as in `compare_and_append`:
-        AlreadyProduced says that there was nothing left to do. After Indeterminate, repeat the call with the producer.
+        AlreadyProduced says that there was nothing left to do.
+
+        Each answer is appended once, with a producer or without, in however many calls it is passed. A call whose
+        answers were all appended before says where that was, with a count of 0; so after Indeterminate, repeat it. If
+        only some of them were, it raises InvalidUsage and appends nothing. The shard remembers each answer until its
+        stage is closed, and after that the last 1,024 appends, by all of their answers together.
 
         Constraints of the schema are checked against the newest contents of the keys, in bounded memory. Raises
         ConstraintViolated, DiffOverflow, and LeaseExpired when the stage's lease has ended: nothing was written then,

@@ -11,7 +11,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import groups
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import GROUPS
-from persist_lib.core.state import State, Writer
+from persist_lib.core.state import State
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_state
 from persist_lib.errors import InvariantViolated
@@ -25,12 +25,12 @@ COMMANDS = [c.RegisterWriter(id_, "ingest", 1000) for id_ in IDS]
 def test_a_command_that_would_break_the_state_changes_nothing_and_the_others_are_applied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a bug in a transition would: here it writes a negative lease into the state."""
+    """As a bug in a transition would: here it registers an id and retires it at once."""
 
     def broken(state: State, seqno: SeqNo, command: c.Command) -> Any:
         answer = change(state, seqno, command)
         if command is COMMANDS[1] and isinstance(answer, StateDiff):
-            return msgspec.structs.replace(answer, writers=((IDS[1], Writer("ingest", 7), Writer("ingest", 8)),))
+            return msgspec.structs.replace(answer, retired=((IDS[1], None, seqno),))
         return answer
 
     made = change(State(), SeqNo(1), c.Create(SCHEMA, GROUPS))

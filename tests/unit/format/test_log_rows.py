@@ -120,7 +120,7 @@ STORED_OWNER = msgspec.structs.replace(
 )  # fmt: skip
 """A shard with a writer that has an owner."""
 
-REMEMBERING = msgspec.structs.replace(WRITER, staged=(Outcome(b"\x00an answer", SeqNo(7), at(9)),))
+REMEMBERING = msgspec.structs.replace(OWNED, staged=(Outcome(b"\x00an answer", SeqNo(7), at(9)),))
 ROW_STAGED = msgspec.structs.replace(
     ROW_OWNER, diff=msgspec.structs.replace(ROW.diff, writers=((W1, WRITER, REMEMBERING),))
 )
@@ -166,7 +166,7 @@ def golden(name: str, format_: int) -> bytes:
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
     group = (ROW_GROUP, STEPS[1])
-    stored = (STORED_PRODUCERS, STORED_PRODUCERS.state, BATCH, AT, OWNED, READER, ROLLUP, OUTCOME, PRODUCED)
+    stored = (STORED_PRODUCERS, STORED_PRODUCERS.state, BATCH, AT, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
     diff = msgspec.structs.replace(ROW_2.diff, producers=ROW_PRODUCERS.diff.producers)
     for value in (*group, *stored, diff):
         plain = type(value)
@@ -483,7 +483,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "trace", 1, 0], "Batch with 13 fields"),
         ([6, "trace", 1, 0, 8, 0], "Part with 13 fields"),
         ([6, "producers", 0, 2], "Produced with 5 fields"),
-        ([6, "writers", 0, 2], "Writer with 5 fields"),
+        ([6, "writers", 0, 2], "Writer with 6 fields"),
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
@@ -497,7 +497,7 @@ def with_more(value: object, path: list[int | str]) -> object:
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
     schemas = (msgspec.structs.replace(CLOCK, unique=True, non_negative=True),)
-    writers = ((W1, None, OWNED),)
+    writers = ((W1, None, REMEMBERING),)
     diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers)
     row = msgspec.structs.replace(ROW, diff=diff)
     stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
@@ -535,7 +535,7 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
 
 @pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9], [2, 18, "b"]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    owned = msgspec.structs.replace(STORED_PRODUCERS.state, writers={W2: OWNED})
+    owned = msgspec.structs.replace(STORED_PRODUCERS.state, writers={W2: REMEMBERING})
     state = msgspec.structs.replace(STORED_PRODUCERS, state=owned)
     stored = msgspec.msgpack.decode(encode_state(state)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:

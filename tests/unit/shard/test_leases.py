@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
+from persist_lib.core import commands as c
 from persist_lib.core.plan.expiry import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
-from persist_lib.ids import SeqNo
+from persist_lib.ids import SeqNo, format_writer_id
 from persist_lib.location.api import Row
 from persist_lib.location.sqlite import consensus
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.location.stack import Stack, open_stack
 from persist_lib.shard import heartbeat
-from persist_lib.shard.leases import RENEW_BELOW
+from persist_lib.shard.leases import RENEW_BELOW, Registering
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
 from tests.worlds import SCHEMA, Storm, World, row
 
@@ -603,14 +604,20 @@ def test_a_new_handle_does_not_let_the_leases_of_older_ones_lapse() -> None:
     world.close()
 
 
-def test_what_was_dropped_without_a_close_is_retired_when_the_client_closes() -> None:
-    """A handle that goes away together with its client: no tick comes after it."""
+def test_an_id_whose_registration_was_interrupted_is_retired_when_the_client_closes() -> None:
+    """No tick may come after it, and no handle has it."""
     world = World()
-    client = world.client()
-    write = client.open_writer("s", SCHEMA)
-    machine, id_ = world.client().machine("s"), write.id
-    client.leases.abandon(write.machine, id_)
-    client.leases.drop(write.machine, id_)
+    client, other = world.client(), world.client()
+    machine, id_ = client.open_writer("s", SCHEMA).machine, format_writer_id(7)
+
+    def interrupted() -> None:
+        with Registering(client.leases, machine, id_):
+            machine.commit(lambda _state, now: c.RegisterWriter(id_, "ingest", now + 60_000))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert id_ in other.machine("s").fetch().state.writers
     client.close()
-    assert id_ not in machine.fetch().state.writers
+    assert id_ not in other.machine("s").fetch().state.writers
     world.close()

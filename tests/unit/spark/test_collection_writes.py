@@ -46,6 +46,12 @@ def contents(controller: Controller, as_of: int | None = None) -> Counter[Any]:
         return contents_of(reader.snapshot(as_of, diff=True).to_arrow())
 
 
+@pytest.mark.parametrize("count", [3, 9_000], ids=["inline", "objects"])
+def test_a_step_that_commits_again_writes_once(driver: Driver, controller: Controller, count: int) -> None:
+    driver.batch([rows(*((id_, "a") for id_ in range(1, count))), rows((count, "a"))], commits=3)
+    assert contents(controller) == Counter({(id_, "a"): 1 for id_ in range(1, count + 1)})
+
+
 def upper(controller: Controller) -> persist.Antichain:
     return controller.describe("c").upper
 

@@ -38,15 +38,16 @@ class Driver:
 
     def batch(
         self, tasks: Iterable[Rows], frame: t.StructType = FRAME, *, overwrite: bool = False, times: int = 1,
-        **options: Any,
+        commits: int = 1, **options: Any,
     ) -> None:  # fmt: skip
-        """A batch write. Each task runs `times` times; the last attempt counts."""
+        """A batch write. Each task runs `times` times; the last attempt counts. The step that commits may run again."""
         planned = BatchWriter({**self.options, **options}, frame, overwrite)
         writer = pickle.loads(pickle.dumps(planned))
         answers = [[self.run(writer, rows, frame) for _ in range(times)][-1] for rows in tasks]
         committing = pickle.loads(pickle.dumps(planned))
         try:
-            committing.commit(answers)
+            for _ in range(commits):
+                committing.commit(answers)
         except Exception:
             committing.abort(answers)
             raise
@@ -103,6 +104,17 @@ def test_a_batch_creates_the_shard_and_is_one_append(driver: Driver, client: per
     state = client.machine("s").fetch().state
     assert state.schemas[-1] == SCHEMA
     assert (state.upper, len(state.trace), dict(state.writers)) == (persist.at(1), 1, {})
+
+
+@pytest.mark.parametrize("mode", [{}, {"upsert": "true"}, {"overwrite": True}], ids=str)
+@pytest.mark.parametrize("count", [3, 9_000], ids=["inline", "objects"])
+def test_a_step_that_commits_again_writes_once(
+    driver: Driver, client: persist.Client, mode: dict[str, Any], count: int
+) -> None:
+    driver.batch([rows((0, "there"))])
+    driver.batch([rows(*((id_, "a") for id_ in range(1, count))), rows((count, "a"))], commits=3, **mode)
+    assert len(contents(client)) == count + ("overwrite" not in mode)
+    assert {diff for *_, diff in contents(client)} == {1}
 
 
 def test_modes_append_upsert_and_overwrite(driver: Driver, client: persist.Client) -> None:

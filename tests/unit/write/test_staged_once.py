@@ -135,8 +135,9 @@ def test_heartbeats_and_other_appends_of_a_stage_keep_what_it_remembers(world: W
     until = write.machine.state.writers[stage.id].lease_until
     write.machine.commit(lambda _state, _now: c.Heartbeat((stage.id,), until + 1))
     assert write.machine.fetch().state.writers[stage.id].lease_until > until, "extended"
-    for one in staged:
-        assert write.append_staged([one]).count == 0
+    assert {outcome.token for outcome in write.machine.state.writers[stage.id].staged} == {one.id for one in staged}
+    for given in (staged, *([one] for one in staged)):
+        assert write.append_staged(given).count == 0
     assert contents(world, 0) == ours(0, 1, 2)
 
 
