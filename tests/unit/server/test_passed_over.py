@@ -218,6 +218,22 @@ def test_a_server_that_does_not_answer_is_tried_less_and_less_often() -> None:
     assert server.shunned_until - now[0] == SHUNNED_S
 
 
+def test_a_silent_server_is_tried_for_a_moment() -> None:
+    """Before something else to ask; where it is the last one, as long as any."""
+    now = [100.0]
+    runtime = Runtime(monotonic=lambda: now[0])
+    for addresses, has_store, while_shunned, later in ((2, False, 2.0, 0.25), (1, True, 0.25, 0.25), (1, False, 2, 2)):
+        asked = Servers([f"127.0.0.1:{n + 1}" for n in range(addresses)], runtime, has_store=has_store)
+        first = asked._servers[0]
+        assert asked._connect_s(first) == 2.0
+        first.shun()
+        assert asked._connect_s(first) == while_shunned
+        now[0] += SHUNNED_S
+        assert asked._connect_s(first) == later
+        first.answered()
+        assert asked._connect_s(first) == 2.0
+
+
 @pytest.mark.parametrize(
     ("addresses", "has_store", "timeout_s", "takes_s", "expected"),
     [
