@@ -12,7 +12,7 @@ from zlib import crc32
 import grpc
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.format.wire import MOST_BYTES, SERVICE, decode_reply, encode_call
+from persist_lib.format.wire import MOST_BYTES, SERVICE, Unread, decode_reply, encode_call
 from persist_lib.location.rpc.credentials import Credentials
 from persist_lib.location.rpc.forked import CORE
 from persist_lib.location.rpc.tls import Tls
@@ -250,6 +250,11 @@ class Servers:
                 if not reads:
                     raise Indeterminate(f"{error}; it is not known what was done") from error
                 gone = Determinate(f"{error}; nothing was changed")
+            except Unread as error:
+                if not reads:
+                    told_by = f"the shard server {server.address} answered {name}, but {error}"
+                    raise Indeterminate(f"{told_by}; it is not known what was done") from error
+                raise error.error from error
             except _Unreached as error:
                 gone = error
             except Determinate as error:  # it did nothing: perhaps another one can
@@ -286,6 +291,9 @@ class Servers:
     ) -> Any:  # fmt: skip
         seconds = min(left_s, share_s)
         call = encode_call(arguments, seconds)
+        if len(call) > MOST_BYTES:
+            raise InvalidUsage(f"this {name} has {len(call)} bytes, and a shard server takes at most {MOST_BYTES}. "
+                               "Nothing was sent; make it smaller", size=len(call), most=MOST_BYTES)  # fmt: skip
         try:
             data = server.send(channel, name, call, seconds if seconds < left_s else left_s + GRACE_S)
         except grpc.RpcError as error:
@@ -321,7 +329,5 @@ def _failed(server: Server, name: str, error: grpc.RpcError) -> Exception:
     told = f"the shard server {server.address} failed {name}: {code.name}, {details}"
     if code in NOT_DONE:
         return InvalidUsage(f"{told}. Nothing was done", address=server.address)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return InvalidUsage(f"{told}. It is too large, or the server has too many calls", address=server.address)
     server.shun()
     return _Unanswered(told)

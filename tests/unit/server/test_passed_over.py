@@ -13,10 +13,11 @@ from typing import Any, cast
 from urllib.parse import quote
 
 import grpc
+import msgspec
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Determinate
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NewerFormat, PersistError
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.rpc import servers
@@ -77,6 +78,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     made = Place(tmp_path_factory.mktemp("place"))
     yield made
     made.close()
+
+
+class Failed(grpc.RpcError):  # type: ignore[misc]
+    """A call that failed so."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "so"
 
 
 class Opened:
@@ -250,16 +264,9 @@ def test_a_server_has_a_share_of_the_time_where_there_is_another(
 ) -> None:  # fmt: skip
     given: list[float] = []
 
-    class Silent(grpc.RpcError):  # type: ignore[misc]
-        def code(self) -> grpc.StatusCode:
-            return grpc.StatusCode.DEADLINE_EXCEEDED
-
-        def details(self) -> str:
-            return "silent"
-
     def send(_server: Server, _channel: object, _name: str, call: bytes, _seconds: float) -> bytes:
         given.append(wire.decode_call(call, type(None))[1])
-        raise Silent
+        raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED)
 
     monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
     monkeypatch.setattr(Server, "send", send)
@@ -268,3 +275,36 @@ def test_a_server_has_a_share_of_the_time_where_there_is_another(
     with pytest.raises(Determinate):
         asked.call("heads", None, None, route="", seconds=timeout_s, reads=True, takes_s=takes_s)
     assert given == pytest.approx(expected)
+
+
+NEWER = msgspec.msgpack.encode([wire.VERSION + 1, 0, None])
+WRONG = wire.encode_reply({"not": "a list"}, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "read_fails_as"),
+    [(b"\xc1", InvalidUsage), (NEWER, NewerFormat), (WRONG, InvalidUsage), (None, Determinate)],
+    ids=["no answer", "a newer version", "another type", "too many calls, or too large an answer"],
+)
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_answer_that_cannot_be_read_does_not_say_that_nothing_was_done(
+    answer: bytes | None, read_fails_as: type[PersistError], reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(*_: object) -> bytes:
+        if answer is None:
+            raise Failed(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return answer
+
+    monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
+    monkeypatch.setattr(Server, "send", send)
+    asked = Servers(["127.0.0.1:1"], Runtime())
+    with pytest.raises(read_fails_as if reads else Indeterminate) as told:
+        asked.call("commit", None, list[int], route="", seconds=5, reads=reads)
+    assert reads or "othing was done" not in told.value.message
+
+
+def test_a_call_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
+    monkeypatch.setattr(servers, "MOST_BYTES", 1000)
+    with pytest.raises(InvalidUsage, match="at most 1000"):
+        Servers(["127.0.0.1:1"], Runtime()).call("commit", b"x" * 1001, None, route="", seconds=5, reads=False)
