@@ -75,6 +75,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 FIELDS = dict[str, msgspec.Raw]
+NOTHING_DONE = ". Nothing was done"
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -85,10 +86,10 @@ def encode_call(arguments: object, timeout_s: float) -> bytes:
 
 def decode_call(data: bytes, kind: Any) -> tuple[Any, float]:
     """The arguments of a call, of type `kind`, and its timeout in seconds. Raises InvalidUsage or NewerFormat."""
-    asked: Asked = _decoded(data, Asked, "call")
+    asked: Asked = _decoded(data, Asked, "call", NOTHING_DONE)
     if asked.version > VERSION:
-        raise _newer("client", asked.version)
-    return _decoded(asked.arguments, kind, "call"), asked.timeout_ms / 1000
+        raise _newer("client", asked.version, NOTHING_DONE)
+    return _decoded(asked.arguments, kind, "call", NOTHING_DONE), asked.timeout_ms / 1000
 
 
 def encode_reply(value: object, now: int) -> bytes:
@@ -103,14 +104,33 @@ def encode_error(error: PersistError, now: int) -> bytes:
 
 
 def decode_reply(data: bytes, kind: Any) -> tuple[Any, int]:
-    """The value of an answer, of type `kind`, and the store's clock. Raises the error that it tells."""
-    replied: Replied = _decoded(data, Replied, "answer")
-    if replied.version > VERSION:
-        raise _newer("server", replied.version)
-    if replied.error is not None:
-        name, message, fields = replied.error
-        raise _error(name)(message, **{field: msgspec.msgpack.decode(value) for field, value in fields.items()})
-    return _decoded(replied.value, kind, "answer"), replied.now
+    """The value of an answer, of type `kind`, and the store's clock. Raises the error that it tells, or Unread."""
+    value, now, told = _read(data, kind)
+    if told is not None:
+        raise told
+    return value, now
+
+
+class Unread(Exception):
+    """An answer cannot be read, for the reason `error`: it says nothing about what was done."""
+
+    def __init__(self, error: InvalidUsage | NewerFormat) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _read(data: bytes, kind: Any) -> tuple[Any, int, PersistError | None]:
+    try:
+        replied: Replied = _decoded(data, Replied, "answer")
+        if replied.version > VERSION:
+            raise _newer("server", replied.version)
+        if replied.error is None:
+            return _decoded(replied.value, kind, "answer"), replied.now, None
+        name, message, found = replied.error
+        fields = {field: _decoded(value, Any, "answer") for field, value in found.items()}
+        return None, replied.now, _error(name)(message, **fields)
+    except (InvalidUsage, NewerFormat) as error:
+        raise Unread(error) from error
 
 
 def encode_command(command: c.Command) -> tuple[str, msgspec.Raw]:
@@ -167,16 +187,16 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind)
 
 
-def _decoded(data: bytes | msgspec.Raw, kind: Any, what: str) -> Any:
+def _decoded(data: bytes | msgspec.Raw, kind: Any, what: str, done: str = "") -> Any:
     try:
         return _decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidUsage(f"the {what} of the other side cannot be read: {error}. Nothing was done") from error
+        raise InvalidUsage(f"the {what} of the other side cannot be read: {error}{done}") from error
 
 
-def _newer(who: str, version: int) -> NewerFormat:
+def _newer(who: str, version: int, done: str = "") -> NewerFormat:
     return NewerFormat(
-        f"the {who} speaks version {version}, and this side versions up to {VERSION}: upgrade it. Nothing was done",
+        f"the {who} speaks version {version}, and this side versions up to {VERSION}: upgrade it{done}",
         key=SERVICE, found=version, known=VERSION,
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.format import wire
 from persist_lib.format.pushed import FOLLOW
 from persist_lib.location.rpc.credentials import is_loopback
+from persist_lib.location.rpc.forked import CORE
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access
 from persist_lib.server.announcing import Announcing
@@ -121,11 +122,13 @@ class ShardServer:
         self.port = self.http_port = 0
 
     def start(self) -> int:
-        """Begin to serve, and return the port. Raises InvalidUsage if an address cannot be listened on.
+        """Begin to serve, and return the port. Raises InvalidUsage if an address cannot be listened on, or in a process
+        that was forked from one which used gRPC, as one with a server does.
 
         Without both tokens and TLS, only addresses of the loopback interface are taken. The store has answered then, or
         had some seconds to.
         """
+        CORE.use("a shard server")
         _check_address(self._listen, is_safe=self._access is not None and self._certificates is not None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="persist-server", daemon=True)
@@ -148,7 +151,9 @@ class ShardServer:
 
         Probes are told first. What is still in doubt after that time is answered as unknown. Returns whether all
         threads have ended: one that waits for the store, which does not answer, ends when the store's timeout does.
+        Raises InvalidUsage in a forked child: the server and its threads are the parent's.
         """
+        CORE.use("the shard server of another process")
         self._run(self._not_ready())
         self._funnels.stop()
         if self._server is not None:

@@ -168,5 +168,7 @@ CONSENSUSES = {
 
 SHARED_BLOBS = [name for name, kind in BLOBS.items() if kind.is_shared]
 SHARED_CONSENSUSES = [name for name, kind in CONSENSUSES.items() if kind.is_shared]
+FORKED_CONSENSUSES = [name for name in SHARED_CONSENSUSES if not name.startswith("shard server")]
+"""Those that a forked child can use. Shard servers are in this process, and then it is refused (test_forked)."""
 TRANSACTIONAL = [name for name, kind in CONSENSUSES.items() if kind.has_transactions]
 """For `parametrize("consensus_name", ..., indirect=True)`: a test that some cannot pass does not run over those."""

@@ -18,7 +18,7 @@ from persist_lib.location.memory.stores import MemoryConsensus
 from tests.conformance import racers
 from tests.conformance.conftest import PROCESSES, Race
 from tests.conformance.history import violations
-from tests.conformance.stores import SHARED_CONSENSUSES, TRANSACTIONAL, ConsensusKind
+from tests.conformance.stores import FORKED_CONSENSUSES, SHARED_CONSENSUSES, TRANSACTIONAL, ConsensusKind
 from tests.logs import after
 
 EVERYTHING = 1_000_000
@@ -432,7 +432,7 @@ def test_of_processes_that_extend_none_loses_an_acknowledged_row(
     assert violations("s", claims, rows) == []
 
 
-@pytest.mark.parametrize("consensus_name", SHARED_CONSENSUSES, indirect=True)
+@pytest.mark.parametrize("consensus_name", FORKED_CONSENSUSES, indirect=True)
 @pytest.mark.parametrize("child_writes_first", [True, False])
 def test_what_a_forked_child_was_told_to_be_done_is_there_after_its_parent_closed(
     consensus_kind: ConsensusKind, consensus_url: str, child_writes_first: bool

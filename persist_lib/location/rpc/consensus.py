@@ -60,7 +60,8 @@ def open_consensus(url: str, opening: Opening) -> RpcConsensus:
     credentials = Credentials(files.get("credentials"))
     if not url.startswith("persists:"):
         check_secret(addresses, credentials)
-    servers = Servers(addresses, opening.runtime, credentials, _tls(url, files))
+    has_store = STORE in files and opening.stores is not None
+    servers = Servers(addresses, opening.runtime, credentials, _tls(url, files), has_store=has_store)
     if STORE not in files or opening.stores is None:
         return RpcConsensus(servers)
     return RpcConsensus(servers, Behind(files[STORE], opening.stores, servers, opening.runtime))
@@ -190,7 +191,7 @@ class RpcConsensus:
 
     def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
         asked = (settings, {duty: list(names) for duty, names in done.items()}, most, seconds)
-        found: Debts | None = self._call("debts", asked, Debts | None, alone=lambda _: None)
+        found: Debts | None = self._call("debts", asked, Debts | None, alone=lambda _: None, takes_s=seconds)
         return found
 
     def now(self) -> int:
@@ -212,12 +213,14 @@ class RpcConsensus:
 
     def _call(
         self, name: str, arguments: object, kind: object, *, alone: Callable[[Consensus], object], route: str = "",
-        reads: bool = True,
+        reads: bool = True, takes_s: float = 0.0,
     ) -> Any:  # fmt: skip
         """The answer of a server or, where none is there, what `alone` does to the store behind them."""
         if self._behind is None or not self._behind.is_in_use:
             try:
-                return self._servers.call(name, arguments, kind, route=route, seconds=None, reads=reads)
+                return self._servers.call(
+                    name, arguments, kind, route=route, seconds=None, reads=reads, takes_s=takes_s
+                )
             except Gone as gone:
                 if self._behind is None:
                     raise gone.told() from gone

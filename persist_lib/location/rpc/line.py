@@ -121,16 +121,21 @@ class Line:
 
     def _serve(self) -> None:
         """Take what the server tells until nothing is followed here any more. Raises when the server is gone."""
-        channel = self._server.connect(CONNECT_S)
         said: SimpleQueue[bytes | None] = SimpleQueue()
-        with self._lock:
-            if self._is_closed:
-                return
-            said.put(encode_follow(tuple(self.shards)))
-            self._said, self._heard = said, self._runtime.monotonic()
-            self._call = self._server.stream(channel, FOLLOW, iter(said.get, None))
-            call = self._call
+        with (
+            self._server.connected(CONNECT_S) as channel,
+            self._server.stream(channel, FOLLOW, iter(said.get, None)) as call,
+        ):
+            self._follow(call, said)
+
+    def _follow(self, call: grpc.Call, said: SimpleQueue[bytes | None]) -> None:
         try:
+            with self._lock:
+                if self._is_closed:
+                    call.cancel()
+                    return
+                said.put(encode_follow(tuple(self.shards)))
+                self._said, self._call, self._heard = said, call, self._runtime.monotonic()
             for data in call:
                 self._heard = self._runtime.monotonic()
                 self._take(self, decode_pushed(data))
@@ -140,7 +145,8 @@ class Line:
                 raise Determinate("the server has ended the stream")
         finally:
             with self._lock:
-                self._hang_up()
+                said.put(None)
+                call.cancel()
                 self._said = self._call = None
             self._lose(self)
 
@@ -155,10 +161,9 @@ class Line:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             if self._is_wanted():
                 try:
-                    self._server.connect(CONNECT_S)
+                    with self._server.connected(CONNECT_S):
+                        break
                 except Exception as error:  # noqa: BLE001 - whatever it is, the server is not back
                     log.debug("the shard server is not back: %s", error)
-                else:
-                    break
         self.is_gone = False
         return pause_s

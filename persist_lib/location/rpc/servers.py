@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
 import grpc
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.format.wire import MOST_BYTES, SERVICE, decode_reply, encode_call
+from persist_lib.format.wire import MOST_BYTES, SERVICE, Unread, decode_reply, encode_call
 from persist_lib.location.rpc.credentials import Credentials
+from persist_lib.location.rpc.forked import CORE
 from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.threads import Bell
 
+log = logging.getLogger("persist")
 CONNECT_S = 2.0
 """How long to wait for a connection to a server before the next one is asked."""
 SHUNNED_S = 1.0
-"""How long a server that did not answer is asked last."""
+SHUNNED_MOST_S = 30.0
+"""How long a server that did not answer is asked last: at first, and at most. Each further time twice as long."""
+CHECK_S = 0.25
+"""How long such a server may take to answer that it is there, when it is tried again."""
+SHARE, SHARE_LEAST_S = 0.2, 1.0
+"""How long a server may take to answer where there is another one to ask: a share of the caller's time, and at least.
+It may be paused or cut off, which no connection tells."""
 GRACE_S = 2.0
 """How much longer than the caller's timeout to wait for an answer, so that the server can say what is so."""
+FORK_WAITS_S = 5.0
+"""How long a fork waits for calls under way."""
 CALL_S = 60.0
 """How long a call may take that has no deadline."""
 NOT_DONE = frozenset({
@@ -40,26 +53,56 @@ OPTIONS = [
 
 
 class Server:
-    """One server: its connection, and whether it answered of late. Safe to use from several threads."""
+    """One server: its connection, and whether it answered of late. Safe to use from several threads, and after a fork.
+
+    No connection is open across a fork: a child cannot use its parent's, and gRPC has to end before (`rpc.forked`).
+    """
 
     def __init__(self, address: str, runtime: Runtime, credentials: Credentials, tls: Tls | None) -> None:
         self.address, self._runtime, self._credentials, self._tls = address, runtime, credentials, tls
-        self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
+        self.shunned_until = self._shunned_s = 0.0
+        self._begin()
+        enrol(self, Stage.STORES)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._bell = Bell(self._lock)
+        self._users: set[object] = set()
+        self._streams: set[grpc.Call] = set()
+        self._forking = False
         self._made_with: grpc.ChannelCredentials | None = None
         self._is_ready = False
-        self.shunned_until = 0.0
-        self._process = os.getpid()
 
-    def connect(self, seconds: float) -> grpc.Channel:
-        """The connection, which is there now. Raises Determinate if there is none after so many seconds."""
+    @contextmanager
+    def connected(self, seconds: float) -> Iterator[grpc.Channel]:
+        """The connection, which is there now, and while it is in use. Forks wait for that.
+
+        Raises Determinate if there is none after so many seconds.
+        """
+        use = object()
+        try:
+            self._enter(use)
+            yield self._ready(seconds)
+        finally:
+            self._users.discard(use)
+            if self._forking:
+                self._bell.ring()
+
+    def _enter(self, use: object) -> None:
+        while use not in self._users:
+            with self._lock:
+                if not self._forking:
+                    self._users.add(use)
+            self._bell.wait(lambda: not self._forking, FORK_WAITS_S)
+
+    def _ready(self, seconds: float) -> grpc.Channel:
+        CORE.use(f"the shard server {self.address}")
         with self._lock:
             tls = None if self._tls is None else self._tls.credentials()
-            # A fork cannot use its parent's. A channel with former certificates is left to the calls that use it.
-            is_stale = self._process != os.getpid() or (tls is not self._made_with and not self._is_ready)
-            if self._channel is None or is_stale:
-                self._channel, self._made_with = self._open(tls), tls
-                self._is_ready, self._process = False, os.getpid()
+            # A channel with former certificates is left to the calls that use it.
+            if self._channel is None or (tls is not self._made_with and not self._is_ready):
+                self._channel, self._made_with, self._is_ready = self._open(tls), tls, False
             channel = self._channel
         if not self._is_ready:
             # SUBTLE: a call that fails says nothing about whether it was carried out. One that only asks for the time
@@ -70,7 +113,7 @@ class Server:
                 self.shun()
                 if error.code() in NOT_DONE:
                     raise _failed(self, "now", error) from error
-                raise Determinate(
+                raise _Unreached(
                     f"the shard server {self.address} cannot be reached ({error.code().name}, {error.details()}); "
                     "nothing was sent to it",
                     address=self.address,
@@ -85,22 +128,75 @@ class Server:
         )
         return data
 
-    def stream(self, channel: grpc.Channel, name: str, said: Iterator[bytes]) -> grpc.Call:
-        """Begin a call in which both sides say what they have to say, with the token. Iterate over it for answers."""
+    @contextmanager
+    def stream(self, channel: grpc.Channel, name: str, said: Iterator[bytes]) -> Iterator[grpc.Call]:
+        """A call in which both sides say what they have to say, with the token. Iterate over it for answers.
+
+        It is cancelled at a fork.
+        """
         call: grpc.Call = channel.stream_stream(f"/{SERVICE}/{name}")(said, metadata=self._credentials.metadata())
-        return call
+        try:
+            self._streams.add(call)
+            if self._forking:
+                call.cancel()
+            yield call
+        finally:
+            self._streams.discard(call)
 
     def shun(self) -> None:
         """Ask the others first for a while, and make sure of the connection before the next call."""
-        self._is_ready = False
-        self.shunned_until = self._runtime.monotonic() + SHUNNED_S
+        now, self._is_ready = self._runtime.monotonic(), False
+        if now < self.shunned_until:
+            return  # for this time it is: other calls were under way, or nothing else is there to ask
+        self._shunned_s = min(SHUNNED_MOST_S, 2 * self._shunned_s) or SHUNNED_S
+        self.shunned_until = now + self._shunned_s
+        log.info("the shard server %s does not answer; it is asked last for %g s", self.address, self._shunned_s)
+
+    def answered(self) -> None:
+        """Note that it has answered a call."""
+        self._shunned_s = 0.0
+
+    @property
+    def is_shunned(self) -> bool:
+        """Whether it is asked last now."""
+        return self.shunned_until > self._runtime.monotonic()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has answered no call since it was shunned."""
+        return self._shunned_s > 0
 
     def close(self) -> None:
         """End the connection."""
         with self._lock:
-            if self._channel is not None and self._process == os.getpid():
-                self._channel.close()
-            self._channel = None
+            channel, self._channel, self._is_ready = self._channel, None, False
+        if channel is not None:
+            channel.close()
+
+    def before_fork(self) -> None:
+        """Wait for calls under way, end streams and the connection, and begin nothing more.
+
+        A call that does not end keeps its connection; the child then refuses to use gRPC.
+        """
+        self._forking = True
+        deadline = self._runtime.deadline(FORK_WAITS_S)
+        for call in list(self._streams):
+            call.cancel()
+        while not (self._bell.wait(lambda: not self._users, deadline.left_s()) or deadline.has_passed()):
+            pass
+        if not self._users:
+            self.close()
+
+    def after_fork_in_parent(self) -> None:
+        """Take calls again."""
+        self._forking = False
+        self._bell.ring()
+
+    def after_fork_in_child(self) -> None:
+        """Begin without a connection: one of the parent's is left alone."""
+        CORE.keep(self._channel)
+        self._channel = None
+        self._begin()
 
     def _open(self, tls: grpc.ChannelCredentials | None) -> grpc.Channel:
         if tls is None:
@@ -113,10 +209,12 @@ class Servers:
 
     def __init__(
         self, addresses: list[str], runtime: Runtime, credentials: Credentials | None = None,
-        tls: Tls | None = None,
+        tls: Tls | None = None, *, has_store: bool = False,
     ) -> None:  # fmt: skip
+        """`has_store`: whether the store behind them can be asked as well."""
         credentials = credentials or Credentials()
         self._servers = [Server(address, runtime, credentials, tls) for address in addresses]
+        self._has_store, self._has_other = has_store, has_store or len(addresses) > 1
         self.runtime = runtime
         self._ahead_ms = 0
 
@@ -126,39 +224,41 @@ class Servers:
 
     def is_there(self, seconds: float) -> bool:
         """Whether a server answers now, each within so many seconds. Makes one request of each that does not."""
-        for server in self._servers:
-            try:
-                server.connect(seconds)
-            except PersistError:
-                continue
-            return True
-        return False
+        return any(self._answers(server, seconds) for server in self._servers)
 
-    def call(self, name: str, arguments: object, kind: Any, *, route: str, seconds: float | None, reads: bool) -> Any:
+    def call(
+        self, name: str, arguments: object, kind: Any, *, route: str, seconds: float | None, reads: bool,
+        takes_s: float = 0.0,
+    ) -> Any:  # fmt: skip
         """Ask a server, and return its answer, of type `kind`. Waits at most `seconds`, or the caller's deadline.
 
-        Servers that cannot be reached are passed over and, if the call only `reads`, those that do not answer as well.
-        Raises Gone if that is so of all: none did anything. Raises Indeterminate if a server got the call and did not
-        answer, and what a server told, if none carried it out.
+        Where there is another one to ask, a server has a share of that time, and `takes_s` more, which the call may
+        take. Servers that cannot be reached are passed over and, if the call only `reads`, those that do not answer in
+        time as well. Raises Gone if that is so of all: none did anything. Raises Indeterminate if a server got the call
+        and did not answer, and what a server told, if none carried it out. Repeated then, another server is asked.
         """
         seconds = patience_s(CALL_S) if seconds is None else seconds
         deadline = self.runtime.deadline(max(0.001, seconds))
+        share_s = max(SHARE_LEAST_S, SHARE * seconds) + takes_s if self._has_other else seconds
         told: Determinate | None = None
         gone = Determinate("no shard server was asked; nothing was done")
         for server in self._by_turn(route):
             try:
-                channel = server.connect(min(CONNECT_S, deadline.left_s()))
-            except Determinate as error:
-                gone = error
-                continue
-            try:
-                return self._ask(server, channel, name, arguments, kind, deadline.left_s())
-            except Determinate as error:  # it did nothing: perhaps another one can
-                told = error
+                with server.connected(min(self._connect_s(server), deadline.left_s())) as channel:
+                    return self._ask(server, channel, name, arguments, kind, deadline.left_s(), share_s)
             except _Unanswered as error:
                 if not reads:
                     raise Indeterminate(f"{error}; it is not known what was done") from error
                 gone = Determinate(f"{error}; nothing was changed")
+            except Unread as error:
+                if not reads:
+                    told_by = f"the shard server {server.address} answered {name}, but {error}"
+                    raise Indeterminate(f"{told_by}; it is not known what was done") from error
+                raise error.error from error
+            except _Unreached as error:
+                gone = error
+            except Determinate as error:  # it did nothing: perhaps another one can
+                told = error
         if told is not None:
             raise told
         raise Gone(gone.message, **gone.fields) from gone
@@ -173,22 +273,39 @@ class Servers:
         for server in self._servers:
             server.close()
 
-    def _ask(
-        self, server: Server, channel: grpc.Channel, name: str, arguments: object, kind: Any, seconds: float
-    ) -> Any:
-        call = encode_call(arguments, seconds)
+    def _connect_s(self, server: Server) -> float:
+        """How long to wait for a connection: not for long where one that is silent is tried before something else."""
+        is_before = self._has_store or (self._has_other and not server.is_shunned)
+        return CHECK_S if server.is_silent and is_before else CONNECT_S
+
+    def _answers(self, server: Server, seconds: float) -> bool:
         try:
-            data = server.send(channel, name, call, seconds + GRACE_S)
+            with server.connected(seconds):
+                return True
+        except PersistError:
+            return False
+
+    def _ask(
+        self, server: Server, channel: grpc.Channel, name: str, arguments: object, kind: Any, left_s: float,
+        share_s: float,
+    ) -> Any:  # fmt: skip
+        seconds = min(left_s, share_s)
+        call = encode_call(arguments, seconds)
+        if len(call) > MOST_BYTES:
+            raise InvalidUsage(f"this {name} has {len(call)} bytes, and a shard server takes at most {MOST_BYTES}. "
+                               "Nothing was sent; make it smaller", size=len(call), most=MOST_BYTES)  # fmt: skip
+        try:
+            data = server.send(channel, name, call, seconds if seconds < left_s else left_s + GRACE_S)
         except grpc.RpcError as error:
             raise _failed(server, name, error) from error
+        server.answered()
         value, now = decode_reply(data, kind)
         self._ahead_ms = now - int(self.runtime.monotonic() * 1000)
         return value
 
     def _by_turn(self, route: str) -> Iterator[Server]:
         """The servers, those first that answered of late; else in an order that depends on the route alone."""
-        now = self.runtime.monotonic()
-        return iter(sorted(self.order(route), key=lambda server: server.shunned_until > now))
+        return iter(sorted(self.order(route), key=lambda server: server.is_shunned))
 
 
 class Gone(Determinate):
@@ -197,6 +314,10 @@ class Gone(Determinate):
     def told(self) -> Determinate:
         """The same as an error that users know."""
         return Determinate(self.message, **self.fields)
+
+
+class _Unreached(Determinate):
+    """A server cannot be reached: it got nothing."""
 
 
 class _Unanswered(Exception):
@@ -208,7 +329,5 @@ def _failed(server: Server, name: str, error: grpc.RpcError) -> Exception:
     told = f"the shard server {server.address} failed {name}: {code.name}, {details}"
     if code in NOT_DONE:
         return InvalidUsage(f"{told}. Nothing was done", address=server.address)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return InvalidUsage(f"{told}. It is too large, or the server has too many calls", address=server.address)
     server.shun()
     return _Unanswered(told)

@@ -119,14 +119,16 @@ class Subscriptions:
             is_missing = line is not None and line.thread is None
         if line is not None and is_missing:
             aside(line.ensure_thread)  # SUBTLE: an interrupt could leave the start of a thread half done
+        elif line is not None:
+            line.check()  # nothing was told yet: the server may be paused since before the stream began
         return None
 
     def _place(self, one: Followed, now: float) -> Line | None:
         """The line where a shard is followed: that of the first server which is there. Moves it there if need be."""
         if now < one.refused_until:
             return None
-        lines = [self._lines[server.address] for server in self._servers.order(one.shard)]
-        there = [line for line in lines if not line.is_gone]
+        servers = [server for server in self._servers.order(one.shard) if not server.is_shunned]
+        there = [line for line in (self._lines[server.address] for server in servers) if not line.is_gone]
         best = there[0] if there else None
         current = self._at.get(one.shard)
         if best is not None and best is not current:

@@ -286,23 +286,6 @@ def test_a_deadline_ends_the_wait(site: Site) -> None:
         next(iter(read.listen(0, timeout=0.3)))
 
 
-def test_a_forked_child_follows_by_itself_and_its_parent_goes_on(site: Site) -> None:
-    client = site.client(runtime=QUIET)
-    listener, writer = Listener(client), Writer(site.store, SCHEMA)
-    eventually(lambda: is_told(client))
-    if (child := os.fork()) == 0:
-        ok = False
-        try:
-            found = client.open_reader("s").snapshot(1, timeout=20).to_arrow().num_rows
-            ok = found == 2
-        finally:
-            os._exit(0 if ok else 1)
-    listener.wait_for(writer.append())
-    assert os.waitpid(child, 0)[1] == 0
-    listener.wait_for(writer.append())
-    assert listener.failure is None
-
-
 def test_many_shards_take_one_stream_and_one_thread(site: Site) -> None:
     client = site.client(runtime=QUIET)
     shards = [f"many-{n}" for n in range(60)]

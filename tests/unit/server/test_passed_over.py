@@ -1,0 +1,310 @@
+"""A server that does not answer, beside one that does: each call goes to the other one, in time and once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+import grpc
+import msgspec
+import pytest
+
+import persist_lib as persist
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NewerFormat, PersistError
+from persist_lib.format import wire
+from persist_lib.ids import SeqNo
+from persist_lib.location.rpc import servers
+from persist_lib.location.rpc.consensus import RpcConsensus
+from persist_lib.location.rpc.servers import SHUNNED_MOST_S, SHUNNED_S, Server, Servers
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.server.serving import ShardServer
+from persist_lib.shard.leases import renew
+from persist_lib.testing import check_world
+from tests.faults.shard_servers import Server as Process
+from tests.unit.server.following import eventually, follows_at
+from tests.unit.server.test_push import QUIET
+from tests.worlds import SCHEMA, row
+
+WITHIN_S = 3.0
+CONFIG = persist.Config(timeout_s=5, lease_ms=60_000)
+
+
+class Place:
+    """A location with two servers: a process, which can be paused, and one in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"file:{folder}/location"
+        self.store = persist.open(self.url, config=CONFIG)
+        self.healthy = ShardServer(self.store, "127.0.0.1:0")
+        self.port = self.healthy.start()
+        self.process = Process(self.url, None)
+
+    def shard(self, client: persist.Client) -> str:
+        """A new shard, whose first server is the first of the client's."""
+        rpc = cast("RpcConsensus", client.location.consensus)._servers
+        name = "s"
+        while rpc.order(name) != rpc._servers or name in self.store.shards():
+            name = f"s-{os.urandom(3).hex()}"
+        return name
+
+    def client(self, first: int, more: str = "") -> persist.Client:
+        address = f"persist://127.0.0.1:{first},127.0.0.1:{self.port}{more}"
+        return persist.open(self.url, address, config=CONFIG, runtime=QUIET)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        assert self.process.process is not None
+        self.process.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.process.kill(signal.SIGKILL)
+        self.healthy.stop(0)
+        self.store.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(tmp_path_factory.mktemp("place"))
+    yield made
+    made.close()
+
+
+class Failed(grpc.RpcError):  # type: ignore[misc]
+    """A call that failed so."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "so"
+
+
+class Opened:
+    """A client and handles of a shard of its own."""
+
+    def __init__(self, place: Place, client: persist.Client) -> None:
+        self.place, self.client, self.shard = place, client, place.shard(client)
+        self.write, self.read = client.open_shard(self.shard, SCHEMA)
+        self.write.upsert([row(1)])
+        self.rows = 1
+
+    def append(self) -> None:
+        self.rows += 1
+        self.write.append_now([row(100 + self.rows)])
+
+    def upsert(self) -> None:
+        self.write.upsert([row(1, "other"), row(8)])
+        self.rows += 1
+
+    def look(self) -> None:
+        upper = self.read.fetch_upper().time or 0
+        assert self.read.snapshot(upper - 1).to_arrow().num_rows == self.rows
+
+    def heartbeat(self) -> None:
+        before = self.place.store.inspect(self.shard).seqno
+        assert renew(self.write.machine, (self.write.id,), CONFIG.lease_ms, 2.0)
+        assert self.place.store.inspect(self.shard).seqno > before
+
+    def subscribe(self) -> None:
+        consensus = cast("RpcConsensus", self.client.location.consensus)
+
+        def is_told() -> bool:
+            upper = self.read.fetch_upper().time or 0
+            consensus.wait(self.shard, SeqNo(0), 0)
+            return follows_at(self.client, self.shard) == f"127.0.0.1:{self.place.port}" and upper >= 0
+
+        eventually(is_told)
+
+    def open(self) -> None:
+        self.client.open_writer(self.shard, SCHEMA).close()
+
+
+VERBS: dict[str, Callable[[Opened], None]] = {
+    "append": Opened.append, "upsert": Opened.upsert, "read": Opened.look, "heartbeat": Opened.heartbeat,
+    "subscribe": Opened.subscribe, "open": Opened.open,
+}  # fmt: skip
+
+
+def timed(call: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_paused_server_is_passed_over_and_asked_again_later(place: Place, verb: str) -> None:
+    with place.client(place.process.port) as client:
+        opened = Opened(place, client)
+        with place.paused():
+            assert timed(lambda: VERBS[verb](opened)) < WITHIN_S
+            assert timed(opened.append) < WITHIN_S
+        opened.look()
+        check_world(place.store, opened.shard)
+
+
+@contextmanager
+def silent(accepts: bool) -> Iterator[int]:
+    """The port of a black hole: what comes there is never answered, or never even accepted."""
+    with ExitStack() as held:
+        listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64 if accepts else 0))
+        port = listener.getsockname()[1]
+        for _ in range(0 if accepts else 3):  # more than its queue takes
+            one = held.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        yield port
+
+
+@pytest.mark.parametrize("accepts", [True, False], ids=["accepts", "does not accept"])
+def test_a_black_hole_is_passed_over_by_every_verb_and_paid_for_once(
+    place: Place, accepts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "CONNECT_S", 0.5)  # sat out by the first call
+    with silent(accepts) as port, place.client(port) as client:
+        opened = Opened(place, client)
+        hole = cast("RpcConsensus", client.location.consensus)._servers._servers[0]
+        for verb in VERBS.values():
+            hole.shunned_until = 0.0  # it is tried again
+            assert timed(lambda verb=verb: verb(opened)) < WITHIN_S  # type: ignore[misc]
+        opened.look()
+        assert hole.is_shunned
+        check_world(place.store, opened.shard)
+
+
+def test_the_store_is_asked_where_the_only_server_is_paused(place: Place) -> None:
+    address = f"persist://127.0.0.1:{place.process.port}?store={quote(place.url)}"
+    with persist.open(place.url, address, config=CONFIG, runtime=QUIET) as client:
+        opened = Opened(place, client)
+        with place.paused():
+            assert timed(opened.append) < WITHIN_S
+            assert timed(opened.look) < WITHIN_S
+        opened.append()
+        opened.look()
+        check_world(place.store, opened.shard)
+
+
+def test_what_a_paused_server_holds_is_committed_once(place: Place) -> None:
+    """It gets the command, is paused before it commits, and commits what it holds when it is resumed."""
+    with place.client(place.process.port) as client:
+        opened = Opened(place, client)
+        for _ in range(2):
+            with place.paused():
+                client.location.consensus._servers._servers[0].shunned_until = 0.0  # type: ignore[attr-defined]
+                client.location.consensus._servers._servers[0]._is_ready = True  # type: ignore[attr-defined]
+                opened.append()
+            opened.append()
+        opened.look()
+        check_world(place.store, opened.shard)
+    with place.client(place.process.port) as client:  # through the server that was paused
+        assert client.inspect(opened.shard).state.upper == place.store.inspect(opened.shard).state.upper
+
+
+def test_a_server_that_does_not_answer_is_tried_less_and_less_often() -> None:
+    now = [100.0]
+    runtime = Runtime(monotonic=lambda: now[0])
+    server = Servers(["127.0.0.1:1", "127.0.0.1:2"], runtime)._servers[0]
+    pauses = []
+    for _ in range(9):
+        server.shun()
+        server.shun()  # another call that was under way
+        pauses.append(server.shunned_until - now[0])
+        now[0] = server.shunned_until
+        assert server.is_silent
+        assert not server.is_shunned
+    assert pauses[:3] == [SHUNNED_S, 2 * SHUNNED_S, 4 * SHUNNED_S]
+    assert pauses[-2:] == [SHUNNED_MOST_S] * 2
+    server.answered()
+    server.shun()
+    assert server.shunned_until - now[0] == SHUNNED_S
+
+
+def test_a_silent_server_is_tried_for_a_moment() -> None:
+    """Before something else to ask; where it is the last one, as long as any."""
+    now = [100.0]
+    runtime = Runtime(monotonic=lambda: now[0])
+    for addresses, has_store, while_shunned, later in ((2, False, 2.0, 0.25), (1, True, 0.25, 0.25), (1, False, 2, 2)):
+        asked = Servers([f"127.0.0.1:{n + 1}" for n in range(addresses)], runtime, has_store=has_store)
+        first = asked._servers[0]
+        assert asked._connect_s(first) == 2.0
+        first.shun()
+        assert asked._connect_s(first) == while_shunned
+        now[0] += SHUNNED_S
+        assert asked._connect_s(first) == later
+        first.answered()
+        assert asked._connect_s(first) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("addresses", "has_store", "timeout_s", "takes_s", "expected"),
+    [
+        (2, False, 20, 0, [4.0, 4.0]),
+        (2, False, 2, 0, [1.0, 1.0]),
+        (2, False, 20, 5, [9.0, 9.0]),
+        (1, True, 20, 0, [4.0]),
+        (1, False, 20, 0, [20.0]),
+    ],
+)
+def test_a_server_has_a_share_of_the_time_where_there_is_another(
+    addresses: int, has_store: bool, timeout_s: float, takes_s: float, expected: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    given: list[float] = []
+
+    def send(_server: Server, _channel: object, _name: str, call: bytes, _seconds: float) -> bytes:
+        given.append(wire.decode_call(call, type(None))[1])
+        raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
+    monkeypatch.setattr(Server, "send", send)
+    runtime = Runtime(monotonic=lambda: 100.0)
+    asked = Servers([f"127.0.0.1:{n + 1}" for n in range(addresses)], runtime, has_store=has_store)
+    with pytest.raises(Determinate):
+        asked.call("heads", None, None, route="", seconds=timeout_s, reads=True, takes_s=takes_s)
+    assert given == pytest.approx(expected)
+
+
+NEWER = msgspec.msgpack.encode([wire.VERSION + 1, 0, None])
+WRONG = wire.encode_reply({"not": "a list"}, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "read_fails_as"),
+    [(b"\xc1", InvalidUsage), (NEWER, NewerFormat), (WRONG, InvalidUsage), (None, Determinate)],
+    ids=["no answer", "a newer version", "another type", "too many calls, or too large an answer"],
+)
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_answer_that_cannot_be_read_does_not_say_that_nothing_was_done(
+    answer: bytes | None, read_fails_as: type[PersistError], reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(*_: object) -> bytes:
+        if answer is None:
+            raise Failed(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return answer
+
+    monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
+    monkeypatch.setattr(Server, "send", send)
+    asked = Servers(["127.0.0.1:1"], Runtime())
+    with pytest.raises(read_fails_as if reads else Indeterminate) as told:
+        asked.call("commit", None, list[int], route="", seconds=5, reads=reads)
+    assert reads or "othing was done" not in told.value.message
+
+
+def test_a_call_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
+    monkeypatch.setattr(servers, "MOST_BYTES", 1000)
+    with pytest.raises(InvalidUsage, match="at most 1000"):
+        Servers(["127.0.0.1:1"], Runtime()).call("commit", b"x" * 1001, None, route="", seconds=5, reads=False)
