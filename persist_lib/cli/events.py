@@ -138,6 +138,8 @@ def check(
     with _opened(store) as log, session.progress("check") as advance:
         name, found = _name(log), check_log(log, progress=advance)
         said = f"{name}: {units.of(found.events, 'event')}, {units.size(found.bytes)}, all as they were written"
+        if not found.events:
+            said = f"{name}: the log is empty, so there was nothing to check"
         value: Json = {"store": name, **jsonable(found)}
         if other is not None:
             with _opened(other) as second:
@@ -207,6 +209,33 @@ def mark(
     said = f"effects count as released up to event {through:,}; before: {found.released:,}"
     said = f"{name}: {_passed(found.released, through)}: {said}" if not dry_run else f"{name}: would be so: {said}"
     session.answer({"store": name, "before": found.released, "released": through, "dry_run": dry_run}, said)
+
+
+def repair(
+    session: Session,
+    store: Where,
+    apply: Annotated[bool, typer.Option("--apply", help="Mend it. Without this, nothing is changed.")] = False,
+) -> None:
+    """Say what is wrong with a log and what a repair would drop; with --apply, mend it.
+
+    The first events, up to the first that is not as it was written, stay. What lies behind them goes, and snapshots,
+    which only shorten a start. Copy the files first: what is dropped is gone. --apply ends a program that runs on it.
+
+    \b
+    persist events repair disk:./ledger
+    persist events repair disk:./ledger --apply
+    """
+    from persist_lib.events import repair as repair_log
+
+    with _opened(store) as log:
+        found, name = repair_log(log, apply=apply), _name(log)
+    said = f"{name}: nothing is wrong; {units.of(found.events, 'event')}"
+    if found.findings:
+        kept, gone = units.of(found.events, "event"), units.of(found.dropped, "event")
+        said = f"{kept} stay, {gone} behind them {'are dropped' if apply else 'would be dropped'}"
+        said += f", and {units.of(found.snapshots, 'snapshot')}" if found.snapshots else ""
+        said = "\n".join([*found.findings, f"{name}: {said}"])
+    session.answer({"store": name, **jsonable(found), "applied": apply}, said)
 
 
 def _passed(before: int, through: int) -> str:

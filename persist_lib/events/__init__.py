@@ -36,6 +36,7 @@ from persist_lib.events.loop import Loop
 from persist_lib.events.moving import Compared, Copied, compare, copy
 from persist_lib.events.naming import name_of
 from persist_lib.events.program import Effect, Input, Program
+from persist_lib.events.repair import Repaired, repair
 from persist_lib.events.specifier import Specifier, parse_specifier
 from persist_lib.events.starting import replay
 from persist_lib.events.store import open_store
@@ -62,6 +63,7 @@ __all__ = [
     "Put",
     "Reader",
     "RecordStore",
+    "Repaired",
     "Scans",
     "Specifier",
     "Store",
@@ -75,6 +77,7 @@ __all__ = [
     "name_of",
     "open_store",
     "parse_specifier",
+    "repair",
     "replay",
     "set_released",
 ]

@@ -280,6 +280,32 @@ class Scans(Protocol):
         ...
 
 
+@runtime_checkable
+class Verifies(Protocol):
+    """An optional protocol of a RecordStore, or a Reader: it checks what reading the events alone does not touch."""
+
+    def verify(self) -> None:
+        """Raise Damage unless all is as it was written. It may read everything."""
+        ...
+
+
+@runtime_checkable
+class Mends(RecordStore, Protocol):
+    """An optional protocol of a RecordStore: `discard` may be called with fewer events than there are."""
+
+    def find_last(self) -> int:
+        """The same as `last`, whatever else says that there were more."""
+        ...
+
+    def known_last(self) -> int:
+        """The last event that was there once, as far as anything beside the events says; 0 if nothing does."""
+        ...
+
+    def forget_end(self) -> None:
+        """Let nothing say any more that there were events behind `find_last`. It is called before `claim`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """How a driver is opened: with `create`, a log that is not there is made. Ambient things come from `runtime`."""

@@ -7,6 +7,7 @@ payload has no other; then its record is the caller's own buffer behind a head, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from persist_lib.errors import Corrupt, InvalidUsage, Missing
@@ -86,6 +87,15 @@ def put_together(first: Held, others: Iterator[Held | None], log: bytes, where: 
     `others` gives fragments 1 and on, None for one that is not there. Raises Missing for that, and Corrupt for a
     fragment that is none of this payload.
     """
+    try:
+        return _put_together(first, others, log, where)
+    except BaseException:
+        with suppress(InvalidUsage):  # nobody was given a part of it, but this error's frames hold some
+            first.release()
+        raise
+
+
+def _put_together(first: Held, others: Iterator[Held | None], log: bytes, where: str) -> Whole:
     label, body = open_record(first, where)
     check_place(label, first.key, None, log, where)
     head = first.record[: len(first.record) - (body.nbytes if first.body is None else 0)]
@@ -98,6 +108,8 @@ def put_together(first: Held, others: Iterator[Held | None], log: bytes, where: 
     for fragment in range(1, label.fragments):
         held = next(others, None)
         if held is None or held.key.fragment != fragment:
+            if held is not None:
+                held.release()
             key = Key(first.key.space, label.id, fragment)
             raise Missing(
                 f"{name_of(key, where)} is missing: fragment {fragment} of {label.fragments}, and fragment 0 is there. "
@@ -112,6 +124,13 @@ def put_together(first: Held, others: Iterator[Held | None], log: bytes, where: 
 
 
 def _open_part(held: Held, fragment: int, first: Label, log: bytes, where: str) -> tuple[bytes, bytes]:
+    try:
+        return _verified_part(held, fragment, first, log, where)
+    finally:
+        held.release()
+
+
+def _verified_part(held: Held, fragment: int, first: Label, log: bytes, where: str) -> tuple[bytes, bytes]:
     key = Key(held.key.space, first.id, fragment)
     label, body = open_record(held, where)
     check_place(label, key, first.fragments, log, where)
@@ -119,9 +138,7 @@ def _open_part(held: Held, fragment: int, first: Label, log: bytes, where: str) 
         raise damaged(name_of(key, where), f"it is of another event of the same id (epoch {label.epoch})")
     head = held.record[: len(held.record) - (body.nbytes if held.body is None else 0)]
     check_digest(label, key, head, body, (), where)
-    part = bytes(body)
-    held.release()
-    return part, label.digest
+    return bytes(body), label.digest
 
 
 def fetch(records: RecordStore, space: str, id_: int, where: str) -> Whole | None:

@@ -6,10 +6,10 @@ import msgspec
 
 from persist_lib.arguments import parse_integer
 from persist_lib.errors import InvalidUsage
-from persist_lib.events.api import Store
-from persist_lib.events.marks import Elsewhere, read_elsewhere, read_released, write_released
+from persist_lib.events.api import Store, Verifies
+from persist_lib.events.marks import Elsewhere, check_released, read_elsewhere, read_released, write_released
 from persist_lib.events.moving import Progress, quiet
-from persist_lib.events.naming import log_of
+from persist_lib.events.naming import log_of, name_of
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A log in which every event is what was written: how many there are, and the bytes of their payloads."""
+    """A log in which all is as it was written: how many events there are, and the bytes of their payloads."""
 
     events: int
     bytes: int
@@ -45,13 +45,19 @@ def look(store: Store) -> Looked:
 def check(store: Store, *, progress: Progress = quiet) -> Checked:
     """Read every event, and check that it is what was written, and that it follows the one before it.
 
-    Raises NotFound if there is no log, and Damage, which names the record, at the first event that is not so.
+    Then it checks the marks, the snapshots, and what the store alone can tell. Raises NotFound if there is no log, and
+    Damage, which names the record, at the first that is not so; HistoryRegressed if effects of later events than the
+    last one are released.
     """
     count = size = 0
     with store.reader() as reader:
         for event in reader.replay():
             count, size = count + 1, size + event.payload.nbytes
             progress(count, reader.last)
+        read_elsewhere(reader)
+        check_released(reader, name_of(store))
+        if isinstance(reader, Verifies):
+            reader.verify()
     return Checked(count, size)
 
 

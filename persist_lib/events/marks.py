@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from persist_lib.errors import Corrupt, Refused
+from persist_lib.errors import Corrupt, HistoryRegressed, Refused
 from persist_lib.events.api import Reader, Writer
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -67,6 +67,20 @@ def check_here(reader: Reader, name: str) -> None:
             "here, with that one as the source and this one as the store, which also finishes a copy",
             store=name, other=other,
         )  # fmt: skip
+
+
+def check_released(reader: Reader, name: str) -> int:
+    """Up to which event effects are released. Raises HistoryRegressed if that one is beyond the log."""
+    released = read_released(reader)
+    if released > reader.last and released > reader.refresh():  # a program may go on in it meanwhile
+        raise HistoryRegressed(
+            f"{name} ends at event {reader.last}, and effects were released up to event {released}: the log was "
+            "restored from an older copy, or lost events. No event was changed. Go on from a newer copy; or, if those "
+            f"events are lost for good, say so: `persist events mark {name} --through {reader.last}`. Ids are used "
+            "again then, and effects have other keys",
+            seen=released, head=reader.last,
+        )  # fmt: skip
+    return released
 
 
 def _read(reader: Reader, name: str, kind: type[T]) -> T:

@@ -20,6 +20,7 @@ from persist_lib.events.api import Reader, Store, Writer
 from persist_lib.events.marks import (
     Elsewhere,
     check_here,
+    check_released,
     read_elsewhere,
     read_released,
     write_elsewhere,
@@ -78,6 +79,7 @@ def copy(source: Store, target: Store, *, dry_run: bool = False, progress: Progr
         read = held.enter_context(source.reader())
         _check_two(source, target, names)
         check_here(read, names[0])
+        check_released(read, names[0])  # a copy would go on as if nothing were gone
         there = _checked(read, target, names, progress)
         if there > read.last:
             raise Diverged(
@@ -122,6 +124,7 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
     with source.reader() as read:
         _check_two(source, target, names)
         _check_third(read, target, names[0])
+        check_released(read, names[0])
         checked = _checked(read, target, names, progress)
     with ExitStack() as held:
         first = held.enter_context(source.writer(owner=f"moving to {names[1]}"))

@@ -10,9 +10,9 @@ from typing import Self
 from persist_lib.arguments import not_pickled, parse_integer
 from persist_lib.errors import InvalidUsage, Missing, NotFound
 from persist_lib.events import notes
-from persist_lib.events.api import EVENTS, Event, Held, RecordStore, Scans
+from persist_lib.events.api import EVENTS, Event, Held, RecordStore, Scans, Verifies
 from persist_lib.events.fragments import Whole, fetch, put_together
-from persist_lib.events.record import Label, damaged
+from persist_lib.events.record import check_follows
 from persist_lib.events.writing import MOST_ID
 
 
@@ -60,7 +60,7 @@ class LogReader:
         digest, epoch = notes.digest_of(self._records, first - 1, self._where), 0
         for id_, whole in enumerate(self._wholes(first, last), first):
             try:
-                _check_follows(whole.label, digest, epoch, f"event {id_} of {self._where}")
+                check_follows(whole.label, digest, epoch, f"event {id_} of {self._where}")
                 digest, epoch = whole.label.digest, whole.label.epoch
                 yield Event(id_, whole.payload)
             finally:
@@ -92,6 +92,15 @@ class LogReader:
     def read_mark(self, name: str) -> bytes | None:
         self._check()
         return notes.read_mark(self._records, self._where, name)
+
+    def verify(self) -> None:
+        """Check what reading the events does not touch: snapshots, and what the driver alone can tell."""
+        self._check()
+        if isinstance(self._records, Verifies):
+            self._records.verify()
+        for id_ in self._records.ids(notes.SNAPSHOTS):
+            if (whole := fetch(self._records, notes.SNAPSHOTS, id_, self._where)) is not None:
+                whole.release()
 
     def close(self) -> None:
         if not self._is_closed:
@@ -130,6 +139,8 @@ class _Ahead:
 
     def close(self) -> None:
         """End the scan, if it is one that can be ended."""
+        if self._next is not None:
+            self._next.release()
         if isinstance(self._scan, Generator):
             self._scan.close()
 
@@ -154,10 +165,3 @@ class _Ahead:
         while (held := self._peek()) is not None and held.key.id == id_:
             self._take()
             yield held
-
-
-def _check_follows(label: Label, digest: bytes, epoch: int, what: str) -> None:
-    if label.previous != digest:
-        raise damaged(what, f"it follows another event {label.id - 1} than the one that is there")
-    if label.epoch < epoch:
-        raise damaged(what, f"its epoch is {label.epoch}, and the event before it is of epoch {epoch}")

@@ -144,6 +144,14 @@ def check_digest(label: Label, key: Key, head: memoryview, body: Buffer, others:
         raise damaged(name_of(key, where), f"its digest is {found.hex()}, and must be {label.digest.hex()}")
 
 
+def check_follows(label: Label, digest: bytes, epoch: int, what: str) -> None:
+    """Raise Corrupt unless an event follows the one of this digest and epoch."""
+    if label.previous != digest:
+        raise damaged(what, f"it follows another event {label.id - 1} than the one that is there")
+    if label.epoch < epoch:
+        raise damaged(what, f"its epoch is {label.epoch}, and the event before it is of epoch {epoch}")
+
+
 def name_of(key: Key, where: str) -> str:
     """How messages name a record."""
     return f"record {key} of {where}"

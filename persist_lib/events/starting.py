@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 from typing import Generic, NamedTuple
 
 from persist_lib.arguments import parse_integer
-from persist_lib.errors import Determinate, HistoryRegressed, InvalidUsage, NotFound, NotReleased
+from persist_lib.errors import Determinate, InvalidUsage, NotFound, NotReleased
 from persist_lib.events.api import Event, Reader, Store, Writer
-from persist_lib.events.marks import check_here, read_released, write_released
+from persist_lib.events.marks import check_here, check_released, write_released
 from persist_lib.events.moving import Moved, Progress, move, quiet
 from persist_lib.events.naming import name_of
 from persist_lib.events.outcomes import caused, release_failed, said
@@ -53,15 +53,7 @@ def begin(program: Program[State], reader: Reader, writer: Writer, name: str) ->
     came.
     """
     check_here(reader, name)
-    released = read_released(reader)
-    if released > reader.last:
-        raise HistoryRegressed(
-            f"{name} ends at event {reader.last}, and effects were released up to event {released}: the log was "
-            "restored from an older copy, or lost events. No event was changed. Go on from a newer copy; or, if those "
-            f"events are lost for good, say so: `persist events mark {name} --through {reader.last}`. Ids are used "
-            "again then, and effects have other keys",
-            seen=released, head=reader.last,
-        )  # fmt: skip
+    released = check_released(reader, name)
     done = released
 
     def release(effects: Iterable[Effect], event_id: int) -> None:

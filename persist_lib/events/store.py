@@ -25,10 +25,10 @@ class LogStore:
         self._records: RecordStore | None = None
 
     def writer(self, *, owner: str = "") -> LogWriter:
-        return open_writer(self._open(create=True), str(self.specifier), self._runtime, owner)
+        return open_writer(self.open_driver(create=True), str(self.specifier), self._runtime, owner)
 
     def reader(self) -> LogReader:
-        records = self._open(create=False)
+        records = self.open_driver(create=False)
         try:
             return LogReader(records, str(self.specifier))
         except BaseException:
@@ -38,10 +38,11 @@ class LogStore:
     @property
     def records(self) -> RecordStore:
         if self._records is None:
-            self._records = self._open(create=False)
+            self._records = self.open_driver(create=False)
         return self._records
 
-    def _open(self, *, create: bool) -> RecordStore:
+    def open_driver(self, *, create: bool) -> RecordStore:
+        """The driver, which the caller closes."""
         records = self._kind.open(self._options, Opening(create, self._runtime))
         if self._limit is not None:
             records.limit = self._limit if records.limit is None else min(self._limit, records.limit)

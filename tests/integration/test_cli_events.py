@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from persist_lib import events
+from persist_lib.events.stores.ending import EndMark
 from tests.integration.test_cli import Shell
 
 WORDS = [b"alpha", "größe".encode(), b"\xff\x00", b"two\nlines", b"x" * 5_000]
@@ -120,3 +121,31 @@ def test_what_is_no_store_or_is_not_there_is_told_without_passwords(sh: Shell, t
     assert re.search("disk +a directory", sh("events", "kinds"))
     said = sh.fails(1, "events", "show", r"pg:postgresql\://me\:hunter2@127.0.0.1\:1/db")
     assert "hunter2" not in said
+
+
+def test_an_empty_log_is_not_said_to_be_as_it_was_written(sh: Shell, tmp_path: Path) -> None:
+    with events.open_store(f"disk:{tmp_path}/empty") as store:
+        store.writer().close()
+    assert "the log is empty, so there was nothing to check" in sh("events", "check", f"disk:{tmp_path}/empty")
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlt", "lmdb", "rock"])
+def test_a_shorter_log_is_neither_checked_nor_copied_and_repaired_when_asked(
+    sh: Shell, kind: str, tmp_path: Path
+) -> None:
+    place, copied = f"{kind}:{tmp_path}/log", f"disk:{tmp_path}/copy"
+    with events.open_store(place) as store, store.writer() as writer:
+        for number, word in enumerate(WORDS, 1):
+            writer.write(number, word)
+    (end,) = [path for path in tmp_path.rglob("*") if path.name in ("end", "log-end")]
+    EndMark(end).write(end.read_bytes()[:8], 9)
+    for arguments in (["check", place], ["copy", place, copied], ["show", place], ["check", place, copied]):
+        assert "events 6 to 9 are gone" in " ".join(sh.fails(3, "events", *arguments).split())
+    assert not (tmp_path / "copy").exists()
+    planned = json.loads(sh("events", "repair", place, "--json"))
+    assert (planned["events"], planned["dropped"], planned["applied"]) == (5, 4, False)
+    assert "gone" in sh.fails(3, "events", "check", place), "nothing was changed"
+    assert "4 events behind them are dropped" in sh("events", "repair", place, "--apply")
+    assert "5 events" in sh("events", "check", place)
+    assert "nothing is wrong" in sh("events", "repair", place)
+    assert payloads(place) == WORDS

@@ -109,6 +109,7 @@ class DiskRecords(DiskReading):
             (self._root / "closed.json").unlink(missing_ok=True)
             fsync_directory(self._root)
         self._last_put = last
+        self._mark.write(self.log, last)
 
     def _forget_dead(self, first: int) -> None:
         """Remove the files of predecessors of which nothing counts. Readers that have them open look again."""
@@ -159,6 +160,7 @@ class DiskRecords(DiskReading):
         self._batch += 1
         self._check_claim(self._epoch)
         self._last_put = max(self._last_put, puts[-1].key.id)
+        self._mark.note(self.log, puts)
 
     def _take_back(self, error: OSError) -> PersistError:
         with contextlib.suppress(OSError):
@@ -214,6 +216,7 @@ class DiskRecords(DiskReading):
                 if fd >= 0:
                     os.close(fd)
             self._fd = self._claim_fd = -1
+            self._mark.close()
             for segment in self._open.values():
                 segment.close()
             self._open.clear()

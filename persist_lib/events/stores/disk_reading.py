@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from persist_lib.errors import Corrupt, Determinate, Missing
 from persist_lib.events.api import EVENTS, Held, Key
 from persist_lib.events.stores.disk_files import claim_name, claims_in, failing, is_held, note_name, segment_name
+from persist_lib.events.stores.ending import REPAIR, EndMark
 from persist_lib.events.stores.segments import LIMIT, Segment
 from persist_lib.runtime.ambient import Runtime
 
@@ -40,8 +42,33 @@ class DiskReading:
         self._places: list[Place] = []
         self._lock = threading.Lock()
         self._epoch = 0
+        self._mark = EndMark(root / "end")
 
     def last(self) -> int:
+        last = self._mark.checked(self.log, self._settled_last)
+        self._check_closed(last)
+        return last
+
+    def known_last(self) -> int:
+        closed = 0
+        with contextlib.suppress(Corrupt):
+            closed = self._closed_at()
+        return max(self._mark.known(self.log), closed)
+
+    def forget_end(self) -> None:
+        self._mark.write(self.log, self.find_last())
+        (self._root / "closed.json").unlink(missing_ok=True)
+
+    def find_last(self) -> int:
+        try:
+            return self._settled_last()
+        except Corrupt:
+            with self._lock:
+                newest = self._places[-1]
+                known = self._open.get((newest.epoch, newest.first))
+            return newest.first - 1 if known is None else known.last
+
+    def _settled_last(self) -> int:
         deadline = self._runtime.deadline(TAKEOVER_S)
         with failing(Determinate, "read", self._root):
             while True:
@@ -55,7 +82,6 @@ class DiskReading:
                         "decided. Try again when it has, or open another writer"
                     )
                 deadline.pause(0.02)
-        self._check_closed(last)
         return last
 
     def _find_last(self) -> int | None:
@@ -79,21 +105,24 @@ class DiskReading:
 
     def _check_closed(self, last: int) -> None:
         """Raise Missing if the log was closed with more events than there are."""
-        path = self._root / "closed.json"
-        try:
-            closed = json.loads(path.read_bytes())["last"]
-        except FileNotFoundError:
-            return
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(
-                f"{path} is damaged: {error}. Remove it if the log is as it should be", key=str(path)
-            ) from error
-        if closed > last:
+        if (closed := self._closed_at()) > last:
             raise Missing(
                 f"{self._root} ends at event {last}, and it was closed with {closed}: events {last + 1} to {closed} "
-                "are gone. Nothing was changed; restore the files from a copy",
+                f"are gone. Nothing was changed; restore the files from a copy. {REPAIR}",
                 key=f"{last + 1}:0",
             )
+
+    def _closed_at(self) -> int:
+        """Where the log ended when it was closed; 0 if it was not. Raises Corrupt."""
+        path = self._root / "closed.json"
+        try:
+            return int(json.loads(path.read_bytes())["last"])
+        except FileNotFoundError:
+            return 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(
+                f"{path} is damaged: {error}. It says where the log ended. {REPAIR}", key=str(path)
+            ) from error
 
     def _list(self) -> list[Place]:
         """The segments that count, in the order of their events."""
@@ -155,7 +184,11 @@ class DiskReading:
             return None
         segment = self._segment(place)
         if segment.last < key.id:
-            segment.scan(place.through)
+            try:
+                segment.scan(place.through)
+            except Corrupt:
+                if segment.last < key.id:  # else it is of those before the damage
+                    raise
         return segment.get(key)
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:

@@ -6,7 +6,6 @@ joins or cuts anything: one seek finds both. LMDB lets one process write at a ti
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,16 +17,34 @@ import numpy as np
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, NotFound, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.shared import Guard, decode_key, encode_key, encode_meta, fenced, key_range, open_meta
+from persist_lib.events.stores.ending import EndMark
+from persist_lib.events.stores.lmdb_file import check_file, make_room
+from persist_lib.events.stores.shared import (
+    Guard,
+    decode_key,
+    encode_key,
+    encode_meta,
+    fenced,
+    key_range,
+    open_meta,
+    parse_epoch,
+)
 from persist_lib.location.directories import fsync_directory, make_directories, no_room
 
 T = TypeVar("T")
-DEFAULT = "events.lmdb"
+DEFAULT, DATA = "events.lmdb", "data.mdb"
 MAP_BYTES = 1 << 40
 """Address space for the database, not room on disk. `map=BYTES` sets another, where a system allows less."""
 LIMIT = 1 << 30
 META, EPOCH = b"\0meta", b"\0epoch"
 READERS = 512
+SMALL_BYTES = 1024
+DAMAGED = (
+    lmdb.BadChecksumError, lmdb.BadDbiError, lmdb.BadTxnError, lmdb.BadValsizeError, lmdb.CorruptedError,
+    lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.PageFullError, lmdb.PageNotFoundError,
+    lmdb.PanicError, lmdb.ProblemError, lmdb.VersionMismatchError,
+)  # fmt: skip
+"""What LMDB says of pages that cannot be what it wrote. It has no checksums, so it says it when it stumbles."""
 RECORDS = 1000
 """How many records are read in one transaction."""
 KEY_BYTES = len(encode_key(Key(EVENTS, 0, 0)))
@@ -95,6 +112,11 @@ def _acquire(path: Path, map_bytes: int, *, create: bool) -> _Shared:
             # Closing it here changes nothing for the parent: LMDB knows whose locks and slots of readers they are.
             _environments.pop(inherited).env.close()
         if shared is None:
+            if (path / DATA).exists() and (path / DATA).stat().st_size:
+                check_file(path / DATA)
+                make_room(path / DATA)
+            else:
+                EndMark(path / "end").check_new()
             env = lmdb.open(str(path), map_size=map_bytes, max_readers=READERS, create=create, max_spare_txns=8)
             shared = _environments[key] = _Shared(env)
         shared.users += 1
@@ -119,7 +141,8 @@ class LmdbRecords:
         self.limit: int | None = LIMIT
         self._path, self._shared, self._env = path, shared, shared.env
         self._pid, self._is_closed = os.getpid(), False
-        self.log = open_meta(self._read(lambda transaction: bytes(transaction.get(META) or b"")), str(path))
+        self._end = EndMark(path / "end")
+        self.log = open_meta(self._read(lambda transaction: _small(transaction, META, path)) or b"", str(path))
 
     def _check(self) -> None:
         if self._is_closed or self._pid != os.getpid():
@@ -139,7 +162,7 @@ class LmdbRecords:
         is_committing = False
         try:
             with self._env.begin(write=True) as transaction:
-                found = int(transaction.get(EPOCH) or b"0")
+                found = _epoch(transaction, self._path)
                 if epoch is not None and found != epoch:
                     raise fenced(str(self._path), epoch, found)
                 done = work(transaction)
@@ -150,7 +173,7 @@ class LmdbRecords:
 
     def claim(self, owner: str) -> int:
         def claim(transaction: Any) -> int:
-            epoch = int(transaction.get(EPOCH) or b"0") + 1
+            epoch = _epoch(transaction, self._path) + 1
             transaction.put(EPOCH, b"%d" % epoch)
             transaction.put(b"\0owner", owner.encode())
             return epoch
@@ -158,10 +181,24 @@ class LmdbRecords:
         return self._write(claim, None)
 
     def last(self) -> int:
+        return self._end.checked(self.log, self.find_last)
+
+    def find_last(self) -> int:
         return self._read(_last)
+
+    def known_last(self) -> int:
+        return self._end.known(self.log)
+
+    def forget_end(self) -> None:
+        self._end.write(self.log, self.find_last())
+
+    def verify(self) -> None:
+        """LMDB has no checksums: but all keys are in order, and there are as many as it counts."""
+        self._read(lambda transaction: _verify(transaction, self._path))
 
     def discard(self, epoch: int, last: int) -> None:
         self._write(lambda transaction: _delete(transaction, *key_range(EVENTS, last + 1, None)), epoch)
+        self._end.write(self.log, last)
 
     def put(self, epoch: int, puts: Sequence[Put]) -> None:
         def put_all(transaction: Any) -> None:
@@ -172,6 +209,7 @@ class LmdbRecords:
                 transaction.put(start + head, body)
 
         self._write(put_all, epoch)
+        self._end.note(self.log, puts)
 
     def get(self, key: Key) -> Held | None:
         start = encode_key(key)
@@ -204,6 +242,8 @@ class LmdbRecords:
                 if sys.getrefcount(array) > 2:
                     raise _still_used(name)
                 start, is_there, left = key + b"\0", cursor.next(), left - 1
+        except lmdb.Error as error:
+            raise _read_failed(error, self._path) from error
         except GeneratorExit:
             if array is not None and sys.getrefcount(array) > 2:
                 raise _still_used(name) from None
@@ -243,6 +283,7 @@ class LmdbRecords:
     def close(self) -> None:
         if not self._is_closed and self._pid == os.getpid():
             self._is_closed = True
+            self._end.close()
             _release(self._path, self._shared)
 
 
@@ -254,6 +295,32 @@ def _last(transaction: Any) -> int:
     return decode_key(EVENTS, bytes(cursor.key()))[0] if is_there else 0
 
 
+def _epoch(transaction: Any, path: Path) -> int:
+    return parse_epoch(_small(transaction, EPOCH, path), str(path))
+
+
+def _small(transaction: Any, key: bytes, path: Path) -> bytes | None:
+    """A small value. SUBTLE: its length is looked at first, as one that is damaged leads out of the file."""
+    found = transaction.get(key)
+    if found is not None and len(found) > SMALL_BYTES:
+        raise Corrupt(
+            f"the LMDB database {path} is damaged: {key!r} has {len(found)} bytes. Restore it from a copy",
+            key=str(path),
+        )
+    return None if found is None else bytes(found)
+
+
+def _verify(transaction: Any, path: Path) -> None:
+    before, count = b"", 0
+    for found in transaction.cursor().iternext(keys=True, values=False):
+        key, count = bytes(found), count + 1
+        if key <= before:
+            raise Corrupt(f"the LMDB database {path} is damaged: its keys are out of order", key=str(path))
+        before = key
+    if count != (expected := transaction.stat()["entries"]):
+        raise Corrupt(f"the LMDB database {path} is damaged: {count} of {expected} records are there", key=str(path))
+
+
 def _delete(transaction: Any, start: bytes, end: bytes) -> None:
     cursor = transaction.cursor()
     while cursor.set_range(start) and bytes(cursor.key()) < end:
@@ -261,18 +328,18 @@ def _delete(transaction: Any, start: bytes, end: bytes) -> None:
 
 
 def _read_failed(error: Exception, path: Path) -> PersistError:
-    if isinstance(error, (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)):
+    if isinstance(error, DAMAGED):
         return Corrupt(f"the LMDB database {path} is damaged ({error}); restore it from a copy", key=str(path))
     return Determinate(f"could not read the LMDB database {path}: {error}", path=str(path))
 
 
 def _write_failed(error: Exception, path: Path, *, is_committing: bool) -> PersistError:
     """SUBTLE: a commit writes all pages, and then one that is there already: lack of room comes before that."""
-    if os.strerror(errno.ENOSPC) in str(error) and (full := no_room("events", path)) is not None:
+    if isinstance(error, lmdb.DiskError) and (full := no_room("events", path)) is not None:
         return full
     if isinstance(error, lmdb.MapFullError):
         return InvalidUsage(f"the map of the LMDB database {path} is full; open it with a larger map=BYTES")
-    if isinstance(error, (lmdb.CorruptedError, lmdb.InvalidError)):
+    if isinstance(error, DAMAGED):
         return _read_failed(error, path)
     kind = Indeterminate if is_committing else Determinate
     return kind(f"could not write to the LMDB database {path}: {error}", path=str(path))
@@ -285,7 +352,7 @@ def open_lmdb(options: Sequence[str], opening: Opening) -> LmdbRecords:
     if len(paths) > 1 or not all(paths) or len(maps) > 1 or not all(size.isdecimal() for size in maps):
         raise InvalidUsage(f"a store of events in LMDB is lmdb:PATH[:map=BYTES]: got {len(options)} options")
     path = Path(paths[0] if paths else DEFAULT).absolute()
-    is_there = (path / "data.mdb").exists()
+    is_there = (path / DATA).exists()
     if not is_there and not opening.create:
         raise NotFound(f"there is no event log in {path}. Check the path; a writer makes one", path=str(path))
     try:

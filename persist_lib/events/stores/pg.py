@@ -206,6 +206,15 @@ class PgRecords:
     def last(self) -> int:
         return max((decode_int(id_) for (id_,) in self._read(LAST, [(EVENTS, TEXT)])), default=0)
 
+    def find_last(self) -> int:
+        return self.last()
+
+    def known_last(self) -> int:
+        return 0
+
+    def forget_end(self) -> None:
+        pass
+
     def discard(self, epoch: int, last: int) -> None:
         values: list[tuple[Value, int]] = [(EVENTS, TEXT), (last + 1, INT8), (MOST_ID, INT8)]
         self._fenced(epoch, DELETE, values, "discard what lies beyond the end")

@@ -6,7 +6,7 @@ that ends with the process: so a paused predecessor is not taken over, but refus
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +16,8 @@ from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions, W
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Locked, NotFound, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
+from persist_lib.events.stores.ending import EndMark
+from persist_lib.events.stores.rock_file import check_files
 from persist_lib.events.stores.shared import (
     Guard,
     as_bytes,
@@ -25,8 +27,9 @@ from persist_lib.events.stores.shared import (
     fenced,
     key_range,
     open_meta,
+    parse_epoch,
 )
-from persist_lib.location.directories import make_directories, no_room
+from persist_lib.location.directories import make_directories
 
 DEFAULT = "events.rock"
 LIMIT = 1 << 30
@@ -55,6 +58,7 @@ class RockRecords:
         self._sync.sync = True
         self._shared: _Shared | None = None
         self._is_closed = False
+        self._end = EndMark(path / "end")
         self._db: Any = self._open()
         try:
             if opening.create:
@@ -72,9 +76,15 @@ class RockRecords:
                 self._shared = shared
                 return shared.db
             try:
+                if (self._path / "CURRENT").exists():
+                    check_files(self._path)
+                else:
+                    self._end.check_new()
                 if not self._opening.create:
                     return Rdict(str(self._path), _options(), access_type=AccessType.read_only())
                 db = Rdict(str(self._path), _options(), access_type=AccessType.read_write())
+            except PersistError:
+                raise
             except Exception as error:
                 raise _open_failed(error, self._path) from error
             self._shared = _writing[self._key] = _Shared(db)
@@ -83,7 +93,7 @@ class RockRecords:
     def _create(self) -> None:
         if self._get_meta(META) is not None:
             return
-        if next(iter(self._db.keys()), None) is not None:
+        if next(self._between(b"", b"\xff" * 16), None) is not None:
             raise InvalidUsage(f"{self._path} is a RocksDB database of another program; nothing was touched")
         self._commit({META: encode_meta(self._opening.runtime), EPOCH: b"0"}, [])
 
@@ -114,19 +124,25 @@ class RockRecords:
             raise _write_failed(error, self._path) from error
 
     def _check_epoch(self, epoch: int) -> None:
-        found = int(self._get_meta(EPOCH) or b"0")
+        found = self._newest_epoch()
         if found != epoch:  # another writer of this process
             raise fenced(str(self._path), epoch, found)
+
+    def _newest_epoch(self) -> int:
+        return parse_epoch(self._get_meta(EPOCH), str(self._path))
 
     def claim(self, owner: str) -> int:
         if not self._opening.create:
             raise InvalidUsage(f"the event log {self._path} was opened for reading")
         with _guard.lock:
-            epoch = int(self._get_meta(EPOCH) or b"0") + 1
+            epoch = self._newest_epoch() + 1
             self._commit({EPOCH: b"%d" % epoch, OWNER: owner.encode()}, [])
         return epoch
 
     def last(self) -> int:
+        return self._end.checked(self.log, self.find_last)
+
+    def find_last(self) -> int:
         self._catch_up()
         start, end = key_range(EVENTS, 0, None)
         options = ReadOptions()
@@ -135,10 +151,17 @@ class RockRecords:
             found = self._db.iter(options)
             found.seek_to_last()
             key = found.key() if found.valid() else None
+            found.status()  # SUBTLE: an iterator that met damage is not valid either, as at the end
         except Exception as error:
             raise _read_failed(error, self._path) from error
         # Each batch continues what is there, so there are no gaps.
         return 0 if key is None or key < start else decode_key(EVENTS, key)[0]
+
+    def known_last(self) -> int:
+        return self._end.known(self.log)
+
+    def forget_end(self) -> None:
+        self._end.write(self.log, self.find_last())
 
     def _catch_up(self) -> None:
         """A database that is opened for reading shows what was there then."""
@@ -151,12 +174,14 @@ class RockRecords:
         with _guard.lock:
             self._check_epoch(epoch)
             self._commit({}, [key_range(EVENTS, last + 1, None)])
+        self._end.write(self.log, last)
 
     def put(self, epoch: int, puts: Sequence[Put]) -> None:
         old = [(start, start + b"\xff" * 256) for start in (encode_key(p.key) for p in puts if p.key.space != EVENTS)]
         with _guard.lock:
             self._check_epoch(epoch)
             self._commit({encode_key(put.key) + put.head: as_bytes(put.body) for put in puts}, old)
+            self._end.note(self.log, puts)
 
     def get(self, key: Key) -> Held | None:
         start = encode_key(key)
@@ -199,6 +224,7 @@ class RockRecords:
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
+        self._end.close()
         with _guard.lock:
             if self._shared is None:
                 self._db.close()
@@ -222,30 +248,45 @@ def _options() -> Options:
     return options
 
 
+CORRUPTION = "Corruption"
+
+
+def _code_of(error: Exception) -> str:
+    """The code of RocksDB's status, with which each text of one begins: `rocksdict` has no other type for it."""
+    return str(error).partition(":")[0]
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another process holds RocksDB's lock. SUBTLE: only while this one does not, which would lose its own."""
+    try:
+        with (path / "LOCK").open("r+b") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _open_failed(error: Exception, path: Path) -> PersistError:
-    text = str(error)
-    if "lock" in text.lower():
+    if _is_locked(path):
         return Locked(
             f"another process has {path} open for writing, alive or paused: RocksDB lets one process write. End that "
-            f"one; its lock ends with it ({text})",
-            owner=text,
+            f"one; its lock ends with it ({error})",
+            owner=str(error),
         )
     return _read_failed(error, path)
 
 
 def _read_failed(error: Exception, path: Path) -> PersistError:
-    text = str(error)
-    if "Corruption" in text or "checksum" in text:
-        return Corrupt(f"the RocksDB database {path} is damaged ({text}); restore it from a copy", key=str(path))
-    return Determinate(f"could not read the RocksDB database {path}: {text}", path=str(path))
+    if _code_of(error) == CORRUPTION:
+        return Corrupt(f"the RocksDB database {path} is damaged ({error}); restore it from a copy", key=str(path))
+    return Determinate(f"could not read the RocksDB database {path}: {error}", path=str(path))
 
 
 def _write_failed(error: Exception, path: Path) -> PersistError:
-    text = str(error)
-    if os.strerror(errno.ENOSPC) in text and no_room("events", path) is not None:
-        # Not DiskFull: RocksDB may have written a part of the batch's bytes, and whether it counts is told by its log.
-        return Indeterminate(f"there is no room for events at {path}, and they may be there: {text}", path=str(path))
-    return Indeterminate(f"could not write to the RocksDB database {path}, and may have: {text}", path=str(path))
+    # Never DiskFull: RocksDB may have written a part of the batch's bytes, and whether it counts is told by its log.
+    return Indeterminate(f"could not write to the RocksDB database {path}, and may have: {error}", path=str(path))
 
 
 def open_rock(options: Sequence[str], opening: Opening) -> RockRecords:

@@ -78,6 +78,15 @@ def open_meta(data: bytes, where: str) -> bytes:
     return log
 
 
+def parse_epoch(data: bytes | None, where: str) -> int:
+    """The newest epoch of a log, as its record says; 0 where there is none yet. Raises Corrupt."""
+    if data is None:
+        return 0
+    if not data.isdigit():
+        raise Corrupt(f"{where} is damaged: its epoch is {bytes(data[:20])!r}. Restore it from a copy", key=where)
+    return int(data)
+
+
 def encode_key(key: Key) -> bytes:
     """A key as bytes, in the order of ids and fragments within a space."""
     return b"\1%b\0%b%b" % (key.space.encode(), key.id.to_bytes(8, "big"), key.fragment.to_bytes(4, "big"))

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 import apsw
 
-from persist_lib.errors import Corrupt, InvalidUsage, NotFound
+from persist_lib.errors import Corrupt, InvalidUsage, Missing, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
+from persist_lib.events.stores.ending import EndMark
 from persist_lib.events.stores.shared import fenced, pages
 from persist_lib.location.directories import make_directories
 from persist_lib.location.sqlite import file as sqlite_file
@@ -60,6 +61,7 @@ class SqliteRecords:
         if not isinstance(name, bytes):
             raise Corrupt(f"{path} is damaged: the log's name is no bytes. Restore it from a copy", key=str(path))
         self.log = name
+        self._end = end_of(path)
 
     def _connect(self) -> apsw.Connection:
         try:
@@ -86,7 +88,7 @@ class SqliteRecords:
             if epoch is not None:
                 (newest,) = session.cursor.execute("SELECT epoch FROM log").fetchall()[0]
                 if newest != epoch:
-                    raise fenced(str(self._path), epoch, int(str(newest)))
+                    raise fenced(str(self._path), epoch, self._int(newest))
             done = work(session)
             check_in_place(session)
             session.cursor.execute("COMMIT")
@@ -105,14 +107,40 @@ class SqliteRecords:
     def claim(self, owner: str) -> int:
         def claim(session: Session) -> int:
             ((epoch,),) = session.cursor.execute(CLAIM, (owner,)).fetchall()
-            return int(str(epoch))
+            return self._int(epoch)
 
+        self.last()  # SUBTLE: first, as SQLite would write over what a damaged write-ahead log still has
         return self._write(claim, None)
 
     def last(self) -> int:
+        try:
+            return self._end.checked(self.log, self.find_last)
+        except Missing:
+            self._connections.let_go()  # without writing the log back, which would remove what is left of it
+            raise
+
+    def find_last(self) -> int:
         # Each transaction continues what is there, so there are no gaps.
         newest = self._read("SELECT max(id) FROM event", ())[0][0]
-        return newest if isinstance(newest, int) else 0
+        return 0 if newest is None else self._int(newest)
+
+    def known_last(self) -> int:
+        return self._end.known(self.log)
+
+    def forget_end(self) -> None:
+        self._end.write(self.log, self.find_last())
+
+    def verify(self) -> None:
+        for (found,) in self._read("PRAGMA integrity_check(1)", ()):
+            if found != "ok":
+                raise Corrupt(f"{self._path} is damaged: {found}. Restore it from a copy", key=str(self._path))
+
+    def _int(self, found: object) -> int:
+        if type(found) is not int:  # SQLite keeps any type in any column
+            raise Corrupt(
+                f"{self._path} is damaged: it has {found!r} for a number. Restore it from a copy", key=str(self._path)
+            )
+        return found
 
     def discard(self, epoch: int, last: int) -> None:
         def discard(session: Session) -> None:
@@ -120,6 +148,7 @@ class SqliteRecords:
             session.cursor.execute("DELETE FROM other WHERE space = ? AND id > ?", (EVENTS, last))
 
         self._write(discard, epoch)
+        self._end.write(self.log, last)
 
     def put(self, epoch: int, puts: Sequence[Put]) -> None:
         def put_all(session: Session) -> None:
@@ -130,6 +159,7 @@ class SqliteRecords:
                     session.cursor.execute(PUT_OTHER, (space, id_, fragment, head, body))
 
         self._write(put_all, epoch)
+        self._end.note(self.log, puts)
 
     def get(self, key: Key) -> Held | None:
         is_event = key.space == EVENTS and key.fragment == 0
@@ -144,10 +174,10 @@ class SqliteRecords:
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
         """Read pages of some megabytes, so that no read transaction stays open between two steps."""
         while sizes := self._read(SIZES, (from_id, through)):
-            for first, end in pages([(int(str(id_)), int(str(size))) for id_, size in sizes], PAGE_BYTES):
+            for first, end in pages([(self._int(id_), self._int(size)) for id_, size in sizes], PAGE_BYTES):
                 has_others = bool(self._read(HAS_OTHERS, (first, end)))
                 for id_, head, body in self._read(SCAN_EVENTS, (first, end)):
-                    key = Key(EVENTS, int(str(id_)), 0)
+                    key = Key(EVENTS, self._int(id_), 0)
                     yield self._held(key, head, body)
                     if has_others:
                         yield from self._others(key.id)
@@ -155,10 +185,10 @@ class SqliteRecords:
 
     def _others(self, id_: int) -> Iterator[Held]:
         for fragment, head, body in self._read(SCAN_OTHERS, (id_,)):
-            yield self._held(Key(EVENTS, id_, int(str(fragment))), head, body)
+            yield self._held(Key(EVENTS, id_, self._int(fragment)), head, body)
 
     def ids(self, space: str) -> list[int]:
-        return [int(str(id_)) for (id_,) in self._read(IDS, (space,))]
+        return [self._int(id_) for (id_,) in self._read(IDS, (space,))]
 
     def remove(self, epoch: int, space: str, below: int) -> None:
         def remove(session: Session) -> None:
@@ -168,6 +198,12 @@ class SqliteRecords:
 
     def close(self) -> None:
         self._connections.close()
+        self._end.close()
+
+
+def end_of(path: Path) -> EndMark:
+    """The end mark of the log in a database."""
+    return EndMark(path.with_name(f"{path.name}-end"))
 
 
 def open_sqlite(options: Sequence[str], opening: Opening) -> SqliteRecords:
@@ -178,6 +214,7 @@ def open_sqlite(options: Sequence[str], opening: Opening) -> SqliteRecords:
     if not path.exists():
         if not opening.create:
             raise NotFound(f"there is no event log {path}. Check the path; a writer makes one", path=str(path))
+        end_of(path).check_new()
         make_directories(path.parent)
         sqlite_file.create(path, opening.runtime.entropy, LAYOUT)
     sqlite_file.check_format(path, LAYOUT)

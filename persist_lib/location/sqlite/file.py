@@ -29,6 +29,7 @@ from persist_lib.location.api import Row
 from persist_lib.location.directories import NO_ROOM, fsync_directory, no_room
 from persist_lib.location.in_place import UNTOUCHED, InPlace
 from persist_lib.location.inode import Identity, identity_of
+from persist_lib.location.sqlite.log_file import check_log
 
 APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1
@@ -88,7 +89,7 @@ def create(path: Path, entropy: Callable[[], int], layout: Layout = CONSENSUS) -
 
 
 def check_format(path: Path, layout: Layout = CONSENSUS) -> None:
-    """Raise NotFound, InvalidUsage or NewerFormat for a database that is missing, foreign, or of a newer release.
+    """Raise NotFound, InvalidUsage, NewerFormat or Corrupt for a database that cannot be opened as what it should be.
 
     Writes nothing, not even beside the file. SUBTLE: never read the file with `open`. Closing any descriptor of a file
     drops all POSIX locks that the process has on it, also those of its SQLite connections. SQLite's own file object
@@ -107,6 +108,7 @@ def check_format(path: Path, layout: Layout = CONSENSUS) -> None:
         raise read_failed(apsw.NotADBError("file is not a database"), path)
     version, application = (int.from_bytes(header[at : at + 4]) for at in (60, 68))
     _check_ids(application, version, path, layout)
+    check_log(path)
 
 
 def _check_pragmas(connection: apsw.Connection, path: Path, layout: Layout) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
+from persist_lib.events import check
 from persist_lib.events.loop import Loop
 from persist_lib.events.moving import compare, copy
 from persist_lib.events.pair import joined
@@ -107,9 +108,23 @@ def test_a_copy_continues_with_what_is_new(first: MemoryStore, second: MemorySto
 
 def test_a_mark_beyond_what_was_copied_is_not_copied(first: MemoryStore, second: MemoryStore) -> None:
     """A program goes on in the source meanwhile: its mark is read after its events."""
-    first.marks["released"] = b'{"through":9}'
     copy(first, second)
+    copy(first, second, progress=lambda *_: first.marks.update(released=b'{"through":9}'))
     assert second.marks["released"] == b'{"through":5}'
+
+
+@pytest.mark.parametrize("name", ["copy", "move", "check"])
+def test_a_log_that_ends_before_its_mark_is_no_source(first: MemoryStore, second: MemoryStore, name: str) -> None:
+    first.marks["released"] = b'{"through":9}'
+    acts: dict[str, Callable[[], object]] = {
+        "copy": lambda: copy(first, second), "move": lambda: Loop(second, Counter().program, source=first),
+        "check": lambda: check(first),
+    }  # fmt: skip
+    with pytest.raises(
+        persist.HistoryRegressed, match="first ends at event 5, and effects were released up to event 9"
+    ):
+        acts[name]()
+    assert second.written == []
 
 
 @pytest.mark.parametrize("name", ["copy", "move"])

@@ -45,7 +45,7 @@ def make_newer(kind: str, store: LogStore, folder: Path) -> None:
             db[b"\0meta"] = json.dumps(newer).encode()
             db.close()
         case "s3":
-            records: Any = store._open(create=False)
+            records: Any = store.open_driver(create=False)
             records._places.overwrite("events.json", json.dumps(newer).encode())
             records.close()
         case _:

@@ -1,0 +1,127 @@
+"""SQLite's write-ahead log, looked at before SQLite does, which ends it at the first frame that does not verify.
+
+What a power cut tears is the last transaction, as each one was synced before the next was written. So a frame that does
+not verify, with frames of a later transaction behind it that do, is damage: SQLite would drop those in silence, and a
+checkpoint then write over them. It cannot tell damage to the last transaction, nor that a log was cut or removed.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from persist_lib.errors import Corrupt
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HEADER = struct.Struct(">IIIIIIII")
+"""Magic, version, page size, checkpoint, two salts, two sums."""
+FRAME_HEADER = 24
+"""Page number, size of the database after a commit (else 0), two salts, two sums: four bytes each."""
+MAGIC = 0x377F0682
+PAGE_SIZES = [1 << bits for bits in range(9, 17)]
+WORD = 1 << 32
+READINGS = 3
+
+
+class _Wrong(NamedTuple):
+    """Where a log is damaged: the byte, and what is there."""
+
+    at: int
+    why: str
+
+
+def check_log(path: Path) -> None:
+    """Raise Corrupt if the write-ahead log of the database at `path` is damaged where SQLite would take it for its end.
+
+    Another process may write meanwhile: damage is what stays the same however often it is read.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    found = None
+    for reading in range(READINGS):
+        try:
+            wrong = _find_wrong(log.read_bytes())
+        except FileNotFoundError:
+            return
+        if wrong is None or (reading and wrong != found):
+            return
+        found = wrong
+    assert found is not None  # noqa: S101 - set by each reading
+    raise Corrupt(
+        f"{log}, the write-ahead log of an SQLite database, is damaged at byte {found.at}: {found.why}. Nothing was "
+        "changed, and SQLite would drop what is behind it. Keep a copy of all files; restore them from an older one",
+        key=str(log), expected=None, actual=found.why,
+    )  # fmt: skip
+
+
+def _find_wrong(data: bytes) -> _Wrong | None:
+    if len(data) <= HEADER.size:
+        return None
+    import numpy as np  # noqa: PLC0415 - only where there is a log
+
+    magic, _, page_bytes, _, _, _, *sums = HEADER.unpack_from(data)
+    order = ">u4" if magic & 1 else "<u4"
+    start = np.frombuffer(data, order, 6).astype(np.uint32)[None] @ _weights(3)
+    if magic & ~1 != MAGIC or page_bytes not in PAGE_SIZES or start[0].tolist() != sums:
+        return _Wrong(0, "its header does not verify")
+    frames = _frames(data, page_bytes)
+    if not len(frames):
+        return None
+    words = frames[:, :FRAME_HEADER].copy().view(">u4").astype(np.uint32)
+    content = np.concatenate([frames[:, :8], frames[:, FRAME_HEADER:]], axis=1).view(order).astype(np.uint32)
+    before = np.concatenate([np.array([sums], np.uint32), words[:-1, 4:]])
+    sound = (content @ _weights(content.shape[1] // 2) + before @ _power(content.shape[1] // 2) == words[:, 4:]).all(1)
+    ours = (words[:, 2:4] == np.frombuffer(data, ">u4", 2, 16).astype(np.uint32)).all(1)
+    return _behind(sound & ours, ours & (words[:, 1] != 0), page_bytes)
+
+
+def _frames(data: bytes, page_bytes: int) -> Any:
+    import numpy as np  # noqa: PLC0415
+
+    size = FRAME_HEADER + page_bytes
+    count = (len(data) - HEADER.size) // size
+    return np.frombuffer(data, np.uint8, count * size, HEADER.size).reshape(count, size)
+
+
+def _behind(sound: Any, commits: Any, page_bytes: int) -> _Wrong | None:
+    """What is wrong, if behind the first frame that does not verify a transaction ends and a sound frame follows."""
+    import numpy as np  # noqa: PLC0415
+
+    if sound.all():
+        return None
+    first = int(np.argmin(sound))
+    later = first + np.flatnonzero(sound[first:])
+    ends = first + np.flatnonzero(commits[first:] & (sound[first:] | (np.arange(len(sound) - first) == 0)))
+    if not len(ends) or not len(later) or later[-1] <= ends[0]:
+        return None
+    at = HEADER.size + first * (FRAME_HEADER + page_bytes)
+    return _Wrong(at, f"frame {first + 1} does not verify, and later ones behind it do, up to {later[-1] + 1}")
+
+
+@functools.cache
+def _weights(steps: int) -> np.ndarray[Any, Any]:
+    """What each word of a text of `steps` pairs adds to its two sums: they are linear, so no loop over words is needed.
+
+    A step takes a pair (a, b): `first += a + second`, `second += b + first`, all modulo 2**32.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    rows, (p, q, r, s) = [], (1, 0, 0, 1)
+    for _ in range(steps):  # from the last pair to the first
+        rows += [(q, s), ((p + q) % WORD, (r + s) % WORD)]
+        p, q, r, s = (p + q) % WORD, (p + 2 * q) % WORD, (r + s) % WORD, (r + 2 * s) % WORD
+    return np.array(rows[::-1], np.uint32)
+
+
+@functools.cache
+def _power(steps: int) -> np.ndarray[Any, Any]:
+    """What the two sums before a text add to those after it."""
+    import numpy as np  # noqa: PLC0415
+
+    p, q, r, s = 1, 0, 0, 1
+    for _ in range(steps):
+        p, q, r, s = (p + q) % WORD, (p + 2 * q) % WORD, (r + s) % WORD, (r + 2 * s) % WORD
+    return np.array([[p, r], [q, s]], np.uint32)

@@ -1,0 +1,126 @@
+"""Single damages to files of event logs that were once told as something else, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from persist_lib.errors import Corrupt, Damage, Locked, Missing
+from persist_lib.events import check, copy, open_store
+from persist_lib.events.store import LogStore
+from tests.eventlogs import contents
+from tests.storedbytes import PAYLOADS, Wrong, ask, make
+from tests.unit.events.programs import Counter
+
+
+def log_of(kind: str, folder: Path, *, is_killed: bool = False) -> tuple[LogStore, Path]:
+    place = make(kind, folder, is_killed=is_killed)
+    return open_store(f"{kind}:{place / 'events'}"), place
+
+
+def flip(path: Path, at: int) -> None:
+    path.write_bytes(Wrong("", "flip", at).of(path.read_bytes()))
+
+
+def uses_of(store: LogStore, folder: Path) -> dict[str, Callable[[], object]]:
+    """All that a damaged log must not look empty, or shorter, to."""
+    target, program = open_store(f"disk:{folder / 'copy'}"), Counter().program
+    from persist_lib.events import Loop, compare  # noqa: PLC0415
+
+    return {
+        "check": lambda: check(store), "copy": lambda: copy(store, target), "compare": lambda: compare(store, target),
+        "move": lambda: Loop(target, program, source=store), "loop": lambda: Loop(store, program),
+        "writer": store.writer,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("use", ["check", "copy", "compare", "move", "loop", "writer"])
+def test_a_flipped_bit_in_the_last_block_of_rocksdb_is_no_empty_log(use: str, tmp_path: Path) -> None:
+    """Its iterator is not valid at the end, and neither at damage."""
+    store, place = log_of("rock", tmp_path)
+    (table,) = place.rglob("*.sst")
+    flip(table, len(table.read_bytes()) // 8)
+    (place / "events" / "end").unlink()  # an end mark would say so too
+    with pytest.raises(Corrupt, match=r"RocksDB database .* is damaged"):
+        uses_of(store, tmp_path)[use]()
+    assert not (tmp_path / "copy" / "format.json").exists()
+
+
+def test_a_damaged_rocksdb_is_not_told_as_locked(tmp_path: Path) -> None:
+    """`block checksum mismatch` has the word lock in it; so may a path."""
+    store, place = log_of("rock", tmp_path / "block")
+    (table,) = place.rglob("*.sst")
+    flip(table, len(table.read_bytes()) - 60)  # in its last block, which is read when it is opened
+    with pytest.raises(Corrupt):
+        store.writer()
+
+
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+
+
+def test_a_rocksdb_that_another_process_writes_is_told_as_locked(tmp_path: Path) -> None:
+    store, place = log_of("rock", tmp_path)
+    command = [sys.executable, "-c", HOLD, str(place / "events" / "LOCK")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(Locked):
+            store.writer()
+        other.communicate(b"\n")
+    store.writer().close()
+
+
+def test_a_damaged_event_in_lmdb_is_damage_and_not_a_view_in_use(tmp_path: Path) -> None:
+    store, place = log_of("lmdb", tmp_path)
+    path = place / "events" / "data.mdb"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(PAYLOADS[34][:20], PAYLOADS[34][:19] + b"X"))
+    with pytest.raises(Corrupt, match=r"record 35:0 .* its digest"):
+        check(store)
+    path.write_bytes(data)
+    assert contents(store) == PAYLOADS, "it was closed, and opened again"
+
+
+def test_a_cut_lmdb_file_does_not_end_the_process(tmp_path: Path) -> None:
+    place = make("lmdb", tmp_path, is_killed=False)
+    size = (place / "events" / "data.mdb").stat().st_size
+    cuts = [Wrong("events/data.mdb", "cut", at) for at in (size // 8, size // 2, size - 5000, 5000, 100)]
+    for said in ask("lmdb", place, cuts, tmp_path / "work"):
+        assert said.startswith("Corrupt: the LMDB database"), said
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlt", "rock"])
+def test_a_cut_end_of_a_killed_writers_file_is_missed(kind: str, tmp_path: Path) -> None:
+    store, place = log_of(kind, tmp_path, is_killed=True)
+    names = {"disk": "0000000001-*", "sqlt": "events-wal", "rock": "*.log"}
+    (path,) = place.rglob(names[kind])
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 3 // 4])
+    for use in uses_of(store, tmp_path).values():
+        with pytest.raises(Missing, match="are gone"):
+            use()
+    assert kind != "sqlt" or path.read_bytes() == data[: len(data) * 3 // 4], "what is left of it is not written over"
+
+
+@pytest.mark.parametrize("kind", ["sqlt", "lmdb", "rock"])
+def test_no_new_log_is_made_where_one_is_gone(kind: str, tmp_path: Path) -> None:
+    store, place = log_of(kind, tmp_path)
+    for path in [path for path in place.rglob("*") if path.is_file() and not path.name.endswith("end")]:
+        path.unlink()
+    with pytest.raises(Damage, match="there was one, up to event 40"):
+        store.writer()
+    for path in place.rglob("*end"):
+        path.unlink()
+    store.writer().close()
+
+
+def test_an_end_mark_of_another_log_says_nothing(tmp_path: Path) -> None:
+    store, place = log_of("lmdb", tmp_path / "one")
+    _, other = log_of("lmdb", tmp_path / "two")
+    shutil.copy(other / "events" / "end", place / "events" / "end")
+    assert check(store).events == len(PAYLOADS)
