@@ -113,6 +113,8 @@ def changes(
     first, last = (None if text is None else time_words(text, what) for text, what in ((from_, "from"), (to, "to")))
     with controlling(session) as controller, controller.open_reader(name, owner="persist collection") as reader:
         start: Any = (reader.since.time or 0) if first is None else first
+        if last is not None:
+            reader.adopt_at(last)
         with reader.changes(start, last, timeout=max(wait, AT_ONCE_S)) as found:
             head = {"collection": name, "from": found.from_, "to": found.to, **values.clock(reader.schema.times)}
             count = print_rows(session, head, found, kind, output, limit)
