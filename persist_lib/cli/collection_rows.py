@@ -112,7 +112,8 @@ def changes(
     kind = kind_of(session, format_, output)
     first, last = (None if text is None else time_words(text, what) for text, what in ((from_, "from"), (to, "to")))
     with controlling(session) as controller, controller.open_reader(name, owner="persist collection") as reader:
-        start: Any = (reader.since.time or 0) if first is None else first
+        since = reader.since.time or 0
+        start: Any = (since if reader.fetch_upper().has_passed(since) else None) if first is None else first
         if last is not None:
             reader.adopt_at(last)
         with reader.changes(start, last, timeout=max(wait, AT_ONCE_S)) as found:
@@ -120,7 +121,9 @@ def changes(
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         show = reader.schema.show
-        session.note(f"{name} after {show(found.from_ or 0)} to {show(found.to)}: {units.of(count, 'change')}")
+        session.note(
+            f"{name} after {show(-1 if found.from_ is None else found.from_)} to {show(found.to)}: {units.of(count, 'change')}"
+        )
 
 
 def listen(
