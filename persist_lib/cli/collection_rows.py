@@ -121,9 +121,8 @@ def changes(
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         show = reader.schema.show
-        session.note(
-            f"{name} after {show(-1 if found.from_ is None else found.from_)} to {show(found.to)}: {units.of(count, 'change')}"
-        )
+        after = "from the beginning" if found.from_ is None else f"after {show(found.from_)}"
+        session.note(f"{name} {after} to {show(found.to)}: {units.of(count, 'change')}")
 
 
 def listen(

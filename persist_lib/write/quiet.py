@@ -43,9 +43,8 @@ def complete(
     last = now * PER_SECOND[state.times] // 1_000
     if time > last:
         return False
-    check_clock(
-        f"shard {machine.shard}", now, machine.runtime.clock_ms(), FAR_MS, "the store's clock", "this machine's"
-    )
+    own = machine.runtime.clock_ms()
+    check_clock(f"shard {machine.shard}", now, own, FAR_MS, "the store's clock", "this machine's clock")
     token = format_token(machine.runtime, state.upper, at(last + 1))
     try:
         with open_writer(state.schemas[-1]) as write:
