@@ -44,6 +44,7 @@ from persist_lib.times import TimeLike
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
 from persist_lib.write.many import Append, append_together
+from persist_lib.write.quiet import complete
 from persist_lib.write.restore import Restored, restore
 
 if TYPE_CHECKING:
@@ -234,9 +235,10 @@ class Client(Upkeep, Terms):
         schemas = machine.fetch().state.schemas
         if schema is not None:
             schema_id(machine, schema)
+        completes = None if self.read_only else partial(complete, machine, partial(self.open_writer, name))
         handle = ReadHandle(
             machine, self.leases, schemas[-1] if schema is None else schema, (self.url, self.consensus_url),
-            read_only=self.read_only, purpose=purpose,
+            read_only=self.read_only, purpose=purpose, completes=completes,
         )  # fmt: skip
         self._handles[next(self._opened)] = handle
         return handle
@@ -279,7 +281,10 @@ class Client(Upkeep, Terms):
         same already, so that the call may be repeated. With `dry_run` nothing is appended, and the answer says what
         would be: counts, and a sample of the rows.
 
-        Raises SinceViolation for a time before since, InvalidUsage for one that is not complete, UpperMismatch for a
+        Where times are a clock, a time that the store's clock has passed may be restored to though nothing was written
+        since: then the append, at now, also says that nothing comes there any more.
+
+        Raises SinceViolation for a time before since, NotComplete for one that may still change, UpperMismatch for a
         shard that is closed for writing, TimedOut (nothing was appended), and NotFound.
         """
         dry_run = parse_flag(dry_run, "dry_run")

@@ -115,13 +115,17 @@ def changes(
     kind = kind_of(session, format_, output)
     first, last = (None if text is None else time_words(text, what) for text, what in ((from_, "from"), (to, "to")))
     with controlling(session) as controller, controller.open_reader(name, owner="persist collection") as reader:
-        start: Any = (reader.since.time or 0) if first is None else first
+        since = reader.since.time or 0
+        start: Any = (since if reader.fetch_upper().has_passed(since) else None) if first is None else first
+        if last is not None:
+            reader.adopt_at(last)
         with reader.changes(start, last, timeout=max(wait, AT_ONCE_S)) as found:
             head = {"collection": name, "from": found.from_, "to": found.to, **values.clock(reader.schema.times)}
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
         show = reader.schema.show
-        session.note(f"{name} after {show(found.from_ or 0)} to {show(found.to)}: {units.of(count, 'change')}")
+        after = "from the beginning" if found.from_ is None else f"after {show(found.from_)}"
+        session.note(f"{name} {after} to {show(found.to)}: {units.of(count, 'change')}")
 
 
 def listen(

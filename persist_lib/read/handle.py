@@ -76,12 +76,13 @@ class ReadHandle(Leased):
         read_only: bool = False,
         purpose: str = "",
         original: ReaderId | None = None,
+        completes: Callable[[State, int, Deadline], bool] | None = None,
     ) -> None:
         self.machine = machine
         self.schema = schema
         self.urls = urls
         self.read_only = read_only
-        self._leases = leases
+        self._leases, self._completes = leases, completes
         self._lock = threading.RLock()
         self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._since = self._wanted = machine.state.since
@@ -130,7 +131,9 @@ class ReadHandle(Leased):
     ) -> Snapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
-        Where no time is complete yet, the newest contents are empty, and the snapshot's `as_of` is -1.
+        Where no time is complete yet, the newest contents are empty, and the snapshot's `as_of` is -1. Where times are
+        a clock, and the library has chosen them all (`append_now`, `upsert`, `delete`, `restore`), a client that may
+        write completes a time that the store's clock has passed, by an append of nothing.
 
         `as_of` is an integer. Where the shard's times are a clock, it may also be a datetime, a pandas or numpy
         timestamp, or a text like "2026-11-22T12:00Z" or "1 hour ago"; the contents include updates at that very time.
@@ -218,7 +221,7 @@ class ReadHandle(Leased):
         purpose = parse_text(purpose, "purpose", PURPOSE_LETTERS)
         return ReadHandle(
             self.machine, self._leases, self.schema, self.urls,
-            read_only=self.read_only, purpose=purpose, original=self.id,
+            read_only=self.read_only, purpose=purpose, original=self.id, completes=self._completes,
         )  # fmt: skip
 
     def downgrade_since(self, since: object) -> None:
@@ -357,6 +360,8 @@ class ReadHandle(Leased):
                 self._check(state, MAX_TIME)
             if is_there(state):
                 return state
+            if isinstance(target, int) and self._completes is not None and self._completes(state, target, deadline):
+                continue
             if patience.is_over:
                 raise self._not_there(state, target, deadline)
             patience.pause(version.seqno)

@@ -35,13 +35,12 @@ from persist_lib.spark.slices import (
     whole_slice,
 )
 from persist_lib.storage.comparing import in_columns
-from persist_lib.storage.conform import check_additive, is_additive, widened
+from persist_lib.storage.conform import check_additive, widened
 from persist_lib.storage.controller import Controller
 from persist_lib.storage.difference import difference
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord
 from persist_lib.storage.timeline import Span, Timeline
-from persist_lib.times import TimeLike, Times
 
 PURPOSE = "Spark"
 
@@ -170,15 +169,6 @@ def unleased(client: Client, collection: CollectionRecord, schema: Schema | None
     if not renditions:
         raise NotFound(f"collection {collection.name!r} was dropped", collection=collection.name)
     return CollectionReader(client, collection, renditions[0].columns.times, schema, PURPOSE, is_leased=False)
-
-
-def as_they_were(reader: CollectionReader, as_of: TimeLike) -> None:
-    """Read in the columns of the rendition of a time, where its rows cannot be given in the newest columns."""
-    time = Times(reader.schema.times, reader.client.consensus.now).as_of(as_of)
-    reader.check_since(time)
-    span = reader.timeline().at(time)
-    if not is_additive(reader.schema, reader.shards_of(span.rendition)[0].schema):
-        reader.adopt(span)
 
 
 class Steps:

@@ -33,7 +33,7 @@ from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark import leasing
-from persist_lib.spark.collections import Piece, Shown, Steps, as_they_were, find, is_collection, unleased
+from persist_lib.spark.collections import Piece, Shown, Steps, find, is_collection, unleased
 from persist_lib.spark.filters import Pushed, pushed_down
 from persist_lib.spark.options import READ, STREAM, Options
 from persist_lib.spark.places import client_of
@@ -100,7 +100,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     with _opened(client, options) as handle:
         as_of = options.time("as_of")
         if isinstance(handle, CollectionReader) and as_of is not None and as_of != LATEST and kind != "updates":
-            as_they_were(handle, as_of)
+            handle.adopt_at(as_of)
         try:
             if batch is not False and not _is_stream(options):
                 section = section_of(options, kind, handle)
@@ -180,7 +180,8 @@ def section_of(options: Options, kind: Kind, handle: ReadHandle | CollectionRead
         from_, to = options.time("from"), options.time("to")
         if to is None and not _has_time(handle):
             return None
-        from_ = newest(handle) if from_ == LATEST else from_
+        if from_ == LATEST:
+            from_ = newest(handle) if _has_time(handle) else None
         with handle.changes(from_, to, timeout=0) as changes:
             lower = 0 if changes.from_ is None else min(changes.from_ + 1, MAX_TIME)
             upper = None if changes.to == MAX_TIME else changes.to + 1
@@ -199,7 +200,7 @@ def section_of(options: Options, kind: Kind, handle: ReadHandle | CollectionRead
 
 
 def newest(handle: ReadHandle | CollectionReader) -> int:
-    """The newest complete time. Raises SinceViolation where there is none yet."""
+    """The newest complete time. -1: there is none yet."""
     with handle.snapshot(timeout=0) as snapshot:
         return snapshot.as_of
 

@@ -59,6 +59,8 @@ class CollectionReader:
     ) -> None:  # fmt: skip
         self.client, self.collection, self._owner = client, collection, owner
         self._is_leased = is_leased
+        self._columns_from = 0
+        """From when on the collection has the columns of this reader, if it was opened without any."""
         self._holder = self._open(collection.shard, schema_for(unit))
         self._renditions = Renditions(client, collection.shard, unit, collection.name, self._holder)
         self._shards: dict[int, list[ReadHandle]] = {}
@@ -67,6 +69,7 @@ class CollectionReader:
         try:
             known = self._renditions.fetch()
             newest = self.shards_of(known.last.rendition)[0].schema
+            self._columns_from = known.last.start if schema is None else 0
             if schema is not None and not any(is_additive(schema, span.rendition.columns) for span in known.spans):
                 check_additive(collection.name, schema, newest, known.last.start)
         except BaseException:
@@ -117,19 +120,20 @@ class CollectionReader:
 
         The arguments are those of a shard's `snapshot`. The rows come shard by shard, each shard's in key order. Raises
         SinceViolation for a time before since, NotComplete, LeaseExpired when this handle was retired, and
-        SchemaChanged for a time at which the collection has other columns than this reader's.
+        SchemaChanged for a time at which the rows cannot be given in the columns that this reader was opened with. A
+        reader that was opened without a schema gives those of earlier times in the columns that they had then.
         """
         deadline = self._deadline(timeout)
-        names = parse_columns(self.schema, f"collection {self.name!r}", columns)
         time = self.newest() if as_of is None else self._times().as_of(as_of)
         self.check_since(time if time >= 0 else self.since.time or 0)
         rendition = self.known(time, deadline).rendition
         found = self._guarded(lambda: self.shards_of(rendition))
-        check_additive(self.name, self.schema, found[0].schema, time)
+        schema = self._columns_then(found[0].schema, time)
+        names = parse_columns(schema, f"collection {self.name!r}", columns)
         had = found[0].schema.names
         chosen = None if names is None else [name for name in names if name in had]
-        if names is None and len(had) > len(self.schema.names):
-            chosen = self.schema.names
+        if names is None and len(had) > len(schema.names):
+            chosen = schema.names
 
         def snapshot_of(handle: ReadHandle) -> Snapshot:
             return handle.snapshot(
@@ -139,7 +143,7 @@ class CollectionReader:
 
         parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found if time >= 0 else []))
         return CollectionSnapshot(
-            self.name, time, rendition.number, self.schema, rendition.hash_columns, names, parts,
+            self.name, time, rendition.number, schema, rendition.hash_columns, names, parts,
             self.client.runtime, self.client.config.merge_bytes, diff=parse_flag(diff, "diff"),
         )  # fmt: skip
 
@@ -280,6 +284,21 @@ class CollectionReader:
     def adopt(self, span: Span) -> None:
         """Read in the columns of a span's rendition from now on."""
         self.schema = self.shards_of(span.rendition)[0].schema
+
+    def adopt_at(self, as_of: TimeLike) -> None:
+        """Read in the columns that the collection had at a time, if its rows cannot be given in the newest columns."""
+        time = self._times().as_of(as_of)
+        self.check_since(time)
+        span = self.timeline().at(time)
+        if not is_additive(self.schema, self.shards_of(span.rendition)[0].schema):
+            self.adopt(span)
+
+    def _columns_then(self, had: Schema, time: int) -> Schema:
+        """The columns of a snapshot, from a rendition that has the columns `had`. Raises SchemaChanged."""
+        if time < self._columns_from and not is_additive(self.schema, had):
+            return had
+        check_additive(self.name, self.schema, had, time)
+        return self.schema
 
     def check_since(self, time: int) -> None:
         """Raise unless this handle may still read as of that time."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import State
-from persist_lib.errors import DiffOverflow, InvalidUsage, Missing, TimedOut, UpperMismatch
+from persist_lib.errors import DiffOverflow, Missing, NotComplete, TimedOut, UpperMismatch
 from persist_lib.frontier import MAX_TIME, at
 from persist_lib.kernel.columns import array_of, at_time, integers
 from persist_lib.kernel.consolidate import I64_MIN
@@ -26,9 +26,10 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 from persist_lib.shard.runs import Stored, inputs_of, overlapping
+from persist_lib.times import PER_SECOND
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.pending import Appended
-from persist_lib.write.times import next_time
+from persist_lib.write.times import format_token, next_time
 
 SAMPLE_ROWS = 100
 
@@ -87,7 +88,8 @@ def restore(
             state = reading.version.state
             if state.schemas[-1] != read.schema:
                 continue  # it has evolved since: what is in new columns has to be taken back too
-            _check(read.schema, read.shard, to, state, writes=open_writer is not None)
+            now = read.machine.consensus.now()
+            _check(read.schema, read.shard, to, state, now, writes=open_writer is not None)
             try:
                 return _restore(read, reading, open_writer, to, deadline)
             except Missing as missing:
@@ -112,9 +114,10 @@ def _restore(
     tables = counting.over(_difference(read, state, to))
     first = next(tables, None)
     appended = None
-    if first is not None and open_writer is not None:
+    if open_writer is not None and (first is not None or not state.upper.has_passed(to)):
         try:
-            appended = _append(open_writer, read.schema, chain([first], tables), state, deadline)
+            found = iter(()) if first is None else chain([first], tables)
+            appended = _append(open_writer, read.schema, found, state, deadline)
         except UpperMismatch as error:
             raise _Overtaken from error
     else:
@@ -138,16 +141,20 @@ def _append(
         time = next_time(schema, write.machine.shard, state.upper, deadline.runtime, write.machine.consensus.now)
         timed = (at_time(table, time) for table in tables)
         timeout = deadline.left_s()
-        return write.compare_and_append(timed, state.upper, at(time + 1), timeout=timeout)
+        token = format_token(deadline.runtime, state.upper, at(time + 1))
+        return write.compare_and_append(timed, state.upper, at(time + 1), timeout=timeout, token=token)
 
 
-def _check(schema: Schema, shard: str, to: int, state: State, *, writes: bool) -> None:
-    if not state.upper.has_passed(to):
-        raise InvalidUsage(
+def _check(schema: Schema, shard: str, to: int, state: State, now: int, *, writes: bool) -> None:
+    """Raise unless the contents as of `to` can be restored at `now`, in ms of the store's clock.
+
+    Where times are a clock, nothing has come since upper. A restore appends at now, so that nothing comes there later.
+    """
+    if not state.upper.has_passed(to) and not (schema.times and to <= now * PER_SECOND[schema.times] // 1_000):
+        raise NotComplete(
             f"shard {shard}: the contents as of {schema.show(to)} are not complete yet, as upper is "
-            f"{schema.show(state.upper)}; restore to an "
-            "earlier time",
-            to=to, upper=state.upper, shard=shard,
+            f"{schema.show(state.upper)}. Nothing was appended; restore to an earlier time",
+            as_of=to, upper=state.upper, timeout_s=0.0, shard=shard,
         )  # fmt: skip
     if writes and (state.upper.time is None or state.upper.time == MAX_TIME):
         raise UpperMismatch(

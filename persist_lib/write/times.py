@@ -92,6 +92,11 @@ def bounds_of(token: object) -> tuple[bytes, Antichain, Antichain]:
     )
 
 
+def is_chosen(token: bytes) -> bool:
+    """Whether the library chose the time of the append with this token."""
+    return since_of(token) is not None or (len(token) == _TOKEN.size and token.startswith(_MARK))
+
+
 def format_since(runtime: Runtime, since: SeqNo) -> bytes:
     """A fresh token of an append at the next time, which carries a version that does not have it."""
     return _SINCE.pack(_MARK_SINCE, since, runtime.token())

@@ -154,8 +154,8 @@ class Line(ABC):
         reached, only = show_time(upper, "ms"), ", and this client may only read" if self.client.read_only else ""
         raise NotComplete(
             f"table {name!r}: as_of {show_time(time, 'ms')} is not complete yet: it is complete before {reached}, a "
-            f"write there or later may still come{only}. Ask for an earlier time, wait with timeout=, or pass "
-            "newest=True for the newest complete contents",
+            f"write there or later may still come{only}. Ask for an earlier time, wait for it (timeout=, at a shell "
+            "--wait), or take the newest complete contents (newest=True, --newest)",
             as_of=time, upper=at(upper), timeout_s=deadline.timeout_s if asked.waits else 0.0, table=name,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import persist_lib as persist
 from persist_lib import pending_area, streams
 from persist_lib.core.pending import PendingName, parse_pending_key
+from persist_lib.location import open_location
 from persist_lib.testing.clock import ManualClock
 
 HOUR = 3_600_000
@@ -33,7 +34,8 @@ class Place:
     def __init__(self, times: Any = "ms", upper: int = T, target: int = T) -> None:
         self.clock = ManualClock((T + HOUR) * 1_000_000)
         self.target = target
-        self.client = persist.open("memory:", runtime=self.clock.runtime(), config=persist.Config(timeout_s=5))
+        location = open_location("memory:", create=True, clock=self.clock)
+        self.client = persist.open(location, runtime=self.clock.runtime(), config=persist.Config(timeout_s=5))
         self.schema = persist.Schema(key={"id": "int64"}, value={"w": "string"}, times=times)
         self.write, self.read = self.client.open_shard("s", self.schema)
         self.other = self.client.open_writer("t", self.schema)

@@ -24,6 +24,7 @@ from persist_lib.errors import (
     LeaseExpired,
     Missing,
     NewerFormat,
+    NotComplete,
     NotFound,
     SchemaMismatch,
     SinceViolation,
@@ -176,10 +177,13 @@ def test_an_impossible_time_is_refused_at_once(world: World, as_of: Any) -> None
     assert world.count("get", "get_range", "compare_and_set") == 0
 
 
-def test_a_shard_that_has_no_complete_time_says_so(world: World) -> None:
+def test_a_shard_that_has_no_complete_time_is_empty_and_says_so(world: World) -> None:
     _, read = world.client().open_shard("s", SCHEMA)
-    with pytest.raises(SinceViolation):
-        read.snapshot(diff=True)
+    snapshot = read.snapshot()
+    assert (snapshot.as_of, snapshot.to_pylist()) == (-1, [])
+    with pytest.raises(NotComplete, match="upper has to pass") as told:
+        read.snapshot(0, timeout=0)
+    assert (told.value.as_of, told.value.upper) == (0, persist.at(0))
 
 
 def test_an_expired_reader_gets_lease_expired_and_never_data(world: World) -> None:

@@ -11,6 +11,7 @@ import persist_lib as persist
 from persist_lib.core.state import RETENTION
 from persist_lib.errors import InvalidUsage, NewerFormat, SchemaMismatch, SinceViolation, TimedOut, UpperMismatch
 from persist_lib.ids import SeqNo, parse_shard_id
+from persist_lib.location import open_location
 from persist_lib.testing.clock import ManualClock
 
 KEY, VALUE = {"id": "int64"}, {"w": "string"}
@@ -27,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def client(clock):
-    with persist.open("memory:", runtime=clock.runtime()) as client:
+    with persist.open(open_location("memory:", create=True, clock=clock), runtime=clock.runtime()) as client:
         yield client
 
 
@@ -183,8 +184,8 @@ def test_retention_of_seven_days_moves_with_the_clock(client, clock, given):
 
 def test_two_appends_of_one_call_have_the_same_now():
     ticks = iter(range(START, START + 1000))
-    runtime = persist.Runtime(background=False, clock_ms=lambda: next(ticks))
-    with persist.open("memory:", runtime=runtime) as client:
+    location = open_location("memory:", create=True, clock=lambda: next(ticks) * 1_000_000)
+    with persist.open(location, runtime=persist.Runtime(background=False)) as client:
         one, two = client.open_writer("one", CLOCK), client.open_writer("two", CLOCK)
         client.compare_and_append_many([persist.Append(one, [], 0, "now"), persist.Append(two, [], 0, "now")])
         assert one.upper == two.upper

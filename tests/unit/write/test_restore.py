@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib.errors import DiffOverflow, InvalidUsage, NotFound, SinceViolation, TimedOut, UpperMismatch
+from persist_lib.errors import (
+    DiffOverflow,
+    InvalidUsage,
+    NotComplete,
+    NotFound,
+    SinceViolation,
+    TimedOut,
+    UpperMismatch,
+)
 from persist_lib.testing import Rival, check_world, contents_of
 from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, World, row
@@ -142,7 +150,7 @@ def test_what_cannot_be_restored_is_refused(world: World) -> None:
     client = world.client(TINY)
     filled(client, 10)
     read = client.open_reader("s")
-    with pytest.raises(InvalidUsage, match="not complete"):
+    with pytest.raises(NotComplete, match="not complete"):
         client.restore("s", 10)
     with pytest.raises(NotFound):
         client.restore("nope", 0)
@@ -163,6 +171,24 @@ def test_what_cannot_be_restored_is_refused(world: World) -> None:
     with pytest.raises(InvalidUsage, match="read_only"):
         reader.restore("s", 5)
     check_world(client, "s")
+
+
+def test_a_quiet_shard_is_restored_to_a_time_at_which_nothing_was_written(world: World) -> None:
+    schema, client = persist.Schema({"id": "int64"}, {"word": "string"}, times="ms"), world.client()
+    with client.open_writer("s", schema) as write:
+        first = write.append_now([{"id": 1, "word": "a"}])
+        world.clock.advance(3600)
+        assert client.restore("s", "10 minutes ago", dry_run=True).rows == 0
+        assert write.fetch_upper() == first.upper, "a dry run writes nothing"
+        done = client.restore("s", "10 minutes ago")
+        assert (done.rows, done.upper) == (0, first.upper.time)
+        assert done.appended is not None, "so that nothing comes there later"
+        assert write.fetch_upper() == persist.at(world.clock() // 1_000_000 + 1)
+        write.append_now([{"id": 2, "word": "b"}])
+        assert client.restore("s", "10 minutes ago").rows == 1
+        assert client.open_reader("s").snapshot().to_pylist() == [{"id": 1, "word": "a", "_diff": 1}]
+        with pytest.raises(NotComplete, match="Nothing was appended"):
+            client.restore("s", world.clock() // 1_000_000 + 60_000)
 
 
 STEPS = st.lists(
