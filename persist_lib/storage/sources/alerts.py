@@ -9,23 +9,30 @@ import msgspec
 
 from persist_lib.arguments import parse_integer, shown
 from persist_lib.config import MIB
-from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.storage.sources.health import named
 from persist_lib.storage.sources.news import News, look
 
 if TYPE_CHECKING:
     from persist_lib.storage.sources.described import SourceDescription
+    from persist_lib.storage.sources.records import SourceRecord
     from persist_lib.storage.sources.sources import Sources
 
 Check = Literal["instances", "lag", "errors", "held_back", "unread"]
 CHECKS: tuple[Check, ...] = ("instances", "lag", "errors", "held_back", "unread")
+UNSETTLED = {
+    "making": "it is being created: `persist ingest`, or creating it again, finishes that",
+    "dropping": "it is being dropped: dropping it again finishes that",
+}
+"""What is said of a source whose making or dropping may have been cut off."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From when on something is wrong. None: never.
 
     `instances` is how many have to be at work; `behind_s`, `lag_messages` and `lag_bytes` how far it may be behind;
-    `errors` how many bad messages there may be, `errors_share` which share of the messages of present instances; and
+    `errors` how many bad messages there may be, `errors_share` which share of the messages of present instances, or
+    of the last one; and
     `held_back_bytes` how much the upstream may have to keep.
     """
 
@@ -68,15 +75,21 @@ def check(sources: Sources, limits: Limits | None = None, names: Sequence[str] =
         sources.declared.find(name)
     wanted = sorted(set(names) or set(declared))
     news = {one.source: one for one in look(sources, {}, leave_out=set(declared) - set(wanted))}
-    return {name: _checked(sources, name, limits, news.get(name)) for name in wanted}
+    return {name: _checked(sources, declared.get(name), name, limits, news.get(name)) for name in wanted}
 
 
-def _checked(sources: Sources, name: str, limits: Limits | None, news: News | None) -> list[Alert]:
-    try:
-        return judge(sources.show(name), limits, news)
-    except PersistError as error:
-        says = error.message if isinstance(error, NotFound) else f"{type(error).__name__}: {error.message}"
-        return [Alert(one, one != "unread", says if one == "unread" else "it is not known") for one in CHECKS]
+def _checked(
+    sources: Sources, record: SourceRecord | None, name: str, limits: Limits | None, news: News | None
+) -> list[Alert]:  # fmt: skip
+    state = "dropping" if record is None else record.state
+    if state in UNSETTLED:  # SUBTLE: who asks for it would finish that, and a check changes nothing
+        says = UNSETTLED[state]
+    else:
+        try:
+            return judge(sources.show(name), limits, news)
+        except PersistError as error:
+            says = f"{type(error).__name__}: {error.message}"
+    return [Alert(one, one != "unread", says if one == "unread" else "it is not known") for one in CHECKS]
 
 
 def judge(found: SourceDescription, limits: Limits | None = None, news: News | None = None) -> list[Alert]:
@@ -108,11 +121,16 @@ def _instances(found: SourceDescription, limits: Limits) -> Alert:
         return Alert("instances", True, f"it is paused{': ' if found.why else ''}{found.why}", alive)
     failed = next((one for one in found.instances if one["state"] == "failed"), None)
     passed = limits.instances is None or alive >= limits.instances
-    newest = max(found.instances, key=lambda one: str(one["seen"]), default=None)
+    newest = _newest(found)
     if newest is not None and newest["state"] == "failed" and not alive:
         return Alert("instances", False, f"the last one failed: {newest['why']}", alive)
     why = "" if failed is None or passed else f"; one failed: {failed['why']}"
     return Alert("instances", passed, f"{alive} at work, and {limits.instances or 0} should be{why}", alive)
+
+
+def _newest(found: SourceDescription) -> Mapping[str, object] | None:
+    """What the instance said that was heard of last."""
+    return max(found.instances, key=lambda one: str(one["seen"]), default=None)
 
 
 def _lag(found: SourceDescription, limits: Limits) -> Alert:
@@ -121,7 +139,8 @@ def _lag(found: SourceDescription, limits: Limits) -> Alert:
         return Alert("lag", True, f"it is paused, {behind_s:,.0f} s behind", behind_s)
     wrong = []
     if limits.behind_s is not None and behind_s > limits.behind_s:
-        wrong.append(f"{behind_s:,.0f} s behind, and {limits.behind_s:,} s are allowed")
+        behind = f"{behind_s:,.0f} s behind" if found.time else "nothing was ever ingested"
+        wrong.append(f"{behind}, and {limits.behind_s:,} s are allowed")
     for name, what in (("lag_messages", "messages"), ("lag_bytes", "bytes")):
         left = max((int(str(one[name])) for one in found.alive if one.get(name) is not None), default=None)
         limit = getattr(limits, name)
@@ -134,8 +153,10 @@ def _errors(found: SourceDescription, limits: Limits) -> Alert:
     wrong = []
     if limits.errors is not None and found.errors > limits.errors:
         wrong.append(f"{found.errors:,} messages were bad, and {limits.errors:,} are allowed")
-    messages = sum(int(str(one["messages"])) for one in found.alive)
-    bad = sum(int(str(one["errors"])) for one in found.alive)
+    newest = _newest(found)
+    instances = found.alive or ([] if newest is None else [newest])  # such as one that Dagster ran a minute ago
+    messages = sum(int(str(one["messages"])) for one in instances)
+    bad = sum(int(str(one["errors"])) for one in instances)
     share = bad / messages if messages else 0.0
     if limits.errors_share is not None and share > limits.errors_share:
         wrong.append(f"{bad:,} of the last {messages:,} messages were bad: see {found.collections.get('errors', '')}")
