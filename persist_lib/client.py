@@ -23,8 +23,8 @@ from persist_lib.arguments import (
 from persist_lib.config import CacheConfig, Config
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.state import Version
-from persist_lib.errors import InvalidUsage
-from persist_lib.ids import ShardId, parse_shard_id, parse_token
+from persist_lib.errors import InvalidUsage, NotAllowed
+from persist_lib.ids import CATALOG, ShardId, check_not_kept, parse_shard_id, parse_token
 from persist_lib.location import Location
 from persist_lib.location.open import Place, scheme_of
 from persist_lib.location.stack import open_stack, wrap
@@ -39,7 +39,7 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
 from persist_lib.shard.schemas import create_if_missing, schema_id
-from persist_lib.shard.terms import Terms
+from persist_lib.shard.terms import Terms, parse_layer
 from persist_lib.times import TimeLike
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle
@@ -203,23 +203,25 @@ class Client(Upkeep, Terms):
         return self.open_writer(name, check_schema(schema)), self.open_reader(name, schema)
 
     def open_writer(
-        self, name: str, schema: Schema, *, batching: Batching | None = None, owner: str = ""
+        self, name: str, schema: Schema, *, batching: Batching | None = None, owner: str = "", layer: str = ""
     ) -> WriteHandle:
         """Return a handle to write to a shard. Creates the shard if it does not exist.
 
         With `batching`, appends that `append_async` accepts are held back until they have that many bytes or that age
         (in seconds). Without it, each is written as soon as the append before it is done. `owner` is a short text that
         lists of writers show; shards of formats before 3 do not keep it. Raises SchemaMismatch when the shard has
-        another schema.
+        another schema, and OfLayer for the names that layers above shards keep for their own (`_catalog`,
+        `streams.list`, …). `layer` is theirs to say.
         """
         self._writable("open_writer")
         check_schema(schema)
-        owner = parse_text(owner, "owner", PURPOSE_LETTERS)
+        owner, layer = parse_text(owner, "owner", PURPOSE_LETTERS), parse_layer(layer)
         if batching is not None:
             check_type(batching, Batching, "batching", "persist.Batching(bytes=8 << 20, age_s=1.0)")
         machine = self.machine(name)
-        create_if_missing(machine, schema, self.config.format)
-        handle = WriteHandle(machine, self.leases, schema, schema_id(machine, schema), batching, owner)
+        check_not_kept(machine.shard, layer)
+        create_if_missing(machine, schema, self.config.format, None if layer else partial(check_free, self, name))
+        handle = WriteHandle(machine, self.leases, schema, schema_id(machine, schema), batching, owner, layer=layer)
         self._handles[next(self._opened)] = handle
         return handle
 
@@ -375,6 +377,20 @@ class Client(Upkeep, Terms):
     def _writable(self, what: str) -> None:
         if self.read_only:
             raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
+
+
+def check_free(client: Client, name: str) -> None:
+    """Raise NameTaken if there is a collection of this name, so that no shard should be made that has it too.
+
+    Only the usual catalog is looked at, if this client may read it. A collection that is being made at this very
+    moment is not seen: making one looks for a shard in the same way.
+    """
+    try:
+        if client.machine(CATALOG).try_fetch() is None:
+            return
+    except NotAllowed:  # a shard server gives this client no right to know what collections there are
+        return
+    import_module("persist_lib.storage.catalog").check_free(client, name)
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:

@@ -14,6 +14,8 @@
     │   ├── LeaseExpired           this id is retired for ever (id)
     │   ├── ConstraintViolated     a constraint of the schema would not hold (constraint, time, rows, count)
     │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
+    │   ├── GivesUpHistory         a hold keeps history, and this one would give some up (hold, asked, since, newest)
+    │   ├── OfLayer                a collection, stream or another layer alone appends to this shard (layer)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
     │   ├── Locked                 another runtime writes the streams of the location (epoch, owner, lease_until)
@@ -164,6 +166,21 @@ class ConstraintViolated(Refused):
 
 class HoldConflict(Refused):
     """The hold's fencing value is another one. Fields: name, expected, actual (None: there is no such hold)."""
+
+
+class GivesUpHistory(Refused):
+    """Setting or moving a hold would give up history that is kept now. Nothing was changed.
+
+    Fields: hold, asked, since (of the shard), newest (the latest since with which anything can be read; frontiers).
+    `client.downgrade_hold` gives history up, and has a dry run. It does not go beyond `newest` either.
+    """
+
+
+class OfLayer(Refused):
+    """The shard belongs to a layer (collections, streams, sources, event logs), which alone appends to it.
+
+    Nothing was written. Field: layer.
+    """
 
 
 class Locked(Refused):

@@ -30,6 +30,12 @@ MOST_SEQUENCE = 2**63 - 1
 """The highest sequence number of a producer."""
 PENDING = "-pending"
 """What the keys of pending batches start with. No shard's name and no id starts with `-`."""
+CATALOG = "_catalog"
+"""The shard of a location that says what collections there are."""
+KEPT = re.compile(
+    r"_catalog(\..*)?|streams\.(lock|list)|c[0-9a-f]{16}\.(renditions|r\d+\.(s\d+|kept))|t[a-z][0-9a-f]{16}\.wal"
+)
+"""The names of shards that belong to layers above shards, whether they are there yet or not."""
 ROLLUP = re.compile(r"rollup/v(\d{20})-[0-9a-f]{16}")
 
 
@@ -42,6 +48,16 @@ def parse_shard_id(name: object) -> ShardId:
             name=name,
         )
     return ShardId(str(name))
+
+
+def check_not_kept(shard: ShardId, layer: str) -> None:
+    """Raise InvalidName if a layer above shards keeps this name for itself, and it is not a layer that writes."""
+    if not layer and KEPT.fullmatch(shard):
+        raise InvalidName(
+            f"the shard name {shard!r} is kept for what stands on shards (collections, tables, sources, streams), "
+            "which alone makes and writes it. Nothing was done; choose another name, or write through that",
+            name=shard,
+        )
 
 
 def parse_hold_name(name: object) -> str:

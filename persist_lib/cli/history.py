@@ -13,6 +13,7 @@ from persist_lib.cli.arguments import NUMBER, DryRun, Shard, confirm, parse_fron
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
+from persist_lib.core.leases import keepers
 from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
 from persist_lib.times import show_frontier
 
@@ -44,11 +45,11 @@ def set_hold(
     """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
 
     A hold has no lease: it stays until it is moved or released. With the fencing value, an owner notices that another
-    one has taken the hold over. History before all holds and readers is given up: so the first hold of a shard that
-    nobody reads also ends the history before it. Without --since, it keeps all.
+    one has taken the hold over. A hold never gives history up: it is refused where the shard's since would move with
+    it, and beyond the newest time. Without --since, it keeps all.
 
     \b
-    persist hold set orders audit-2026 --since 100
+    persist hold set orders audit-2026
     persist hold set orders dashboard --since 120 --expected epoch-1 --fence epoch-2
     """
     if new and expected is not None:
@@ -65,6 +66,47 @@ def set_hold(
     text = f"{shard}: hold {name} keeps history from {show(kept)} on; since is {show(state.since)}"
     value = {"shard": shard, "hold": name, "since": jsonable(kept), "shard_since": jsonable(state.since)}
     session.answer({**value, **clock(state.times)}, text)
+
+
+def downgrade_hold(
+    session: Session,
+    shard: Shard,
+    name: Hold,
+    since: Annotated[
+        str, typer.Option(metavar="FRONTIER", help="Give up the history before this time.", show_default=False)
+    ],
+    expected: Expected = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Give up the history before a time, as far as no reader and no other hold keeps it. This cannot be undone.
+
+    The hold is moved there, or made there. It keeps its fencing value.
+
+    \b
+    persist hold downgrade orders audit-2026 --since 100 --dry-run
+    persist hold downgrade orders audit-2026 --since 100        asks for the shard's name
+    """
+    words, fencing = parse_frontier(since, "since"), _fence(expected)
+    with session.open(read_only=dry_run) as client:
+        unit = client.inspect(shard).state.times
+        found = client.downgrade_hold(shard, name, words, expected=fencing, dry_run=True)
+        show = partial(show_frontier, unit=unit)
+
+        def said(verb: str) -> str:
+            kept = f", kept by {', '.join(found.kept_by)}" if found.kept_by else ""
+            if found.before == found.after:
+                return f"{shard}: since stays at {show(found.before)}{kept}"
+            moved = f"since {verb} from {show(found.before)} to {show(found.after)}{kept}"
+            return f"{shard}: {moved}; nothing can be read as of a time before that"
+
+        if not dry_run:
+            if not yes and found.before < found.after:
+                session.show(said("moves"))
+                confirm(session, shard, "giving up history")
+            found = client.downgrade_hold(shard, name, words, expected=fencing)
+    value = {"shard": shard, "hold": name, "dry_run": dry_run, **jsonable(found), **clock(unit)}
+    session.answer(value, said("would move" if dry_run else "moved"))
 
 
 def release_hold(session: Session, shard: Shard, name: Hold, expected: Expected = None) -> None:
@@ -221,6 +263,4 @@ def distance_of(text: str) -> int | str | None:
 
 
 def _keepers(state: State) -> str:
-    found = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
-    found += [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
-    return ", ".join(found) or "no reader and no hold; it moves when a hold is set or a reader moves on"
+    return ", ".join(keepers(state)) or "no reader and no hold; it moves when a hold is set or a reader moves on"

@@ -13,6 +13,7 @@ from persist_lib.cli.layout import Fitted
 from persist_lib.cli.units import number, of, size
 from persist_lib.cli.values import Json, clock, jsonable, plan_value
 from persist_lib.core.duties import figures_of
+from persist_lib.core.leases import keepers
 from persist_lib.errors import PersistError
 from persist_lib.times import Times, Unit, show_frontier
 
@@ -130,9 +131,8 @@ def _why_over(overdue_ms: int) -> str:
 def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
     """How since moved, and what keeps it from moving further."""
     state = after.state
-    keepers = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
-    keepers += [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
-    value = {**jsonable(done), "kept_by": keepers, **clock(state.times)}
+    kept_by = keepers(state)
+    value = {**jsonable(done), "kept_by": kept_by, **clock(state.times)}
     if done.distance is None:
         return Outcome("no retention policy: history is kept as readers and holds say", value)
     times = Times(state.times, lambda: 0)
@@ -140,7 +140,7 @@ def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
     policy = f"policy: {times.show_distance(done.distance)} behind upper {times.show(state.upper)}"
     if done.before == done.after:
         return Outcome(
-            f"since stays at {before}; {policy}", value, [f"  kept by {', '.join(keepers)}"] if keepers else []
+            f"since stays at {before}; {policy}", value, [f"  kept by {', '.join(kept_by)}"] if kept_by else []
         )
     verb = "the retention hold would move to" if dry_run else "since"
     return Outcome(f"{verb} {'' if dry_run else f'{before} → '}{after_}; {policy}", value)

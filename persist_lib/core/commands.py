@@ -24,13 +24,17 @@ class Create(msgspec.Struct, frozen=True):
     format: int = CREATED
 
 
-class RegisterWriter(msgspec.Struct, frozen=True):
-    """Let a freshly minted id write: `ingest` appends, `maintenance` compacts and rolls up."""
+class RegisterWriter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Let a freshly minted id write: `ingest` appends, `maintenance` compacts and rolls up.
+
+    `layer` says for which layer an id appends. A shard that belongs to a layer refuses all others (`core.layers`).
+    """
 
     writer: WriterId
     purpose: Literal["ingest", "maintenance"]
     lease_until: int
     owner: str = ""
+    layer: str = ""
 
 
 class RegisterReader(msgspec.Struct, frozen=True):
@@ -135,7 +139,22 @@ class DowngradeSince(msgspec.Struct, frozen=True):
 
 
 class SetHold(msgspec.Struct, frozen=True):
-    """Create or move a named hold, if its fencing value is `expected` (None: it must not exist yet)."""
+    """Create or move a named hold, if its fencing value is `expected` (None: it must not exist yet).
+
+    It keeps history: refused where the shard's since would move with it.
+    """
+
+    name: str
+    since: Antichain
+    expected: bytes | None
+    opaque: bytes
+
+
+class DowngradeHold(msgspec.Struct, frozen=True):
+    """Give up history before `since`, as the owner of a named hold; otherwise as `SetHold`. In the log it is one.
+
+    The shard's since follows, as far as no reader and no other hold is behind.
+    """
 
     name: str
     since: Antichain
@@ -157,10 +176,15 @@ class ForgetProducer(msgspec.Struct, frozen=True):
     expected: int
 
 
-class SetRetention(msgspec.Struct, frozen=True):
-    """Keep history up to `distance` behind upper; None: keep all that holds and readers keep."""
+class SetRetention(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Keep history up to `distance` behind upper; None: keep all that holds and readers keep.
+
+    The policy's hold is there from this transition on, at the shard's since: only the duty moves it. A `layer` becomes
+    its fencing value, and so the shard that layer's.
+    """
 
     distance: int | None
+    layer: str = ""
 
 
 class Expire(msgspec.Struct, frozen=True):
@@ -222,11 +246,12 @@ class Finish(msgspec.Struct, frozen=True):
 
 Command = (
     Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | AppendNow | Append | Absorb
-    | DiscardPending | Heartbeat | DowngradeSince | SetHold | ReleaseHold | ForgetProducer | SetRetention | Expire
-    | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired | EvolveSchema | Upgrade | Finish
+    | DiscardPending | Heartbeat | DowngradeSince | SetHold | DowngradeHold | ReleaseHold | ForgetProducer
+    | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired | EvolveSchema
+    | Upgrade | Finish
 )  # fmt: skip
 
-STORED_AS: dict[type, str] = {AppendNow: CompareAndAppend.__name__}
+STORED_AS: dict[type, str] = {AppendNow: CompareAndAppend.__name__, DowngradeHold: SetHold.__name__}
 """The commands that the log calls by the name of another one, which comes to the same change."""
 
 

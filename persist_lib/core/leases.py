@@ -52,6 +52,12 @@ def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | 
     return StateDiff(writers=tuple(writers), readers=tuple(readers))
 
 
+def keepers(state: State) -> list[str]:
+    """Which readers and holds keep the shard's since where it is."""
+    found = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
+    return found + [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
+
+
 def fold_since(
     state: State,
     readers: Mapping[ReaderId, Reader] | None = None,

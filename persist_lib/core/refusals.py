@@ -112,6 +112,21 @@ class BelowSince(msgspec.Struct, frozen=True):
     since: Antichain
 
 
+class GivesUpHistory(msgspec.Struct, frozen=True):
+    """A hold at `asked` would give up history from `since` on that is kept now, or would be beyond the newest time."""
+
+    name: str
+    asked: Antichain
+    since: Antichain
+    newest: Antichain
+
+
+class OfLayer(msgspec.Struct, frozen=True):
+    """The shard belongs to a layer, and only that one appends to it."""
+
+    layer: str
+
+
 class WrongOpaque(msgspec.Struct, frozen=True):
     """The hold's fencing value is another one; None where there is no such hold."""
 
@@ -174,4 +189,5 @@ Refusal = (
     Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
     | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue | OlderFormat
     | StillPending | AlreadyProduced | TooManyProducers | WrongSequence | NeedsFormat | Forgotten
+    | GivesUpHistory | OfLayer
 )  # fmt: skip

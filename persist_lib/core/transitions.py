@@ -21,6 +21,7 @@ from persist_lib.core.formats import (
     least_for,
     least_for_batches,
 )
+from persist_lib.core.holds import refuses_writer, release_hold, set_hold, set_retention
 from persist_lib.core.leases import expire, extend, fold_since, retire
 from persist_lib.core.outcomes import find_outcome, remember, staged_before
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
@@ -28,10 +29,10 @@ from persist_lib.core.placing import not_new, placed
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
+    RETENTION,
     TOKENS_KEPT,
     Batch,
     Garbage,
-    Hold,
     Outcome,
     Reader,
     State,
@@ -40,7 +41,7 @@ from persist_lib.core.state import (
 from persist_lib.core.sums import total
 from persist_lib.core.trace import batch_problems, is_encodable, known_keys, push
 from persist_lib.errors import SchemaMismatch
-from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain
+from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import READER, WRITER, PartKey, SeqNo, WriterId, is_pending, parse_rollup_key, uploader_of
 
 
@@ -83,6 +84,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return r.Malformed(f"writer id {writer!r}")
         case c.RegisterWriter(writer) if writer in state.writers or writer in state.retired:
             return r.Exists(writer)
+        case c.RegisterWriter() if refusal := refuses_writer(state, command):
+            return refusal
         case c.RegisterWriter(writer, purpose, lease_until, owner):
             return StateDiff(writers=((writer, None, _writer(state, purpose, lease_until, owner)),))
         case c.RegisterReader(reader) if not READER.fullmatch(reader):
@@ -104,25 +107,18 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return extend(state, ids, lease_until)
         case c.DowngradeSince(reader) if reader not in state.readers:
             return r.NotLive((reader,))
-        case c.DowngradeSince(_, since) | c.SetHold(_, since) if not is_encodable(since):
+        case c.DowngradeSince(_, since) | c.SetHold(_, since) | c.DowngradeHold(_, since) if not is_encodable(since):
             return r.Malformed(f"since {since}")
         case c.DowngradeSince():
             return _downgrade_since(state, seqno, command)
-        case c.SetHold():
-            return _set_hold(state, command)
-        case c.ReleaseHold(name, expected):
-            hold = state.holds.get(name)
-            if hold is None or hold.opaque != expected:
-                return r.WrongOpaque(name, expected, hold.opaque if hold else None)
-            return StateDiff(holds=((name, hold, None),))
+        case c.SetHold() | c.DowngradeHold():
+            return set_hold(state, command)
+        case c.ReleaseHold():
+            return release_hold(state, command)
         case c.ForgetProducer(name, expected):
             return forget(state, name, expected)
-        case c.SetRetention(distance) if distance == state.retention:
-            return r.AlreadyDone()
-        case c.SetRetention(int(distance)) if not 0 <= distance <= MAX_TIME:
-            return r.Malformed(f"retention {distance}")
-        case c.SetRetention(distance):
-            return StateDiff(retention=(state.retention, distance))
+        case c.SetRetention():
+            return set_retention(state, command)
         case c.Expire(now):
             return expire(state, seqno, now)
         case c.Retire(id_):
@@ -269,21 +265,6 @@ def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> S
     return StateDiff(since=since, readers=((command.reader, old, new),))
 
 
-def _set_hold(state: State, command: c.SetHold) -> StateDiff | r.Refusal:
-    old = state.holds.get(command.name)
-    actual = old.opaque if old else None
-    if actual != command.expected:
-        return r.WrongOpaque(command.name, command.expected, actual)
-    least = old.since if old else state.since
-    if command.since < least:
-        return r.BelowSince(command.since, least)
-    new = Hold(command.since, command.opaque)
-    if new == old:
-        return r.AlreadyDone()
-    since = fold_since(state, holds={**state.holds, command.name: new})
-    return StateDiff(since=since, holds=((command.name, old, new),))
-
-
 def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) -> StateDiff | r.Refusal:
     inputs, output = command.inputs, command.output
     if command.worker not in state.writers:
@@ -397,8 +378,9 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
 
 
 def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
-    if by := (*sorted(state.readers), *(f"hold {name}" for name in sorted(state.holds))):
+    if by := (*sorted(state.readers), *(f"hold {name}" for name in sorted(state.holds) if name != RETENTION)):
         return r.Held(by)
+    policy = state.holds.get(RETENTION)  # the policy ends with the shard: nothing reads for it
     parts = {part.key: part.size for batch in state.trace for part in batch.parts if part.inline is None}
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
     empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0, born=seqno)
@@ -414,6 +396,7 @@ def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
             *((rollup.key, None, Garbage(seqno, rollup.size)) for _, rollup in old),
         ),
         retention=(state.retention, None) if state.retention is not None else None,
+        holds=((RETENTION, policy, None),) if policy is not None else (),
     )
 
 

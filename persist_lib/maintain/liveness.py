@@ -54,10 +54,10 @@ def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
     if target is None or dry_run:
         return Retained(state.retention, state.since, state.since if target is None else target)
 
-    def move(state: State, _now: int) -> c.SetHold:
+    def move(state: State, _now: int) -> c.DowngradeHold:
         hold, target = state.holds.get(RETENTION), plan_retention(state)
         since = target if target is not None else hold.since if hold else state.since
-        return c.SetHold(RETENTION, since, hold.opaque if hold else None, b"")
+        return c.DowngradeHold(RETENTION, since, hold.opaque if hold else None, hold.opaque if hold else b"")
 
     answer = machine.commit(move)
     return Retained(state.retention, state.since, answer.after.since)

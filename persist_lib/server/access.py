@@ -3,6 +3,7 @@
     [clients.loader]
     sha256 = "1f2e…"                                 # the SHA-256 of its token, in hex; or token = "…"
     rights = { "orders.*" = ["read", "append"], "prices" = ["read"] }
+    holds = ["spark-*"]                              # the holds that it owns, beside the one named `loader`
 
 A name that ends in `*` stands for all shards whose names begin so. A token is a secret that a machine made: 32 random
 bytes cannot be guessed, so that a plain hash keeps them.
@@ -36,11 +37,19 @@ _WHAT_TO_DO = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A client that the server knows: its name, which the log shows, and its rights by name or pattern of shards."""
+    """A client that the server knows: its name, which the log shows, and its rights by name or pattern of shards.
+
+    It owns the hold that has its own name, and those that match `holds`, which are names and patterns too.
+    """
 
     name: str
     rights: Mapping[str, frozenset[Right]]
     digest: bytes = field(default=b"", repr=False)
+    holds: tuple[str, ...] = ()
+
+    def owns(self, hold: str) -> bool:
+        """Whether a hold of this name is this client's own."""
+        return hold == self.name or any(_matches(pattern, hold) for pattern in self.holds)
 
     def rights_on(self, shard: str) -> frozenset[Right]:
         """The rights on one shard, of all patterns that it matches."""
@@ -125,16 +134,22 @@ def _caller(name: str, entry: object, path: Path) -> Caller:
             f"got {shown(name)}",
             path=str(path),
         )
-    keys = set(entry) if isinstance(entry, dict) else set()
+    keys = set(entry) - {"holds"} if isinstance(entry, dict) else set()
     if not isinstance(entry, dict) or keys not in ({"token", "rights"}, {"sha256", "rights"}):
-        raise _wrong(path, name, "must have rights, and either sha256 or token, and nothing else")
+        raise _wrong(path, name, "must have rights, either sha256 or token, perhaps holds, and nothing else")
     token, digest = entry.get("token"), entry.get("sha256")
     if digest is None and not is_token(token):
         raise _wrong(path, name, "must have a token of 20 to 512 letters, digits and '-._~+/='")
     if digest is not None and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
         raise _wrong(path, name, "must have as sha256 the 64 hex digits of its token's SHA-256")
     known = bytes.fromhex(digest) if digest is not None else sha256(str(token).encode()).digest()
-    return Caller(name, _rights(entry["rights"], name, path), known)
+    return Caller(name, _rights(entry["rights"], name, path), known, _holds(entry.get("holds", []), name, path))
+
+
+def _holds(given: Any, name: str, path: Path) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(one, str) and one and PATTERN.fullmatch(one) for one in given):
+        raise _wrong(path, name, "must have as holds a list of names, or starts of names and '*', as in [\"spark-*\"]")
+    return tuple(given)
 
 
 def _rights(given: Any, name: str, path: Path) -> dict[str, frozenset[Right]]:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
+from persist_lib.arguments import shown
+from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.rights import needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
@@ -141,7 +143,7 @@ class Calls:
             Proposed(shard, wire.decode_command(name, fields), known) for shard, known, name, fields in given.commands
         ]
         for one in proposed:  # all of them before the first is taken
-            caller.check(one.shard, needed_for(one.command), f"{type(one.command).__name__} on")
+            caller.check(one.shard, needed_for(one.command, caller.owns), _said(one.command, caller))
         deadline = self._runtime.deadline(timeout_s)
         # Heartbeats are in none of the bounds: who has much to do with a server must not expire for that.
         is_urgent = size <= URGENT_BYTES and {name for _, _, name, _ in given.commands} <= {"Heartbeat"}
@@ -194,3 +196,11 @@ async def _message(context: Any) -> bytes:
     if not isinstance(found, bytes):
         raise InvalidUsage("the call came without a message. Nothing was done")
     return found
+
+
+def _said(command: c.Command, caller: Caller) -> str:
+    """What a command does, for the error where its sender may not. Of a hold, whose it is counts."""
+    kind = type(command).__name__
+    if isinstance(command, (c.SetHold, c.DowngradeHold, c.ReleaseHold)) and not caller.owns(command.name):
+        return f"{kind} (the hold {shown(command.name)} is not its own) on"
+    return f"{kind} on"

@@ -14,11 +14,13 @@ from persist_lib.core import refusals as r
 from persist_lib.errors import (
     AlreadyProduced,
     CompactionRefused,
+    GivesUpHistory,
     HoldConflict,
     Indeterminate,
     InvalidUsage,
     LeaseExpired,
     NotFound,
+    OfLayer,
     PersistError,
     SchemaMismatch,
     ShardFinished,
@@ -70,11 +72,8 @@ def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> Per
                 f"the hold is there already and never moves back. Hold {show(since)} or later",
                 shard=shard, as_of=asked, since=since,
             )  # fmt: skip
-        case r.WrongOpaque(name, expected, actual):
-            return HoldConflict(
-                f"shard {shard}: {_hold_conflict(name, expected, actual)}. This change was not made",
-                shard=shard, name=name, expected=expected, actual=actual,
-            )  # fmt: skip
+        case r.GivesUpHistory() | r.OfLayer() | r.WrongOpaque():
+            return _of_holds(shard, refusal, show)
         case r.NotEquivalent(reason):
             return CompactionRefused(
                 f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
@@ -104,6 +103,52 @@ def _after_expiry(ids: Sequence[str]) -> str:
     if any(id_.startswith("r") for id_ in ids):
         return "History that it held may be gone: open a new reader"
     return "The next call on its handle registers anew by itself: look at upper, then decide"
+
+
+def _of_holds(
+    shard: ShardId, refusal: r.GivesUpHistory | r.OfLayer | r.WrongOpaque, show: Callable[[Antichain], str]
+) -> PersistError:
+    match refusal:
+        case r.GivesUpHistory(name, asked, since, newest):
+            return GivesUpHistory(
+                f"shard {shard}: {_given_up(name, asked, since, newest, show)}. Nothing was changed",
+                shard=shard, hold=name, asked=asked, since=since, newest=newest,
+            )  # fmt: skip
+        case r.OfLayer(layer):
+            return OfLayer(
+                f"shard {shard} belongs to {_LAYERS.get(layer, layer)}, and only that appends to it: a foreign append "
+                "would stop it for good. Nothing was written; write through it, or choose another shard",
+                shard=shard, layer=layer,
+            )  # fmt: skip
+        case r.WrongOpaque(name, expected, actual):
+            return HoldConflict(
+                f"shard {shard}: {_hold_conflict(name, expected, actual)}. This change was not made",
+                shard=shard, name=name, expected=expected, actual=actual,
+            )  # fmt: skip
+        case _:
+            assert_never(refusal)
+
+
+_LAYERS = {
+    "collection": "a collection or a table", "source": "a source", "stream": "a stream", "events": "an event log",
+    "catalog": "the catalog of collections",
+}  # fmt: skip
+
+
+def _given_up(
+    name: str, asked: Antichain, since: Antichain, newest: Antichain, show: Callable[[Antichain], str]
+) -> str:
+    """Why a hold does not move as asked."""
+    if newest < asked:
+        return (
+            f"hold {name!r} at {show(asked)} would be beyond the newest time that is complete, {show(newest)}, so "
+            f"that nothing could be read any more. Hold {show(newest)} or earlier"
+        )
+    return (
+        f"hold {name!r} at {show(asked)} would give up history from {show(since)} on, as nothing else keeps it. A hold "
+        f"keeps: set it at {show(since)}, or give that history up by `persist hold downgrade` (client.downgrade_hold), "
+        "which has a dry run, or by a retention"
+    )
 
 
 def _hold_conflict(name: str, expected: bytes | None, actual: bytes | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.formats import CREATED
@@ -10,9 +12,16 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
 
 
-def create_if_missing(machine: Machine, schema: Schema, format_: int | None) -> None:
-    """Create the shard if there is none, in this format (None: the one in which this release creates shards)."""
+def create_if_missing(
+    machine: Machine, schema: Schema, format_: int | None, check: Callable[[], None] | None = None
+) -> None:
+    """Create the shard if there is none, in this format (None: the one in which this release creates shards).
+
+    `check` raises if it should not be made.
+    """
     if machine.try_fetch() is None:
+        if check is not None:
+            check()
         answer = machine.try_commit(lambda _state, _now: c.Create(schema, format_ or CREATED))
         if isinstance(answer, r.Exists):
             machine.fetch()  # another client created it at the same moment

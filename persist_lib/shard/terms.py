@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import datetime as dt
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
-from persist_lib.arguments import parse_bytes, parse_integer
+import msgspec
+
+from persist_lib.arguments import parse_bytes, parse_flag, parse_integer, shown
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.holds import LAYERS
+from persist_lib.core.leases import keepers
 from persist_lib.core.state import Produced, State
-from persist_lib.frontier import MAX_TIME
-from persist_lib.ids import MOST_SEQUENCE, parse_hold_name, parse_producer_name
+from persist_lib.core.transitions import apply
+from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import MAX_TIME, Antichain
+from persist_lib.ids import MOST_SEQUENCE, SeqNo, parse_hold_name, parse_producer_name
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
 from persist_lib.times import Times, is_duration, is_moment
 
 OPAQUE_BYTES = 4096
 """The longest fencing value of a hold. It is limited, as each copy of the state carries it."""
+
+
+T = TypeVar("T", c.SetHold, c.DowngradeHold)
+
+
+class Downgraded(msgspec.Struct, frozen=True):
+    """How the shard's since moved, or would, with a hold that was downgraded; and who keeps it there."""
+
+    before: Antichain
+    after: Antichain
+    kept_by: tuple[str, ...]
 
 
 class Terms(ABC):
@@ -41,24 +60,63 @@ class Terms(ABC):
     ) -> None:
         """Create or move the hold with the name `hold`: it keeps history from `since` on, durably and without a lease.
 
-        History before all holds and readers is given up: the first hold of a shard without readers also ends it there.
+        A hold never gives history up: GivesUpHistory is raised where the shard's since would move with it, and for a
+        time beyond the newest one that is complete. See `downgrade_hold`.
 
         `opaque` (at most 4096 bytes) is the hold's fencing value from now on. `expected` is the fencing value that it
         must have now (None: the hold must not exist yet); "any" does not check. Raises HoldConflict when it has another
         value, and SinceViolation when `since` is before the hold's own, or is history that is given up already.
         """
         self._writable("set_hold")
+        opaque = parse_bytes(opaque, "opaque", 0, OPAQUE_BYTES)
+        self.machine(name).commit(self._hold(name, hold, since, opaque, expected, c.SetHold))
+
+    def downgrade_hold(
+        self,
+        name: str,
+        hold: str,
+        since: object,
+        *,
+        opaque: bytes | None = None,
+        expected: bytes | Literal["any"] | None = "any",
+        dry_run: bool = False,
+    ) -> Downgraded:
+        """Move a hold, or create it there, and give up the history before `since` that nothing else keeps.
+
+        This is for the owner of a hold: what is given up can never be read again. The answer says how the shard's since
+        moves, and who keeps it; with `dry_run` nothing is changed. `opaque` None keeps the fencing value as it is. The
+        rest is as in `set_hold`: also here, GivesUpHistory is raised for a time beyond the newest one.
+        """
+        dry_run = parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("downgrade_hold")
+        opaque = None if opaque is None else parse_bytes(opaque, "opaque", 0, OPAQUE_BYTES)
+        machine, build = self.machine(name), self._hold(name, hold, since, opaque, expected, c.DowngradeHold)
+        if not dry_run:
+            done = machine.commit(build)
+            return Downgraded(done.before.since, done.after.since, tuple(keepers(done.after)))
+        version = machine.fetch()
+        found = apply(version.state, SeqNo(version.seqno + 1), build(version.state, 0))
+        if not isinstance(found, (State, r.AlreadyDone)):
+            raise machine.refused(found)
+        after = found if isinstance(found, State) else version.state
+        return Downgraded(version.state.since, after.since, tuple(keepers(after)))
+
+    def _hold(
+        self, name: str, hold: str, since: object, opaque: bytes | None, expected: object, kind: type[T],
+    ) -> Callable[[State, int], T]:  # fmt: skip
+        """How the command about a hold is built from a state, its arguments checked."""
         hold = parse_hold_name(hold)
         frontier = self._times(name, since).frontier(since, "since")
-        opaque = parse_bytes(opaque, "opaque", 0, OPAQUE_BYTES)
-        expected = None if expected is None else _parse_expected(expected)
+        wanted = None if expected is None else _parse_expected(expected)
 
-        def build(state: State, _now: int) -> c.SetHold:
+        def build(state: State, _now: int) -> T:
             current = state.holds.get(hold)
-            fence = (current.opaque if current else None) if expected == "any" else expected
-            return c.SetHold(hold, frontier, fence, opaque)
+            fence = (current.opaque if current else None) if wanted == "any" else wanted
+            kept = current.opaque if current is not None else b""
+            return kind(hold, frontier, fence, kept if opaque is None else opaque)
 
-        self.machine(name).commit(build)
+        return build
 
     def release_hold(self, name: str, hold: str, *, expected: bytes | Literal["any"] = "any") -> None:
         """Drop the hold with the name `hold`, if its fencing value is `expected` ("any" does not check).
@@ -93,19 +151,22 @@ class Terms(ABC):
         sequence = parse_integer(expected, "expected", 0, MOST_SEQUENCE)
         self.machine(name).commit(lambda _state, _now: c.ForgetProducer(producer, sequence))
 
-    def set_retention(self, name: str, distance: int | str | dt.timedelta | None) -> None:
+    def set_retention(self, name: str, distance: int | str | dt.timedelta | None, *, layer: str = "") -> None:
         """Set the retention policy: keep `distance` times of history behind upper. None: no policy.
 
         Where times are a clock, `distance` may be a duration: a timedelta, or a text like "7 days". Without a policy,
-        the shard keeps the history that readers and holds keep.
+        the shard keeps the history that readers and holds keep. The policy holds history from this call on, by a hold
+        named `retention`; what is older than it goes with the next `retention` or `maintain`. `layer` is for layers
+        above shards: the shard is theirs from then on.
         """
         self._writable("set_retention")
+        layer = parse_layer(layer)
         what, times = "the retention distance (times behind upper, or None)", None
         if is_duration(distance):
             times = self.machine(name).times().distance(distance, what)
         elif distance is not None:
             times = parse_integer(distance, what, 0, MAX_TIME)
-        self.machine(name).commit(lambda _state, _now: c.SetRetention(times))
+        self.machine(name).commit(lambda _state, _now: c.SetRetention(times, layer))
 
     def _times(self, name: str, *values: object) -> Times:
         """How a call reads times of the shard. The location is asked only if it depends on the shard's schema.
@@ -133,6 +194,13 @@ class Terms(ABC):
         """
         self._writable("finish")
         self.machine(name).commit(lambda _state, _now: c.Finish())
+
+
+def parse_layer(layer: object) -> str:
+    """Check that this is a layer above shards, or empty for none."""
+    if not isinstance(layer, str) or layer not in {"", *LAYERS}:
+        raise InvalidUsage(f"layer is one of {', '.join(sorted(LAYERS))}, or left out: got {shown(layer)}", layer=layer)
+    return str(layer)
 
 
 def _parse_expected(expected: object) -> bytes | Literal["any"]:

@@ -103,7 +103,7 @@ class Holding:
         wanted = let_go(self._machine.state, at(needed), but=name)
         if hold.since < wanted or hold.opaque != RUNNING:
             self._machine.commit(
-                lambda state, _now: c.SetHold(
+                lambda state, _now: c.DowngradeHold(
                     name, _own(state, name, hold).since.join(wanted), _own(state, name, hold).opaque, RUNNING
                 )
             )
@@ -112,7 +112,9 @@ class Holding:
         state = self._machine.state
         if at(needed) < state.since:
             raise self._gone(name, needed, state)
-        self._machine.commit(lambda state, _now: c.SetHold(name, let_go(state, at(needed), but=name), None, opaque))
+        self._machine.commit(
+            lambda state, _now: c.DowngradeHold(name, let_go(state, at(needed), but=name), None, opaque)
+        )
 
     def _gone(self, name: str, needed: int, state: State) -> SinceViolation:
         shard = self._machine.shard

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from persist_lib.arguments import did_you_mean
 from persist_lib.client import Client
+from persist_lib.core.holds import layer_of
 from persist_lib.errors import (
     InvalidUsage,
     InvariantViolated,
+    NameTaken,
     NewerFormat,
     NotFound,
     SchemaMismatch,
@@ -28,10 +30,11 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.frontier import MINIMUM, Antichain, at
+from persist_lib.ids import CATALOG
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.storage.names import CATALOG
+from persist_lib.storage.names import OF_CATALOGS
 from persist_lib.storage.records import (
     CollectionRecord,
     CommandRecord,
@@ -194,12 +197,12 @@ class Catalog:
     def _open_writer(self) -> WriteHandle:
         if self._writer is None:
             try:
-                is_new = self.client.machine(self.shard).try_fetch() is None
-                self._writer = self.client.open_writer(self.shard, SCHEMA)
+                self._writer = self.client.open_writer(self.shard, SCHEMA, layer=OF_CATALOGS)
             except SchemaMismatch as error:
                 raise self._no_catalog() from error
-            if is_new:
-                self.client.set_retention(self.shard, RETENTION)
+            if layer_of(state := self._writer.machine.state) != OF_CATALOGS:
+                kept = RETENTION if state.retention is None else state.retention
+                self.client.set_retention(self.shard, kept, layer=OF_CATALOGS)
         return self._writer
 
     def _no_catalog(self) -> InvalidUsage:
@@ -218,6 +221,21 @@ def no_collection(name: str, names: list[str]) -> NotFound:
         "controller.list()",
         collection=name,
     )
+
+
+def check_free(client: Client, name: str) -> None:
+    """Raise NameTaken if the usual catalog has a collection of this name, for which then no shard should be made."""
+    catalog = Catalog(client, CATALOG)
+    try:
+        found = catalog.fetch().named(name)
+    finally:
+        catalog.close()
+    if found is not None:
+        raise NameTaken(
+            f"there is a collection {name!r} in {client.url}, so no shard of that name was made: a name stands for one "
+            "of both. Open the collection with client.controller(), or choose another name",
+            collection=name, shard=name,
+        )  # fmt: skip
 
 
 def _key_of(record: Record) -> tuple[str, str]:

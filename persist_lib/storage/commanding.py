@@ -8,13 +8,14 @@ from typing import Any
 from persist_lib.arguments import check_type, parse_seconds
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound
+from persist_lib.ids import CATALOG
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.asked import check_same
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.describe import Description
 from persist_lib.storage.describing import describe
 from persist_lib.storage.effects import settle
-from persist_lib.storage.names import CATALOG, parse_collection_name, parse_command_id
+from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord, What
 
 Intent = Callable[[Contents, CommandRecord], tuple[Changes, CommandRecord]]

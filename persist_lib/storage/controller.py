@@ -14,8 +14,10 @@ import msgspec
 
 from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_text
 from persist_lib.errors import InvalidUsage, NameTaken
+from persist_lib.ids import NAME
 from persist_lib.read.handle import PURPOSE_LETTERS
 from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.terms import Downgraded
 from persist_lib.storage.asked import (
     Retention,
     parse_hold,
@@ -93,6 +95,7 @@ class Controller(Making, Evolving, Handovers):
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(name) is not None:
                 raise _taken(name)
+            self._check_no_shard(name)
             id_ = minted(self.client.runtime.entropy())
             collection = CollectionRecord(
                 id=id_, name=name, kind=kind, retention=distance, timeline=timeline, command=record.id
@@ -103,6 +106,21 @@ class Controller(Making, Evolving, Handovers):
 
         record = self._command("create", None, asked, intent, command, timeout)
         return self._described(record)
+
+    def _check_no_shard(self, name: str) -> None:
+        """Raise NameTaken if there is a shard of this name, as `client.open_writer` does for a collection.
+
+        SUBTLE: a shard and a collection that are made at the same moment do not see one another. Both are there then.
+        """
+        if not NAME.fullmatch(name):
+            return  # no shard can have it
+        found = self.client.machine(name).try_fetch()
+        if found is not None and not found.state.is_finished():
+            raise NameTaken(
+                f"there is a shard {name!r} in {self.client.url} already. Nothing was changed; choose another name for "
+                "the collection, as a name stands for one of both",
+                collection=name, shard=name,
+            )  # fmt: skip
 
     def list(self) -> list[str]:
         """The names of all collections, sorted. One that is being created is there once its command is done."""
@@ -143,6 +161,7 @@ class Controller(Making, Evolving, Handovers):
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(to) is not None:
                 raise _taken(to)
+            self._check_no_shard(to)
             return setting(msgspec.structs.replace(contents.collections[collection.id], name=to)), record
 
         return self._described(
@@ -189,11 +208,21 @@ class Controller(Making, Evolving, Handovers):
     def set_hold(self, name: str, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
         """Keep a collection's history from `since` on, durably, whatever its retention, until `release_hold`.
 
-        Raises SinceViolation for history that is given up, or before the hold's own time, and NotFound.
+        A hold never gives history up: see `downgrade_hold`. Raises SinceViolation for history that is given up, or
+        before the hold's own time, GivesUpHistory for a time beyond the newest, and NotFound.
         """
         hold = parse_hold(hold)
         _, collection = self._find(name)
         self.client.set_hold(collection.shard, hold, since, opaque=opaque)
+
+    def downgrade_hold(self, name: str, hold: str, since: TimeLike, *, dry_run: bool = False) -> Downgraded:
+        """Give up a collection's history before `since`, as far as its retention and no other hold or reader keeps it.
+
+        As `client.downgrade_hold`; with `dry_run` nothing is changed. Renditions and their data go when it is tended.
+        """
+        hold = parse_hold(hold)
+        _, collection = self._find(name)
+        return self.client.downgrade_hold(collection.shard, hold, since, dry_run=dry_run)
 
     def release_hold(self, name: str, hold: str) -> None:
         """Drop a hold of a collection. Raises HoldConflict when there is none of that name, and NotFound."""

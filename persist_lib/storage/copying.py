@@ -19,6 +19,7 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.changes import integer_times
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.routing import routed
@@ -102,7 +103,7 @@ def copy_step(
         if first == 0:
             client.set_hold(shard, hold, last, expected=None)
         else:
-            client.set_hold(shard, hold, first - 1)
+            client.downgrade_hold(shard, hold, first - 1)
     except HoldConflict:  # another copier began
         if (begun := client.inspect(shard).state.holds.get(hold)) is None:
             return Copied(upper, goal, is_complete=False)
@@ -112,7 +113,7 @@ def copy_step(
     reading.begin(len(new.names) * _rows_in(reader, old, first, last))
     for index, name in enumerate(new.names):
         share = _Share(reader, old, new, index, first, last, transform, deadline, reading)
-        with client.open_writer(name, new.columns) as write:
+        with client.open_writer(name, new.columns, layer=LAYER) as write:
             write.append(share, first, last + 1, timeout=deadline.left_s())
     return Copied(meet(client, new.names), goal, is_complete=False)
 

@@ -107,7 +107,9 @@ class Step(msgspec.Struct, frozen=True):
     """
 
     collection: str
-    action: Literal["settle", "promise", "move hold", "close", "release", "finish", "forget", "wait", "apply", "tidy"]
+    action: Literal[
+        "settle", "expire", "promise", "move hold", "close", "release", "finish", "forget", "wait", "apply", "tidy"
+    ]
     subject: str
     reason: str
 
@@ -123,5 +125,5 @@ class Tended(msgspec.Struct, frozen=True):
 
     @property
     def waiting(self) -> tuple[Step, ...]:
-        """What has to wait, and for whom."""
+        """What has to wait, each with who holds it back: readers with their leases, and holds."""
         return tuple(step for step in self.steps if step.action == "wait")

@@ -20,6 +20,7 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.at_once import at_once
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.storage.small import append_once, out_of_time
 from persist_lib.storage.timeline import Renditions, Timeline, row_of, schema_for
@@ -99,7 +100,7 @@ def make_shards(client: Client, rendition: RenditionRecord) -> None:
 
     def make(name: str) -> None:
         with suppress(ShardFinished):  # made, and dropped since, by processes that were faster
-            client.open_writer(name, rendition.columns).close()
+            client.open_writer(name, rendition.columns, layer=LAYER).close()
         _hold(client, name)
 
     at_once(client.runtime, make, rendition.names)
@@ -137,7 +138,7 @@ def begin(client: Client, collection: CollectionRecord, rendition: RenditionReco
     schema = schema_for(rendition.columns.times)
     row = {**row_of(rendition, collection.command), "_time": 0}
     try:
-        with client.open_writer(collection.shard, schema) as write:
+        with client.open_writer(collection.shard, schema, layer=LAYER) as write:
             _hold(client, collection.shard)
             write.append([row], 0, 1)
     except (ShardFinished, UpperMismatch):
@@ -153,7 +154,7 @@ def is_held_back(state: State, to: Antichain) -> bool:
     """Whether a shard's since is before `to` though nothing else keeps it there.
 
     SUBTLE: since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold is
-    set where it is, with another fencing value, and since follows.
+    downgraded to where it is, and since follows.
     """
     readers = (reader.since for reader in state.readers.values())
     others = (other.since for name, other in state.holds.items() if name != HOLD)
@@ -172,7 +173,7 @@ def hand_over(
     new = contents.renditions[(collection.id, command.asked["rendition"])]
     renditions = Renditions(catalog.client, collection.shard, new.columns.times, collection.name)
     races = 0
-    with catalog.client.open_writer(collection.shard, renditions.schema) as write:
+    with catalog.client.open_writer(collection.shard, renditions.schema, layer=LAYER) as write:
         while True:
             timeline = renditions.fetch()
             for span in timeline.spans:
@@ -210,7 +211,7 @@ def append_with_wal(client: Client, collection: CollectionRecord, append: Append
 
     SUBTLE: a table is read up to its WAL's upper, whatever is promised. So no handover may be before that.
     """
-    with client.open_writer(wal_shard(str(collection.timeline)), WAL) as write:
+    with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
         client.compare_and_append_many([append, append_of(write, collection, at(lower), time)])
 
 
@@ -230,7 +231,7 @@ def close(client: Client, contents: Contents, command: CommandRecord, start: int
     for old in contents.renditions_of(command.collection):
         if old.number == command.asked["follows"] and old.mode == "compare_and_append" and command.asked["at"] is None:
             for name in old.names:
-                with suppress(ShardFinished), client.open_writer(name, old.columns) as write:
+                with suppress(ShardFinished), client.open_writer(name, old.columns, layer=LAYER) as write:
                     write.advance_upper(start)
 
 

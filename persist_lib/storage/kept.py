@@ -21,6 +21,7 @@ from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.storage.conform import is_additive
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.small import unheld
 from persist_lib.write.staged import Staged
@@ -47,7 +48,7 @@ class Keeping:
         self._pair = {"new": new.number, "was": was, "is": is_}
         self._schema = schema
         try:
-            self._write = client.open_writer(old.kept, SCHEMA)
+            self._write = client.open_writer(old.kept, SCHEMA, layer=LAYER)
         except ShardFinished as error:
             raise NotFound(f"rendition {old.number} is being dropped, so no difference to it is kept") from error
         self.stage = self._write.stage()

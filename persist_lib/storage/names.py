@@ -15,8 +15,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*
 LONGEST = 200
 COMMAND = re.compile(r"[!-~]{1,200}")
 
-CATALOG = "_catalog"
-"""The shard of a location that says what collections there are."""
+LAYER, OF_SOURCES, OF_CATALOGS = "collection", "source", "catalog"
+"""As which layer (`core.holds`) a shard is written: those of collections and tables, of sources, and the catalogs."""
 
 
 def parse_collection_name(name: object) -> str:

@@ -29,6 +29,7 @@ from persist_lib.storage.changes import CollectionChanges
 from persist_lib.storage.conform import check_additive, is_additive
 from persist_lib.storage.difference import retracted
 from persist_lib.storage.listen import CollectionListen
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.small import unheld
 from persist_lib.storage.snapshot import CollectionSnapshot
@@ -263,7 +264,7 @@ class CollectionReader:
                 self._check_time(deadline, (upper.time or MAX_TIME) - 1)
             return
         if self._promiser is None:
-            self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema)
+            self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema, layer=LAYER)
         while True:
             try:
                 self._promiser.advance_upper(upper, timeout=max(PROMISE_S, deadline.remaining_s()))

@@ -30,6 +30,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.read.snapshot import Split
 from persist_lib.schema.schema import TIME
 from persist_lib.storage.copying import Transform, hold_name, transformed
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.spreading import Spreading, Write
@@ -71,7 +72,7 @@ class Rebuild:
             ]
             for index, name in enumerate(new.names):
                 if client.machine(name).fetch().state.upper <= at(as_of):
-                    write = self._writers[index] = client.open_writer(name, new.columns)
+                    write = self._writers[index] = client.open_writer(name, new.columns, layer=LAYER)
                     self._held.callback(write.close)
                     stage = self._stages[index] = write.stage()
                     self._held.callback(stage.close)

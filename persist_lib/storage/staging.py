@@ -28,6 +28,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.at_once import at_once, states_of
 from persist_lib.storage.committing import HandedOver, Pieces, discard
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
 from persist_lib.storage.timeline import Span, Timeline
@@ -275,7 +276,7 @@ class CollectionStaging(Verbs):
         for shard in sorted({part.shard for one in old for part in one.staged}):
             parts = [part for one in old for part in one.staged if part.shard == shard]
             try:
-                with self.client.open_writer(shard, self.schema) as write:
+                with self.client.open_writer(shard, self.schema, layer=LAYER) as write:
                     found.append(stage.write(write.staged_rows(parts)))
             except (ShardFinished, Missing) as error:
                 raise LeaseExpired(

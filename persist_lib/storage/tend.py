@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from persist_lib.core.holds import newest_time
 from persist_lib.core.state import State
 from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
 from persist_lib.frontier import Antichain, at
@@ -20,6 +21,8 @@ from persist_lib.storage.catalog import Catalog, Changes, Contents, setting, wit
 from persist_lib.storage.copying import HOLDS, handed_over_at, hold_name
 from persist_lib.storage.describe import Do, Step, Tended
 from persist_lib.storage.effects import HOLD, is_held_back, settle
+from persist_lib.storage.leases import expiry_steps, holders
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.tables.tending import timeline_steps
 from persist_lib.storage.timeline import Renditions, Timeline, schema_for
@@ -77,6 +80,8 @@ class _Tending:
                 self._step("settle", f"{command.what} ({command.id})", "its process did not finish it"),
                 partial(settle, self._catalog, command, self._deadline),
             )
+        names = [name for record in self._catalog.fetch().renditions_of(collection.id) for name in record.every]
+        yield from expiry_steps(self._client, collection.name, [collection.shard, *names])
         contents = self._catalog.fetch()
         if not self._is_dry:  # it may have been dropped by a command that was settled
             self._collection = collection = contents.collections.get(collection.id, collection)
@@ -106,7 +111,7 @@ class _Tending:
         collection = self._collection
         # SUBTLE: after a handover at a later time the promise is ahead of the data, of which history is kept.
         newest = (timeline.upper.meet(upper_of(self._client, timeline)).time or 1) - 1
-        yield from self._keep(collection.shard, 0, timeline)
+        yield from self._keep(collection.shard, timeline)
         if collection.retention is not None:
             reason = f"history of {collection.retention} times is kept"
             yield from self._move(collection.shard, max(0, newest - collection.retention), reason, timeline)
@@ -116,23 +121,22 @@ class _Tending:
                 continue
             target, reason = _hold_of(record, timeline, meet(self._client, record.names))
             for name in record.names:
-                yield from self._keep(name, target, timeline)
+                yield from self._keep(name, timeline)
                 yield from self._move(name, target, reason, timeline)
         yield from self._release_copies(renditions, timeline)
 
-    def _keep(self, shard: str, target: int, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
+    def _keep(self, shard: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
         """Set the hold of a shard that has none: its maker died, or somebody took it away."""
         state = self._client.inspect(shard).state
         if HOLD in state.holds or state.is_finished():
             return
-        least = max(target, state.since.time or 0)
 
         def keep() -> None:
             with suppress(SinceViolation, ShardFinished, HoldConflict):
-                self._client.set_hold(shard, HOLD, least, expected=None)
+                self._client.set_hold(shard, HOLD, state.since, expected=None)
 
         show = timeline.last.rendition.columns.show
-        yield self._step("move hold", f"{shard} to {show(least)}", "nothing keeps its history"), keep
+        yield self._step("move hold", f"{shard} to {show(state.since)}", "nothing keeps its history"), keep
 
     def _release_copies(self, renditions: list[RenditionRecord], timeline: Timeline) -> Iterator[tuple[Step, Do]]:
         """Release the holds of copies that are complete, or given up."""
@@ -160,17 +164,19 @@ class _Tending:
         hold = state.holds.get(HOLD)
         if hold is None:
             return
-        to = max(hold.since, at(target))
-        if hold.since == to and not is_held_back(state, to):
-            return
+        # SUBTLE: where a shard is behind (a rendition that follows later), the hold waits for it, and moves then.
+        to = max(hold.since, at(target).meet(newest_time(state)))
         show = timeline.last.rendition.columns.show
-        opaque = hold.opaque if hold.since < to else b"" if hold.opaque else b"again"
 
         def move() -> None:
             with suppress(SinceViolation, ShardFinished, HoldConflict):  # another process has moved it further
-                self._client.set_hold(shard, HOLD, to, opaque=opaque)
+                self._client.downgrade_hold(shard, HOLD, to)
 
-        yield self._step("move hold", f"{shard} to {show(to)}", reason), move
+        if hold.since < to or is_held_back(state, to):
+            yield self._step("move hold", f"{shard} to {show(to)}", reason), move
+        if others := holders(state, to, but=HOLD):
+            why = f"history before {show(to)} is kept by {', '.join(others)}"
+            yield self._step("wait", shard, why), _nothing
 
     def _drop_renditions(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         timeline = self._timeline(renditions)
@@ -241,8 +247,7 @@ class _Tending:
         state = self._state(name)
         if state is None or state.is_finished():
             return
-        others = [*state.readers, *(f"hold {hold}" for hold in state.holds if hold != HOLD)]
-        if others:
+        if others := holders(state, but=HOLD):
             yield self._step("wait", name, f"still read or held by {', '.join(others)}"), _nothing
             return
 
@@ -256,12 +261,12 @@ class _Tending:
 
     def _close(self, name: str) -> None:
         schema = self._client.inspect(name).state.schemas[-1]
-        with suppress(ShardFinished), self._client.open_writer(name, schema) as write:
+        with suppress(ShardFinished), self._client.open_writer(name, schema, layer=LAYER) as write:
             write.finish()
 
     def _advance(self, timeline: Timeline, upper: Antichain) -> None:
         schema = schema_for(timeline.last.rendition.columns.times)
-        with suppress(ShardFinished), self._client.open_writer(self._collection.shard, schema) as write:
+        with suppress(ShardFinished), self._client.open_writer(self._collection.shard, schema, layer=LAYER) as write:
             write.advance_upper(upper)
 
     def _timeline(self, renditions: list[RenditionRecord]) -> Timeline:

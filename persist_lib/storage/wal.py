@@ -13,6 +13,7 @@ from persist_lib.errors import Indeterminate, InvalidUsage, UpperMismatch
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord
 from persist_lib.storage.small import out_of_time
 from persist_lib.write.handle import WriteHandle
@@ -48,7 +49,7 @@ def mark_of(table: str, what: int, time: int) -> dict[str, object]:
 
 def mark(client: Client, collection: CollectionRecord, what: int, deadline: Deadline) -> int:
     """Append a mark at the WAL's upper, and return its time. Transactions that began before it are refused."""
-    with client.open_writer(wal_shard(str(collection.timeline)), SCHEMA) as write:
+    with client.open_writer(wal_shard(str(collection.timeline)), SCHEMA, layer=LAYER) as write:
         while True:
             time = write.fetch_upper().time or 0
             try:

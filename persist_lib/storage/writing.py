@@ -19,6 +19,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.at_once import at_once, states_of
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.timeline import Renditions, Span, Timeline
 from persist_lib.storage.upper import meet, upper_of
@@ -90,7 +91,7 @@ class Writing(ABC):
             is_data = name != self.collection.shard
             try:
                 schema = self.schema if is_data else self._renditions.schema
-                self._writers[name] = self.client.open_writer(name, schema, owner=self._owner)
+                self._writers[name] = self.client.open_writer(name, schema, owner=self._owner, layer=LAYER)
             except SchemaMismatch as error:
                 raise SchemaMismatch(
                     f"collection {self.name!r} was handed over to a rendition that does not have this writer's "

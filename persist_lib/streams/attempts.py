@@ -99,5 +99,5 @@ def until_decided(
         runtime.deadline(2 * DOUBT_PAUSE_S).pause(DOUBT_PAUSE_S)
 
 
-def _moving(state: State, _now: int, *, lock: WriterLock, since: Antichain) -> c.SetHold:
+def _moving(state: State, _now: int, *, lock: WriterLock, since: Antichain) -> c.SetHold | c.DowngradeHold:
     return hold_command(state, lock, since)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from persist_lib.client import Client
+from persist_lib.core.holds import layer_of
 from persist_lib.errors import Corrupt, InvalidName, NewerFormat
 from persist_lib.ids import NAME, parse_shard_id
 from persist_lib.read.handle import ReadHandle
@@ -18,6 +19,10 @@ from persist_lib.write.many import Append, append_together
 
 SHARD = "streams.list"
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"})
+LAYER = "stream"
+"""As which layer (`core.holds`) the shards of streams are written."""
+RETENTION = 100
+"""How many of its last changes the list keeps."""
 UNSEALED = ".unsealed"
 LONGEST = 80
 """Letters of a stream's name: its shards have more."""
@@ -63,6 +68,13 @@ def shard_name(client: Client, name: str) -> str:
     return found
 
 
+def make_list(client: Client) -> None:
+    """Make the list if there is none, and see to it that nothing else appends to it. Idempotent."""
+    with client.open_writer(SHARD, SCHEMA, layer=LAYER) as write:
+        if layer_of(write.machine.state) != LAYER:
+            client.set_retention(SHARD, RETENTION, layer=LAYER)
+
+
 class Catalog:
     """The list of streams as one process sees it."""
 
@@ -83,7 +95,7 @@ class Catalog:
         """
         known, upper = self._fetch()
         if self._writer is None:
-            self._writer = self._client.open_writer(SHARD, SCHEMA, owner="streams")
+            self._writer = self._client.open_writer(SHARD, SCHEMA, owner="streams", layer=LAYER)
         gone = [_row(name, known[name], upper, -1) for name in to if name in known]
         new = [_row(name, record, upper, 1) for name, record in to.items() if record is not None]
         append = Append(self._writer, [*gone, *new], upper, upper + 1)

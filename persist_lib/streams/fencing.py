@@ -14,7 +14,7 @@ from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.commit import Build, Committed, Machine, Wanted
 from persist_lib.shard.leases import Leases
-from persist_lib.streams.catalog import Record
+from persist_lib.streams.catalog import LAYER, Record
 from persist_lib.streams.lock import Lock, WriterLock, commit_together
 from persist_lib.write.registration import Registration
 
@@ -26,7 +26,7 @@ class FencedRegistration(Registration):
     """A writer id that is registered together with the lock's row."""
 
     def __init__(self, machine: Machine, leases: Leases, lock: WriterLock, owner: str) -> None:
-        super().__init__(machine, leases, "ingest", owner)
+        super().__init__(machine, leases, "ingest", owner, LAYER)
         self._lock = lock
 
     def _commit(self, build: Build, deadline: Deadline) -> Committed:
@@ -45,15 +45,15 @@ def fence(client: Client, record: Record, lock: WriterLock) -> None:
     machine.commit(lambda state, _now: hold_command(state, lock))
 
 
-def hold_command(state: State, lock: WriterLock, since: Antichain | None = None) -> c.SetHold:
+def hold_command(state: State, lock: WriterLock, since: Antichain | None = None) -> c.SetHold | c.DowngradeHold:
     """The command that makes the hold this epoch's, or moves it there (`since`: a frontier). It never moves back."""
-    hold = state.holds.get(HOLD)
-    if hold is None:
-        return c.SetHold(HOLD, state.since if since is None else state.since.join(since), None, b"%d" % lock.epoch)
-    if (found := epoch_of(hold.opaque)) > lock.epoch:
+    hold, mine = state.holds.get(HOLD), b"%d" % lock.epoch
+    if hold is not None and (found := epoch_of(hold.opaque)) > lock.epoch:
         raise lock.fenced(Lock(found))
-    kept = hold.since if since is None else hold.since.join(since)
-    return c.SetHold(HOLD, kept, hold.opaque, b"%d" % lock.epoch)
+    least, expected = (state.since, None) if hold is None else (hold.since, hold.opaque)
+    if since is None:
+        return c.SetHold(HOLD, least, expected, mine)
+    return c.DowngradeHold(HOLD, least.join(since), expected, mine)
 
 
 def epoch_of(opaque: bytes) -> int:

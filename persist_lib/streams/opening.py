@@ -16,7 +16,7 @@ from persist_lib.location import Location
 from persist_lib.location.open import Place, open_location
 from persist_lib.location.wrap.around import AroundConsensus, Operation, T
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.streams.catalog import SCHEMA, SHARD, Catalog
+from persist_lib.streams.catalog import Catalog, make_list
 from persist_lib.streams.committer import Committer
 from persist_lib.streams.lock import ENCODING, WriterLock
 from persist_lib.streams.streams import Mode, Shared, Streams, take_over
@@ -91,7 +91,7 @@ def _shared(client: Client, owns_client: bool, reentrance: str, owner: str, *, w
             "streams are written through a client that may write; this one was opened with read_only=True"
         )
     client.consensus.compare_and_set_many({})  # raises InvalidUsage where there are no transactions
-    client.open_writer(SHARD, SCHEMA).close()  # the list of streams
+    make_list(client)
     lock = WriterLock(client, reentrance, owner)
     before = lock.take(wipes=wipes)
     try:

@@ -12,16 +12,17 @@ from typing import Literal, Self
 import msgspec
 
 from persist_lib.arguments import did_you_mean, not_pickled
-from persist_lib.client import Client
+from persist_lib.client import Client, check_free
 from persist_lib.core import commands as c
 from persist_lib.core.formats import CREATED, PRODUCERS
+from persist_lib.core.holds import layer_of
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id
-from persist_lib.streams.catalog import Catalog, Record, parse_stream_name, shard_name
+from persist_lib.streams.catalog import LAYER, Catalog, Record, parse_stream_name, shard_name
 from persist_lib.streams.committer import Committer
 from persist_lib.streams.fencing import fence
 from persist_lib.streams.lock import WriterLock
@@ -229,6 +230,7 @@ class Streams:
                 "another name",
                 stream=name, shard=name,
             )  # fmt: skip
+        check_free(client, name)
         record = Record(shard_name(client, name))
         beside = [
             committer.lock.row(),
@@ -242,8 +244,8 @@ class Streams:
         """Load a stream. What its creation left undone when it failed half way is done first."""
         schema_id(self.client.machine(record.sealed), schema)  # raises SchemaMismatch
         fence(self.client, record, committer.lock)
-        if self.client.machine(record.unsealed).state.retention is None:
-            self.client.set_retention(record.unsealed, RETENTION)
+        if layer_of(self.client.machine(record.unsealed).state) != LAYER:
+            self.client.set_retention(record.unsealed, RETENTION, layer=LAYER)
         return Stream(self.client, name, record, schema, committer.lock, self._shared.owner, committer.room())
 
     def _writing(self, what: str) -> Committer:

@@ -55,14 +55,14 @@ class WriteHandle(Leased, AppendsNow, Staging):
 
     def __init__(
         self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, batching: Batching | None = None,
-        owner: str = "", registration: Registration | None = None,
+        owner: str = "", registration: Registration | None = None, layer: str = "",
     ) -> None:  # fmt: skip
         self.machine = machine
         self.schema = schema
         self._schema_id = schema_id
         self._leases = leases
         self._lock, self._beginning = threading.RLock(), threading.Lock()
-        self._registration = registration or Registration(machine, leases, "ingest", owner)
+        self._registration = registration or Registration(machine, leases, "ingest", owner, layer)
         self._batching = batching
         self._outbox: Outbox | None = None
         self._doubts = Doubts()

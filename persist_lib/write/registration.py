@@ -18,16 +18,18 @@ from persist_lib.write.appending import timed_out
 class Registration:
     """At most one writer id at a time, for one handle or worker, which guards it.
 
-    `purpose` and `owner` are for people to read. Its lease is kept up from its registration until it is forgotten or
+    `purpose` and `owner` are for people to read, `layer` is the one that this id appends for.
+    Its lease is kept up from its registration until it is forgotten or
     closed. When the handle is dropped without `close`, the id is abandoned, and the thread that keeps leases
     up retires it.
     """
 
     def __init__(
-        self, machine: Machine, leases: Leases, purpose: Literal["ingest", "maintenance"], owner: str = ""
-    ) -> None:
+        self, machine: Machine, leases: Leases, purpose: Literal["ingest", "maintenance"], owner: str = "",
+        layer: str = "",
+    ) -> None:  # fmt: skip
         self._machine = machine
-        self.owner = owner
+        self.owner, self.layer = owner, layer
         self._leases = leases
         self._purpose = purpose
         self._id: WriterId | None = None
@@ -55,8 +57,8 @@ class Registration:
             if deadline.has_passed():  # without time left for an answer, the registration would only be in doubt
                 raise timed_out(self._machine.shard, deadline, "the steps before its registration took that long")
             fresh = format_writer_id(self._machine.runtime.entropy())
-            lease_ms = self._machine.config.lease_ms
-            build = lambda _state, now: c.RegisterWriter(fresh, self._purpose, now + lease_ms, self.owner)  # noqa: E731
+            lease_ms, said = self._machine.config.lease_ms, (self.owner, self.layer)
+            build = lambda _state, now: c.RegisterWriter(fresh, self._purpose, now + lease_ms, *said)  # noqa: E731
             self._leases.prepare()
             with Registering(self._leases, self._machine, fresh):
                 committed = self._commit(build, deadline)

@@ -83,9 +83,9 @@ class Staging(ABC):
         if not 100 <= lease_ms <= LONGEST_LEASE_S * 1000:
             raise InvalidUsage(f"lease_s must be from 0.1 to {LONGEST_LEASE_S:.0f} seconds, got {lease_s}")
         self._fetch_writable()
-        fresh, owner = format_writer_id(machine.runtime.entropy()), self._registration.owner
+        fresh, said = format_writer_id(machine.runtime.entropy()), (self._registration.owner, self._registration.layer)
         with Registering(self._leases, machine, fresh):
-            machine.commit(lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms, owner))
+            machine.commit(lambda _state, now: c.RegisterWriter(fresh, "ingest", now + lease_ms, *said))
         return self._staged_under(fresh, lease_ms, bounds)
 
     def resume_stage(self, ticket: Ticket) -> Stage:

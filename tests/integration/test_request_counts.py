@@ -228,7 +228,7 @@ def compacted() -> Iterator[Compacted]:
         write = client.open_writer("wide", WIDE)
         for n in range(2):
             write.compare_and_append(table.slice(n * ROWS // 2, ROWS // 2), n, n + 1)
-        client.set_hold("wide", "now", 1)
+        client.downgrade_hold("wide", "now", 1)
         client.maintain("wide", policy=persist.Policy(weight=1e9))
         state = client.inspect("wide").state
         parts = [part for batch in state.trace for part in batch.parts]

@@ -8,6 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from persist_lib.core import commands as c
+from persist_lib.core.holds import layer_of
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Part, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
@@ -213,15 +214,18 @@ class Commands:
         seqno_held = SeqNo(self.random.randrange(seqno + 3))
         choices: list[c.Command] = [
             c.RegisterWriter(self.new_writer(), self.random.choice(["ingest", "maintenance"]), self.lease()),
-            c.RegisterWriter(self.new_writer(), "ingest", self.lease(), self.random.choice(["", "owner"])),
+            c.RegisterWriter(
+                self.new_writer(), "ingest", self.lease(), self.random.choice(["", "owner"]), layer_of(state)
+            ),
             c.CloneReader(self.new_reader(), self.reader(state), self.lease(), "clone"),
             c.RegisterReader(self.new_reader(), self.lease(), self.random.choice(["", "test"])),
             c.Heartbeat((self.writer(state), self.reader(state), self.writer(state)), self.lease()),
             c.DowngradeSince(self.reader(state), self.frontier(state.since), seqno_held, self.lease()),
             c.SetHold(hold, self.frontier(state.since), expected, self.random.choice([b"x", b"y"])),
+            c.DowngradeHold(hold, self.frontier(state.since), expected, self.random.choice([b"x", b"y", b"stream"])),
             c.ReleaseHold(hold, expected or b""),
             c.ForgetProducer(*self.producer(state)),
-            c.SetRetention(self.random.choice([None, 0, 5, -1, MAX_TIME + 1])),
+            c.SetRetention(self.random.choice([None, 0, 5, -1, MAX_TIME + 1]), self.random.choice(["", "", "catalog"])),
             c.Retire(self.random.choice([self.writer(state), self.reader(state)])),
         ]  # fmt: skip
         return self.random.choice(choices)

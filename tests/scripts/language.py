@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import partial
+from typing import Literal, cast
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -294,9 +295,9 @@ def _add_rollup(words: Words) -> c.Command:
     return c.AddRollup(worker, seqno, Rollup(blob, 1000, bytes(16)))
 
 
-def _set_hold(words: Words) -> c.Command:
+def _hold(kind: type[c.SetHold | c.DowngradeHold], words: Words) -> c.Command:
     expected = None if words.get("expected", "none") == "none" else words.get("expected").encode()
-    return c.SetHold(words.take(), frontier(words.get("since")), expected, words.get("opaque").encode())
+    return kind(words.take(), frontier(words.get("since")), expected, words.get("opaque").encode())
 
 
 def _downgrade(words: Words) -> c.Command:
@@ -306,7 +307,8 @@ def _downgrade(words: Words) -> c.Command:
 
 def _writer_purpose(words: Words) -> c.Command:
     writer = WriterId(identifier(words.take()))
-    return c.RegisterWriter(writer, "maintenance" if "maintenance" in words.plain else "ingest", words.number("until"))
+    purpose: Literal["ingest", "maintenance"] = "maintenance" if "maintenance" in words.plain else "ingest"
+    return c.RegisterWriter(writer, purpose, words.number("until"), "", words.get("layer"))
 
 
 COMMANDS: dict[str, Callable[[Words], c.Command]] = {
@@ -321,10 +323,11 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "clone-reader": _clone,
     "heartbeat": lambda w: c.Heartbeat(tuple(map(identifier, w.plain)), w.number("until")),
     "downgrade-since": _downgrade,
-    "set-hold": _set_hold,
+    "set-hold": partial(_hold, c.SetHold),
+    "downgrade-hold": partial(_hold, c.DowngradeHold),
     "release-hold": lambda w: c.ReleaseHold(w.take(), w.get("expected").encode()),
     "forget-producer": lambda w: c.ForgetProducer(w.take(), w.number("expected")),
-    "set-retention": lambda w: c.SetRetention(None if w.plain == ["none"] else int(w.take())),
+    "set-retention": lambda w: c.SetRetention(None if w.plain == ["none"] else int(w.take()), w.get("layer")),
     "expire": lambda w: c.Expire(w.number("now")),
     "retire": lambda w: c.Retire(identifier(w.take())),
     "compact": _compact,

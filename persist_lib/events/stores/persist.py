@@ -86,7 +86,7 @@ class _Registration(Registration):
     """A writer id that is registered only if the epoch is still this writer's."""
 
     def __init__(self, machine: Machine, leases: Leases, epoch: int, owner: str, where: str) -> None:
-        super().__init__(machine, leases, "ingest", owner)
+        super().__init__(machine, leases, "ingest", owner, "events")
         self._epoch, self._where = epoch, where
 
     def _commit(self, build: Build, deadline: Deadline) -> Committed:

@@ -18,6 +18,7 @@ from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMisma
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.names import OF_SOURCES
 from persist_lib.storage.small import append_once, out_of_time, unheld
 from persist_lib.storage.sources.protocol import HOLD, MOST_ADDRESS, Mark
 from persist_lib.write.handle import WriteHandle
@@ -193,7 +194,7 @@ class Bindings:
 
     def _open(self) -> WriteHandle:
         if self._writer is None:
-            self._writer = self._client.open_writer(self.shard, SCHEMA)
+            self._writer = self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES)
         return self._writer
 
 

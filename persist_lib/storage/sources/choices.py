@@ -14,6 +14,7 @@ import pyarrow as pa
 from persist_lib.client import Client
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, UpperMismatch
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.names import OF_SOURCES
 from persist_lib.storage.small import finish_shard, unheld
 from persist_lib.storage.sources.records import HOLD
 
@@ -30,7 +31,7 @@ class Choices:
 
     def create(self, fence: bytes) -> None:
         """Make room for it, and hold that. Idempotent."""
-        self._client.open_writer(self.shard, SCHEMA).close()
+        self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES).close()
         with suppress(HoldConflict):
             self._client.set_hold(self.shard, HOLD, 0, opaque=fence, expected=None)
 
@@ -58,7 +59,10 @@ class Choices:
 
         Raises Indeterminate when it is not known whether it is committed; `find` tells that too.
         """
-        with self._client.open_writer(self.shard, SCHEMA) as write, suppress(UpperMismatch, ShardFinished):
+        with (
+            self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES) as write,
+            suppress(UpperMismatch, ShardFinished),
+        ):
             write.compare_and_append(map(_row, enumerate(chosen)), 0, 1, timeout=PATIENCE_S)
 
     def forget(self) -> None:

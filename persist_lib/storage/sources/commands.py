@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, SinceViolation
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.storage.names import OF_SOURCES
 from persist_lib.storage.small import finish_shard
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.storage.sources.declared import Collection
@@ -45,9 +46,9 @@ def settle(
         )  # fmt: skip
         ids[role] = made.id
     health = ids.pop("health")
-    client.open_writer(record.bindings, BINDINGS).close()
+    client.open_writer(record.bindings, BINDINGS, layer=OF_SOURCES).close()
     if record.decoding.registry is not None:
-        client.open_writer(record.schemas, SCHEMAS).close()
+        client.open_writer(record.schemas, SCHEMAS, layer=OF_SOURCES).close()
     begin(controller, record, {role: name for role, name in names_of(record).items() if role != "health"})
     hold(controller, changed(record, collections=ids), is_new=True)
     table = make_outside(client, record, deadline) if is_kept else None

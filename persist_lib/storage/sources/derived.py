@@ -122,7 +122,7 @@ def begin(controller: Controller, record: SourceRecord, names: Mapping[str, str]
             write.advance_upper(begins)
         shard = controller.catalog.fetch().find(name).shard
         with suppress(SinceViolation):
-            controller.client.set_hold(shard, COLLECTION, at(begins - 1))
+            controller.client.downgrade_hold(shard, COLLECTION, at(begins - 1))
 
 
 def let_input_go(client: Client, record: SourceRecord) -> None:

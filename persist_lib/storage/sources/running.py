@@ -287,7 +287,7 @@ class Ingestion:
         holds = [(target.collection.shard, HOLD) for target in self._writing().values()]
         for shard, hold in (*holds, (self._clock.shard, self._clock.hold)):
             try:
-                self._client.set_hold(shard, hold, since, opaque=self._fence, expected=self._fence)
+                self._client.downgrade_hold(shard, hold, since, expected=self._fence)
             except SinceViolation:
                 continue
             except HoldConflict as error:

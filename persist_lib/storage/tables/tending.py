@@ -8,6 +8,8 @@ from functools import partial
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.describe import Do, Step
+from persist_lib.storage.leases import expiry_steps
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.tables.applying import apply
 from persist_lib.storage.tables.lag import Behind, Lag, fetch_lag, wal_timelines
@@ -36,6 +38,7 @@ def timeline_steps(
             finally:
                 line.close()
         if only is None:
+            yield from expiry_steps(catalog.client, f"timeline {record.name}", [wal_shard(record.id)])
             yield from _tidying(catalog, record, lag, deadline, is_dry=dry_run, is_moved=bool(wanted))
 
 
@@ -73,7 +76,7 @@ def _tidying(
 
 
 def _tidy(catalog: Catalog, record: TimelineRecord, deadline: Deadline) -> None:
-    with catalog.client.open_writer(wal_shard(record.id), SCHEMA) as write:
+    with catalog.client.open_writer(wal_shard(record.id), SCHEMA, layer=LAYER) as write:
         tidy(catalog, record, deadline, lambda: write)
 
 

@@ -41,10 +41,8 @@ def tidy(catalog: Catalog, record: TimelineRecord, deadline: Deadline, writer: C
         if deadline.has_passed():
             return count
     if lag.is_due():
-        hold = client.inspect(shard).state.holds.get(HOLD)
-        other = b"" if hold is not None and hold.opaque else b"again"
         with suppress(SinceViolation, HoldConflict):  # another one has moved it further
-            client.set_hold(shard, HOLD, lag.keep, opaque=other)
+            client.downgrade_hold(shard, HOLD, lag.keep)
     return count
 
 

@@ -9,7 +9,7 @@ from persist_lib.errors import HoldConflict, InvalidUsage, ShardFinished, SinceV
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.effects import HOLD
-from persist_lib.storage.names import parse_collection_name
+from persist_lib.storage.names import LAYER, parse_collection_name
 from persist_lib.storage.records import TableMode, TimelineRecord
 from persist_lib.storage.tables.line import Line
 from persist_lib.storage.tables.wal_line import WalLine
@@ -117,7 +117,7 @@ def _make_wal(client: Client, shard: str) -> None:
     known = client.machine(shard).try_fetch()
     if known is not None and HOLD in known.state.holds and known.state.upper.time:
         return
-    with client.open_writer(shard, WAL) as write:
+    with client.open_writer(shard, WAL, layer=LAYER) as write:
         with suppress(HoldConflict, ShardFinished, SinceViolation):
             client.set_hold(shard, HOLD, 0, expected=None)
         write.advance_upper(1)

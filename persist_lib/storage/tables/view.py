@@ -13,6 +13,7 @@ from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.tables.wanted import Wanted, added_up
@@ -141,7 +142,7 @@ class View:
     def promise(self, upper: int, timeout_s: float) -> Timeline:
         """See to it that no handover can be before `upper`, and answer what is so then."""
         if self._promiser is None:
-            self._promiser = self.client.open_writer(self.record.shard, schema_for("ms"))
+            self._promiser = self.client.open_writer(self.record.shard, schema_for("ms"), layer=LAYER)
         if _time(self.timeline().upper) < upper:
             self._promiser.advance_upper(upper, timeout=timeout_s)
         return self.timeline()

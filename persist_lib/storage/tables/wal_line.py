@@ -22,6 +22,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.effects import HOLD
+from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.tables import applying
 from persist_lib.storage.tables.contents import TableSnapshot
@@ -190,7 +191,7 @@ class WalLine(Line):
     def writer(self) -> WriteHandle:
         """The handle that commits."""
         if self._writer is None:
-            self._writer = self.client.open_writer(self.shard, SCHEMA)
+            self._writer = self.client.open_writer(self.shard, SCHEMA, layer=LAYER)
         return self._writer
 
     def reset(self) -> None:

@@ -76,7 +76,9 @@ def make_large(root: Path) -> str:
         rows = large_rows()
         for place, row in enumerate(rows):
             write.compare_and_append([row], NS + place, NS + place + 1)
-        client.set_hold(LONG, "quarterly-audit-of-the-finance-department", NS + 2, opaque=b"epoch-123456789012345678")
+        client.downgrade_hold(
+            LONG, "quarterly-audit-of-the-finance-department", NS + 2, opaque=b"epoch-123456789012345678"
+        )
         client.set_retention(LONG, 10**18)
         client.open_writer("o", persist.Schema(key={"id": "int64"})).compare_and_append([{"id": 10**18}], 0, 1)
     return url

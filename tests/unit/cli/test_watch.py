@@ -90,7 +90,7 @@ def test_merged_batches_are_counted_by_the_log_and_not_by_what_is_left_of_them(c
     write = client.open_writer("orders", SCHEMA)
     for upper in range(1, 20):
         write.compare_and_append([{"id": 7, "_diff": 1 if upper % 2 else -1}], upper, upper + 1)
-    client.set_hold("orders", "audit", 19)
+    client.downgrade_hold("orders", "audit", 19)
     client.compact("orders")
     after = version()
     assert after.state.count < before.state.count + 19
@@ -109,7 +109,7 @@ def test_batches_that_were_merged_with_one_another_are_counted_by_the_log_too(cl
     before = client.inspect("large")
     for upper in range(1, 13):
         write.compare_and_append([{"id": 7, "_diff": 1 if upper % 2 else -1}], upper, upper + 1)
-    client.set_hold("large", "audit", 12)
+    client.downgrade_hold("large", "audit", 12)
     client.compact("large")
     after = client.inspect("large")
     new = [batch for batch in after.state.trace if batch.lo >= before.state.next_id]

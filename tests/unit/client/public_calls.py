@@ -129,6 +129,10 @@ def is_side(value: Any) -> bool:
     return isinstance(value, Mapping) or is_empty(value)
 
 
+def layer(value: Any) -> bool:
+    return isinstance(value, str) and not value
+
+
 def is_text(longest: int, *, least: int = 0) -> Kind:
     return lambda value: isinstance(value, str) and least <= len(value) <= longest and value.isprintable()
 
@@ -446,8 +450,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Client.open_shard": (lambda p: {"name": p.name, "schema": SCHEMA}, {"name": name, "schema": schema}),
     "Client.open_writer": (
-        lambda p: {"name": p.name, "schema": SCHEMA, "batching": persist.Batching(5, 1.0), "owner": "me"},
-        {"name": name, "schema": schema, "batching": or_none(never), "owner": is_text(200)},
+        lambda p: {"name": p.name, "schema": SCHEMA, "batching": persist.Batching(5, 1.0), "owner": "me", "layer": ""},
+        {"name": name, "schema": schema, "batching": or_none(never), "owner": is_text(200), "layer": layer},
     ),
     "Client.policy": (lambda _: {"policy": persist.Policy()}, {"policy": policy}),
     "Client.controller": (lambda p: {"catalog": p.name}, {"catalog": or_none(name)}),
@@ -473,7 +477,15 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"name": name, "hold": name, "since": frontier, "expected": or_none(expected),
          "opaque": lambda value: isinstance(value, bytes) and len(value) <= 4096},
     ),
-    "Client.set_retention": (lambda p: {"name": p.name, "distance": 5}, {"name": name, "distance": or_none(time)}),
+    "Client.downgrade_hold": (
+        lambda p: {"name": p.name, "hold": "kept", "since": 4, "opaque": b"y", "expected": b"x", "dry_run": False},
+        {"name": name, "hold": name, "since": frontier, "expected": or_none(expected), "dry_run": flag,
+         "opaque": or_none(lambda value: isinstance(value, bytes) and len(value) <= 4096)},
+    ),
+    "Client.set_retention": (
+        lambda p: {"name": p.name, "distance": 5, "layer": ""},
+        {"name": name, "distance": or_none(time), "layer": layer},
+    ),
     "Client.shards": (lambda _: {}, {}),
     "Client.survey": (
         lambda p: {"done": {"scrub": [p.name]}, "most": 5, "seconds": 0.05, "progress": None},

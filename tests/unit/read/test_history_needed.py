@@ -100,7 +100,7 @@ def test_a_reader_that_is_ahead_takes_no_history_from_one_that_is_behind(world, 
 def test_a_hold_that_is_behind_keeps_history_for_readers_to_come(world):
     client = world.client(SMALL)
     model = filled(client)
-    client.set_hold("s", "report", since=2)
+    client.downgrade_hold("s", "report", since=2)
     with client.open_reader("s") as fast:
         fast.downgrade_since(8)
         client.compact("s", policy=EAGER)

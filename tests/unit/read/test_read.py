@@ -574,7 +574,7 @@ def test_a_sum_beyond_64_bits_is_an_error_and_wedges_nobody(world: World, config
 def test_holds_keep_history_and_are_fenced(world: World) -> None:
     client = world.client(TINY)
     model = filled(client)
-    client.set_hold("s", "audit", 5, opaque=b"me")
+    client.downgrade_hold("s", "audit", 5, opaque=b"me")
     with client.open_reader("s") as read:
         read.downgrade_since(39)
     client.maintain("s")
@@ -596,5 +596,5 @@ def test_holds_keep_history_and_are_fenced(world: World) -> None:
         with pytest.raises(InvalidUsage):
             client.set_hold("s", name, 9)  # type: ignore[arg-type]
     assert world.bytes("s") == before
-    client.set_hold("s", "audit", 9, expected=b"me", opaque=b"me2")
+    client.downgrade_hold("s", "audit", 9, expected=b"me", opaque=b"me2")
     client.release_hold("s", "audit", expected=b"me2")

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
+from persist_lib import streams
 from persist_lib.cli.log import fetch_rows
 from persist_lib.core import commands as c
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated
@@ -26,6 +28,8 @@ from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access
 from persist_lib.server.serving import ShardServer
+from persist_lib.streams.lock import break_lock, fetch_lock
+from tests.unit.core.rights_of_commands import every_command_with_its_rights
 from tests.worlds import SCHEMA, row
 
 CONFIG = persist.Config(format=4, timeout_s=5)
@@ -131,7 +135,7 @@ def test_the_log_shows_the_names_of_clients(site: Site) -> None:
     sent: list[tuple[str, c.Command]] = [
         (LOADER, c.RegisterWriter(format_writer_id(9), "ingest", 60_000)),
         (KEEPER, c.SetRetention(5)),
-        (VIEWER, c.SetHold("h", MINIMUM, None, b"")),
+        (VIEWER, c.SetHold("viewer", MINIMUM, None, b"")),
     ]
     funnel = site.server._funnels.funnel(ShardId("orders.eu"))
     with ThreadPoolExecutor(3) as pool, funnel.machine.turn:  # so that all of them wait for the same turn
@@ -182,6 +186,51 @@ def test_what_a_client_has_no_right_to_is_refused_before_anything_happens(
     assert told.value.client in token
     assert told.value.shard
     assert told.value.needs
+
+
+CASES = every_command_with_its_rights()
+ALONE = {"read": "r", "append": "a", "maintain": "m"}
+
+
+def test_each_command_is_served_with_exactly_the_rights_that_it_needs(site: Site) -> None:
+    """Each of the three rights alone, and every command: refused before anything happens, or passed to the shard."""
+    tokens = {name: f"{name}-only-0123456789abcdefghij" for name in ALONE}
+    clients = [
+        f'[clients.{name}]\ntoken = "{token}"\nrights = {{ "*" = ["{name}"] }}\nholds = ["mine"]\n'
+        for name, token in tokens.items()
+    ]
+    replaced(site.file, TOKENS + "".join(clients))
+    with site.store.open_writer("orders.eu", SCHEMA) as write:
+        write.append_now([row(1)])
+    for right, letter in ALONE.items():
+        rpc = site.consensus(tokens[right])
+        # What ends the shard comes last.
+        for name, command, allowed in sorted(CASES, key=lambda case: case[0] == "finish"):
+            may = nullcontext() if letter in allowed.split("|") else pytest.raises(NotAllowed, match=right)
+            with may:
+                _commit(rpc, "orders.eu", command, name.encode())
+
+
+def test_a_client_that_only_reads_owns_its_holds_and_no_others(site: Site) -> None:
+    replaced(site.file, TOKENS.replace('rights = { "orders.*" = ["read"] }', 'rights = { "*" = ["read"] }'))
+    with site.store.open_writer("orders.eu", SCHEMA) as write:
+        write.append_now([row(1)])
+    site.store.set_hold("orders.eu", "audit", 0, opaque=b"x")
+    with streams.open(site.store) as runtime:
+        viewer = site.client(VIEWER)
+        viewer.set_hold("orders.eu", "viewer", 0)
+        viewer.release_hold("orders.eu", "viewer")
+        for act in (
+            lambda: viewer.release_hold("orders.eu", "audit"),
+            lambda: viewer.downgrade_hold("orders.eu", "audit", 0, opaque=b"y"),
+            lambda: viewer.set_hold("orders.eu", "audit", 0, opaque=b"y"),
+            lambda: viewer.set_hold("orders.eu", "other", 0),
+            lambda: break_lock(viewer),
+        ):
+            with pytest.raises(NotAllowed, match=r"is not its own|lacks the right"):
+                act()
+        assert runtime.epoch == fetch_lock(site.store).epoch
+    assert site.store.inspect("orders.eu").state.holds["audit"].opaque == b"x"
 
 
 def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site: Site) -> None:
@@ -245,6 +294,8 @@ def test_a_changed_token_file_counts_at_once_and_a_broken_one_changes_nothing(
         (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "" = ["read"] }}', "name a shard"),
         (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "a*b" = ["read"] }}', "name a shard"),
         (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "*" = ["write"] }}', "read, append, maintain"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{}}\nholds = "a"', "as holds a list"),
+        (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{}}\nholds = ["a*b"]', "as holds a list"),
         (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "*" = "read" }}', "read, append, maintain"),
         (f'[clients.a]\ntoken = "{ADMIN}"\nrights = {{ "*" = [["read"]] }}', "read, append, maintain"),
         (TOKENS.replace(VIEWER, LOADER), "has the token of loader"),

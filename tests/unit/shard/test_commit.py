@@ -451,7 +451,8 @@ REFUSALS: list[r.Refusal] = [
     r.StillPending("-pending/w/b", at(9), at(3)),
     r.AlreadyProduced("q", 1, Produced(2, SeqNo(7), at(3), 0)), r.TooManyProducers("q", 1000),
     r.WrongSequence("q", 1, None), r.WrongSequence("q", 1, 2), r.NeedsFormat("the producer 'q'", 3, 2),
-    r.Forgotten(SeqNo(3), SeqNo(7)),
+    r.Forgotten(SeqNo(3), SeqNo(7)), r.GivesUpHistory("h", at(5), at(0), at(9)),
+    r.GivesUpHistory("h", at(10), at(0), at(9)), r.OfLayer("stream"), r.OfLayer("catalog"),
 ]  # fmt: skip
 
 

@@ -377,7 +377,7 @@ def test_polling_by_a_read_only_client_waits_for_nobody(world: World) -> None:
     with reading.open_reader("c") as reader:
         listening = Listening(reader, 0, told)
         for shard in controller.describe("c").renditions[0].shards:  # data that nobody has promised
-            with controller.client.open_writer(shard, SCHEMA) as raw:
+            with controller.client.open_writer(shard, SCHEMA, layer="collection") as raw:
                 raw.advance_upper(5)
         listening.poll()
         assert listening.frontier == 3

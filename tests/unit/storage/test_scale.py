@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import persist_lib as persist
+from persist_lib.ids import CATALOG as NAME
 from persist_lib.storage import Controller
 from persist_lib.storage.catalog import SCHEMA as CATALOG
-from persist_lib.storage.names import CATALOG as NAME
 from tests.renditions import Told, check, write
 from tests.worlds import SCHEMA, World
 
@@ -86,7 +86,7 @@ def test_a_catalog_that_somebody_else_has_written_to_is_damage(world: World) -> 
         "id": next(iter(controller.catalog.fetch().collections)),
         "body": '{"id":"x","name":"y"}',
     }
-    with controller.client.open_writer(NAME, CATALOG) as write:
+    with controller.client.open_writer(NAME, CATALOG, layer="catalog") as write:
         write.append_now([row])
     for reading in (controller, world.client().controller()):
         with pytest.raises(persist.InvariantViolated, match="is there twice"):
@@ -98,7 +98,7 @@ def test_a_row_is_taken_away_as_it_is_stored_however_another_release_would_write
     controller.create("c", SCHEMA)
     [(key, row)] = [(key, row) for key, row in controller.catalog.fetch().rows.items() if key[0] == "collection"]
     of = {"kind": key[0], "id": key[1]}
-    with controller.client.open_writer(NAME, CATALOG) as write:
+    with controller.client.open_writer(NAME, CATALOG, layer="catalog") as write:
         write.append_now([{**of, "body": row.body, "_diff": -1}, {**of, "body": row.body.replace(":", ": ")}])
     controller.rename("c", "d")
     for reading in (controller, world.client().controller()):

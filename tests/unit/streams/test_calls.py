@@ -442,11 +442,32 @@ def test_a_stream_whose_shard_was_given_columns_goes_on_with_them(world: World) 
     assert sorted(row["more"] or 0 for row in read.snapshot().to_pylist()) == [0, 7]
 
 
+def test_only_its_stream_appends_to_a_streams_shards_and_what_was_acknowledged_is_sealed(world: World) -> None:
+    runtime = start(world)
+    write, read = runtime.create_or_load("s", SCHEMA)
+    write.write([update(1, 5)]).result()
+    client = world.client()
+    hidden = client.inspect("s.unsealed").state.schemas[-1]
+    for name, schema in (("s", SCHEMA), ("s.unsealed", hidden)):
+        with pytest.raises(persist.OfLayer, match="belongs to a stream, and only that appends to it"):
+            client.open_writer(name, schema).advance_upper(9)
+        with pytest.raises(persist.OfLayer):
+            client.open_writer(name, schema).stage()
+    with pytest.raises(persist.InvalidName, match="is kept for what stands on shards"):
+        client.open_writer("streams.list", client.inspect("streams.list").state.schemas[-1])
+    with pytest.raises(persist.OfLayer):
+        client.open_writer("s", SCHEMA, layer="collection").append_now([{"id": 1, "word": "x"}])
+    assert write.seal(6).result().upper == persist.at(6)
+    assert read.snapshot(5).to_arrow().num_rows == 1
+    client.maintain("s")  # maintenance changes no contents
+
+
 def test_what_something_else_appended_to_the_sealed_shard_stops_the_stream(world: World) -> None:
     runtime = start(world, reentrance_id="x")
     write, _ = runtime.create_or_load("s", SCHEMA)
     write.write([update(1, 5)]).result()
-    world.client().open_writer("s", SCHEMA).compare_and_append([update(9, 0)], 0, 2)
+    # An older program, or one that says that it is the stream.
+    world.client().open_writer("s", SCHEMA, layer="stream").compare_and_append([update(9, 0)], 0, 2)
     with pytest.raises(persist.UpperMismatch):
         write.seal(6).result()
     with pytest.raises(persist.UpperMismatch):

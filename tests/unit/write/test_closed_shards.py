@@ -174,8 +174,8 @@ def contents(world: World) -> object:
 
 def test_a_hold_that_cannot_move_back_is_not_said_to_hold_what_is_given_up(world: World) -> None:
     client = world.client()
-    client.open_writer("s", SCHEMA)
-    client.set_hold("s", "audit", 5)
+    client.open_writer("s", SCHEMA).advance_upper(6)
+    client.downgrade_hold("s", "audit", 5)
     with pytest.raises(SinceViolation, match=r"the hold is there already and never moves back. Hold \[5\] or later"):
         client.set_hold("s", "audit", 3)
 

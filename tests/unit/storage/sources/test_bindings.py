@@ -138,7 +138,7 @@ def test_get_binding_answers_what_covers_a_message(world: World) -> None:
     assert bindings.get_binding("a", 6, Mark(7), deadline) == (mark, time)
     with pytest.raises(InvalidUsage):
         bindings.get_binding("a", 8, Mark(8), deadline)
-    client.set_hold(NAME, "source", time)
+    client.downgrade_hold(NAME, "source", time)
     assert bindings.since(time + 1).start == marks(a=7)
     bindings.mint(lambda _: marks(a=8), deadline)
     with pytest.raises(SinceViolation):

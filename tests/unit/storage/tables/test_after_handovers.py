@@ -32,7 +32,10 @@ def handed_over(client: persist.Client, mode: Any) -> int:
     tables.close()
     controller.copy_rendition("t", 2, to_end=True)
     for shard in controller.describe("t").active.shards:
-        client.set_hold(shard, "collection", time)  # as `tend` does
+        client.release_hold(shard, "collection")  # as `tend` did before holds ended at the newest time
+        with client.open_reader(shard) as reader:
+            reader.downgrade_since(time)
+        client.set_hold(shard, "collection", time)
         assert client.inspect(shard).state.since.time == time == client.inspect(shard).state.upper.time
     return time
 

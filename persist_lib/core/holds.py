@@ -1,0 +1,92 @@
+"""Named holds: what setting, moving and releasing one changes, and to which layer a shard belongs by its holds.
+
+A hold keeps history, so `SetHold` never moves since. `DowngradeHold` is for the owner of a hold, who gives up what the
+hold kept. Neither goes beyond the newest time, as the contents could then be read as of no time at all.
+
+A layer above shards (collections, streams) sets a hold of its own on each of its shards, or its name as the fencing
+value of the retention's hold. Such a shard registers no id that appends for anything else: one append that the layer
+does not know of would stop it for good. The check is at registration, as nothing appends without a live id.
+"""
+
+from __future__ import annotations
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.diff import StateDiff
+from persist_lib.core.leases import fold_since
+from persist_lib.core.state import RETENTION, Hold, State
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+
+LAYER_HOLDS = {"collection": "collection", "source": "source", "stream": "stream", "events.writer": "events"}
+"""The holds that layers set on their shards, and the layer. The first one that a shard has says whose it is."""
+LAYERS = frozenset({*LAYER_HOLDS.values(), "catalog"})
+
+
+def layer_of(state: State) -> str:
+    """The layer to which the shard belongs; empty for a shard that anybody may append to."""
+    for name, layer in LAYER_HOLDS.items():
+        if name in state.holds:
+            return layer
+    mark = state.holds[RETENTION].opaque.decode(errors="replace") if RETENTION in state.holds else ""
+    return mark if mark in LAYERS else ""
+
+
+def refuses_writer(state: State, command: c.RegisterWriter) -> r.OfLayer | None:
+    """Why this id may not append to the shard; None if it may. Maintenance changes no contents, so any may do it."""
+    layer = layer_of(state)
+    return r.OfLayer(layer) if layer and command.purpose == "ingest" and command.layer != layer else None
+
+
+def newest_time(state: State) -> Antichain:
+    """The latest since with which contents can still be read: upper - 1. It is the top where upper is."""
+    upper = state.upper.time
+    return TOP if upper is None else at(max(0, upper - 1))
+
+
+def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | r.Refusal:
+    """What creating or moving a hold changes."""
+    old = state.holds.get(command.name)
+    actual = old.opaque if old else None
+    if actual != command.expected:
+        return r.WrongOpaque(command.name, command.expected, actual)
+    least = old.since if old else state.since
+    if command.since < least:
+        return r.BelowSince(command.since, least)
+    new, newest = Hold(command.since, command.opaque), newest_time(state)
+    since = fold_since(state, holds={**state.holds, command.name: new})
+    moves = old is None or old.since < new.since
+    is_beyond = new.since.is_top() or state.since.join(newest) < new.since
+    keeps = isinstance(command, c.SetHold)
+    if moves and (is_beyond or (keeps and since is not None)):
+        return r.GivesUpHistory(command.name, command.since, state.since, newest)
+    if keeps:
+        since = None  # also where it could move for other reasons: that is for those who move
+    if new == old and since is None:
+        return r.AlreadyDone()
+    return StateDiff(since=since, holds=() if new == old else ((command.name, old, new),))
+
+
+def release_hold(state: State, command: c.ReleaseHold) -> StateDiff | r.Refusal:
+    """What dropping a hold changes. Since stays where it is."""
+    hold = state.holds.get(command.name)
+    if hold is None or hold.opaque != command.expected:
+        return r.WrongOpaque(command.name, command.expected, hold.opaque if hold else None)
+    return StateDiff(holds=((command.name, hold, None),))
+
+
+def set_retention(state: State, command: c.SetRetention) -> StateDiff | r.Refusal:
+    """What a retention policy changes. Its hold is there at once, and keeps all until the duty moves it."""
+    distance = command.distance
+    if distance is not None and not 0 <= distance <= MAX_TIME:
+        return r.Malformed(f"retention {distance}")
+    old = new = state.holds.get(RETENTION)
+    if distance is not None and old is None:
+        new = Hold(state.since, command.layer.encode())
+    elif old is not None and command.layer:
+        new = Hold(old.since, command.layer.encode())
+    if (distance, new) == (state.retention, old):
+        return r.AlreadyDone()
+    return StateDiff(
+        retention=(state.retention, distance) if distance != state.retention else None,
+        holds=((RETENTION, old, new),) if new != old else (),
+    )
