@@ -115,5 +115,5 @@ def test_a_collection_of_processes_that_die_is_what_its_writers_said(tmp_path: P
         check_swept(later, NAME)
         assert list(pending_area.pending_collections(later)) == []
         with later.open_reader(NAME) as read:
-            found = counted(read.snapshot(MINUTES - 1).to_arrow())
+            found = counted(read.snapshot(MINUTES - 1, diff=True).to_arrow())
     assert found == contents(MINUTES)
