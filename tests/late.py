@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from persist_lib.core.state import Version
@@ -36,7 +35,8 @@ class AtStep(Rival):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.inner.consensus)
-        self.step, self.after_fetches, self.act = -1, False, partial(int)
+        self.step, self.after_fetches = -1, False
+        self.act: Callable[[], object] = int
         self.machines: list[Machine] = []
 
     def around(self, operation: Operation, call: Callable[[], Any]) -> Any:

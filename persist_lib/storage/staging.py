@@ -20,7 +20,16 @@ from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.outcomes import staged_before
 from persist_lib.core.state import Outcome
-from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, NotFound, PersistError, ShardFinished, UpperMismatch
+from persist_lib.errors import (
+    InvalidUsage,
+    LeaseExpired,
+    Missing,
+    NotFound,
+    PersistError,
+    Refused,
+    ShardFinished,
+    UpperMismatch,
+)
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.kernel.by_key import Counts
 from persist_lib.location.wrap.spending import Spending
@@ -165,8 +174,12 @@ class CollectionStaging(Verbs):
                 if (done := self._appended_before(staged, span.rendition)) is not None:
                     time = None if change.bounds is not None else (done.upper.time or 1) - 1
                     return Written(done.upper, 0, done.token, spent.cost, time)
-                if (written := self._try_staged(call, timeline, span, later)) is not None:
-                    return written
+                try:
+                    if (written := self._try_staged(call, timeline, span, later)) is not None:
+                        return written
+                except (InvalidUsage, Refused):  # perhaps an earlier call came through just now
+                    if self._appended_before(staged, span.rendition) is None:
+                        raise
 
     def _try_staged(self, call: _Call, timeline: Timeline, span: Span, later: int | None) -> Written | None:
         """Append what is staged to the rendition of a span. None: another writer or a handover was first."""
@@ -196,10 +209,6 @@ class CollectionStaging(Verbs):
         except LeaseExpired as error:
             self._check_stage(error, prepared)
             raise
-        except InvalidUsage as error:
-            is_there = isinstance(error.fields.get("refusal"), r.Exists)
-            if not is_there or self._appended_before(call.staged, span.rendition) is None:
-                raise
         else:
             self._drop_staged(staged, change)
             time = None if change.bounds is not None else (upper.time or 1) - 1
@@ -207,29 +216,30 @@ class CollectionStaging(Verbs):
         return None
 
     def _appended_before(self, staged: Sequence[CollectionStaged], rendition: RenditionRecord) -> Outcome | None:
-        """The outcome of the append of all of these answers, if it was made: one shard of them speaks for all.
+        """The outcome of the append of all of these answers, if it was made. Raises InvalidUsage for some of them.
 
         SUBTLE: asked once it is known which rendition is written. So an append to another one, which was handed over
-        since, is there already or never will be. Raises InvalidUsage where some of them were appended, others not.
+        since, is there already or never will be. And what some shards have, those that were read before it have too.
         """
         if not staged:
             return None
-        token, shards = token_of(one.id for one in staged), {part.shard for one in staged for part in one.staged}
-        found: list[Outcome] = []
-        for name in sorted({*shards, *rendition.names}):
-            with suppress(ShardFinished, NotFound):  # of a rendition that was dropped
-                machine = self.client.machine(name)
-                state = machine.state if name in rendition.names else machine.fetch().state
-                if (known := next((one for one in state.outcomes if one.token == token), None)) is not None:
-                    return known
-                found += staged_before(
-                    state, [part.name for one in staged for part in one.staged if part.shard == name]
-                )
-        if not found:
-            return None
-        if len(found) < sum(len(one.staged) for one in staged):
-            raise self.shard(rendition.names[0]).machine.refused(r.Exists(f"{r.STAGED}{found[0].token.hex()}"))
-        return msgspec.structs.replace(max(found, key=lambda one: one.upper), token=token)
+        names = {part.shard for one in staged for part in one.staged}
+        parts, token = sum(len(one.staged) for one in staged), token_of(one.id for one in staged)
+        for is_fresh in (False, True):
+            found: list[Outcome] = []
+            for name in sorted({*names, *rendition.names}):
+                with suppress(ShardFinished, NotFound):  # of a rendition that was dropped
+                    machine = self.client.machine(name)
+                    state = machine.state if name in rendition.names and not is_fresh else machine.fetch().state
+                    if (known := next((one for one in state.outcomes if one.token == token), None)) is not None:
+                        return known
+                    given = [part.name for one in staged for part in one.staged if part.shard == name]
+                    found += staged_before(state, given)
+            if not found:
+                return None
+            if len(found) == parts:
+                return msgspec.structs.replace(max(found, key=lambda one: one.upper), token=token)
+        raise self.shard(rendition.names[0]).machine.refused(r.Exists(f"{r.STAGED}{found[0].token.hex()}"))
 
     def _prepare(
         self, into: dict[str, Prepared], staged: Sequence[CollectionStaged], rendition: RenditionRecord,

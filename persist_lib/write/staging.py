@@ -13,14 +13,12 @@ from functools import partial
 from threading import RLock
 from typing import TypeVar
 
-import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import LONGEST_S, parse_seconds
 from persist_lib.core import commands as c
-from persist_lib.core import refusals as r
 from persist_lib.core.state import Version
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, Refused
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.ids import WriterId, format_writer_id, parse_producer
 from persist_lib.location.wrap.deadline import within
@@ -197,7 +195,8 @@ class Staging(ABC):
                 done = self._once(found, spent, lambda: commit.change(found, rule, everything=everything))
                 if isinstance(done, Changed):
                     return done
-                return Changed(*msgspec.structs.astuple(done), (done.upper.time or 1) - 1)
+                time = (done.upper.time or 1) - 1
+                return Changed(done.seqno, done.upper, 0, done.token, 0, done.cost, time)
         finally:
             if held:
                 self._lock.release()
@@ -208,14 +207,14 @@ class Staging(ABC):
 
         def before() -> Appended | None:
             found = appended_before(self.machine, staged, token) if staged else None
-            return found and Appended(found.seqno, found.upper, 0, token, 0, spent.cost)
+            return None if found is None else Appended(found.seqno, found.upper, 0, token, 0, spent.cost)
 
         if (done := before()) is not None:
             return done
         try:
             return commit()
-        except InvalidUsage as error:
-            if isinstance(error.fields.get("refusal"), r.Exists) and (done := before()) is not None:
+        except (InvalidUsage, Refused):  # perhaps an earlier call came through just now
+            if (done := before()) is not None:
                 return done
             raise
 

@@ -17,6 +17,7 @@ from tests.worlds import SCHEMA, SMALL, World
 
 Rows = list[dict[str, Any]]
 INLINE = persist.Config()
+UNIQUE = persist.Schema(SCHEMA.key, {"word": "string"}, unique=True)
 SIZES = pytest.mark.parametrize("config", [INLINE, SMALL], ids=["inline", "objects"])
 CARRIERS = pytest.mark.parametrize("shards", [0, 1, 3], ids=["shard", "collection of 1", "collection of 3"])
 VERBS = pytest.mark.parametrize("verb", ["append_staged", "upsert_staged", "overwrite_staged"])
@@ -29,13 +30,13 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def opened(client: persist.Client, shards: int) -> Any:
+def opened(client: persist.Client, shards: int, schema: persist.Schema = SCHEMA) -> Any:
     """A writer of a shard, or of a collection of so many."""
     if not shards:
-        return client.open_writer("c", SCHEMA)
+        return client.open_writer("c", schema)
     controller = client.controller()
     if "c" not in controller.list():
-        controller.create("c", SCHEMA, shards=shards, mode="compare_and_append")
+        controller.create("c", schema, shards=shards, mode="compare_and_append")
     return controller.open_writer("c")
 
 
@@ -80,30 +81,34 @@ def test_what_is_passed_again_is_there_once(world: World, config: persist.Config
         assert contents(world, shards) == expected
 
 
-@SIZES
 @CARRIERS
-@pytest.mark.parametrize("late", ["it arrives", "it is repeated"])
+@pytest.mark.parametrize(
+    ("config", "schema", "late"),
+    [(INLINE, SCHEMA, "it arrives"), (INLINE, UNIQUE, "it is repeated"), (SMALL, SCHEMA, "it is repeated")],
+    ids=["inline", "inline with constraints", "objects"],
+)
 def test_it_is_there_once_at_whichever_step_of_the_second_call_the_first_comes_through(
-    world: World, config: persist.Config, shards: int, late: str
+    world: World, config: persist.Config, shards: int, schema: persist.Schema, late: str
 ) -> None:
     lost, at_step = Lost(world), AtStep(world)
     config = config.model_copy(update={"timeout_s": 1.0})
-    first, second = (opened(world.client(config, rival=rival), shards) for rival in (lost, at_step))
+    first, second = (opened(world.client(config, rival=rival), shards, schema) for rival in (lost, at_step))
     for step in range(60):
         with first.stage() as stage:
-            staged = [stage.write(rows(step))]
-            first.upsert(rows(1000 + step))  # so that it has its ids, and knows the newest versions
+            staged = [stage.write(rows(*range(10 * step, 10 * step + 5))), stage.write(rows(10 * step + 5))]
+            first.upsert(rows(-1 - step))  # so that it has its ids, and knows the newest versions
             lost.armed, lost.kept = True, []
             with pytest.raises(Indeterminate):
-                first.append_staged(staged)
+                first.append_staged(staged, timeout=1)
             lost.armed = False
-            at_step.act = lost.kept[0] if late == "it arrives" else partial(first.append_staged, staged)
+            at_step.act = lost.kept[0] if late == "it arrives" else partial(first.append_staged, staged, timeout=1)
             at_step.step = step
             assert second.append_staged(staged).upper == second.fetch_upper()
         if at_step.step >= 0:
             break
     at_step.step = -1
-    assert contents(world, shards) == ours(*range(step + 1), *range(1000, 1001 + step))
+    expected = [10 * n + m for n in range(step + 1) for m in range(6)]
+    assert contents(world, shards) == ours(*expected, *range(-1 - step, 0))
 
 
 def test_an_answer_is_not_appended_again_once_its_objects_are_gone(world: World) -> None:
