@@ -242,7 +242,7 @@ def test_what_is_wrong_with_sources_is_an_exit_code(sh: Fed):
     sh("ingest", "orders", "--once")
     done = sh.run("source", "check", "orders", "--errors", "0")
     assert (done.exit_code, "something is wrong with orders" in done.stdout) == (1, True)
-    found = sh.json("source", "check", "--instances", "0", "--behind", "86400")
+    found = sh.json("source", "check", "--instances", "0", "--behind", "86400", "--errors-share", "0.6")
     assert (found["wrong"], [one["passed"] for one in found["sources"]["orders"]]) == ([], [True] * 5)
     shown = sh.json("source", "show", "orders")
     assert (shown["errors"], shown["left"], shown["why"]) == (1, {}, "")

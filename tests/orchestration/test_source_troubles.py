@@ -242,8 +242,8 @@ def fails(rows: pa.Table) -> pa.Table:
 PACKED = gzip.compress(LONG)
 FLIPPED = PACKED[:-5] + bytes([PACKED[-5] ^ 1]) + PACKED[-4:]
 ZSTD = bytes(pa.compress(LONG, "zstd", asbytes=True))
-FIRST = {"beside": "a.log", "good": b"begin\n" * 9, "format_": "text", "identity": "first line"}
-PARQUET = {"format_": "parquet"}
+FIRST: dict[str, Any] = {"beside": "a.log", "good": b"begin\n" * 9, "format_": "text", "identity": "first line"}
+PARQUET: dict[str, Any] = {"format_": "parquet"}
 OUT, BACK = "ALTER PUBLICATION {slot} DROP TABLE {t}", "ALTER PUBLICATION {slot} ADD TABLE ONLY {t}"
 TROUBLES: Mapping[str, tuple[Plant, str, str]] = {
     "flipped": (written("a.jsonl.gz", FLIPPED, runs=True), "unread", r"1: a\.jsonl\.gz \(it cannot .*: the gzip"),

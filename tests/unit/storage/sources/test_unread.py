@@ -89,7 +89,7 @@ def test_what_is_not_read_is_named_and_ends_nothing(tmp_path: Path, what: str, m
     (tmp_path / "b.jsonl").write_bytes(GOOD)
     make(tmp_path / name)
     for identity in ("path", "first line"):
-        files = Files(place=str(tmp_path), format="jsonl", identity=identity)  # type: ignore[arg-type]
+        files = Files(place=str(tmp_path), format="jsonl", identity=identity)
         with closing(files.open()) as reader:
             bound: dict[str, Mark] = {}
             found = unread(reader, bound)
