@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from persist_lib.errors import Corrupt, Damage, Locked, Missing
 from persist_lib.events import check, copy, open_store
 from persist_lib.events.store import LogStore
-from tests.eventlogs import contents
+from tests.eventlogs import contents, write
 from tests.storedbytes import PAYLOADS, Wrong, ask, make
 from tests.unit.events.programs import Counter
 
@@ -42,10 +43,11 @@ def uses_of(store: LogStore, folder: Path) -> dict[str, Callable[[], object]]:
 @pytest.mark.parametrize("use", ["check", "copy", "compare", "move", "loop", "writer"])
 def test_a_flipped_bit_in_the_last_block_of_rocksdb_is_no_empty_log(use: str, tmp_path: Path) -> None:
     """Its iterator is not valid at the end, and neither at damage."""
-    store, place = log_of("rock", tmp_path)
-    (table,) = place.rglob("*.sst")
-    flip(table, len(table.read_bytes()) // 8)
-    (place / "events" / "end").unlink()  # an end mark would say so too
+    store = open_store(f"rock:{tmp_path / 'events'}")
+    write(store, [random.Random(number).randbytes(300) for number in range(100)])
+    (table,) = tmp_path.rglob("*.sst")
+    flip(table, len(table.read_bytes()) - 4000)
+    (tmp_path / "events" / "end").unlink()  # an end mark would say so too
     with pytest.raises(Corrupt, match=r"RocksDB database .* is damaged"):
         uses_of(store, tmp_path)[use]()
     assert not (tmp_path / "copy" / "format.json").exists()
