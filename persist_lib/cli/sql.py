@@ -38,9 +38,9 @@ def sql(
     """Query shards, collections and tables with SQL, by DuckDB.
 
     Each of them is a table with its contents at the newest complete time, or with `name as of T` at that time; tables
-    on one timeline are read at one time, and one that is behind it at its own newest. The columns are its own and `_diff`, the multiplicity. Names with dashes, dots
-    or slashes are put in double quotes. Only what the query names is read, and of that only the columns and row groups
-    that it needs. Needs the extra persist-lib\\[sql].
+    on one timeline are read at one time, and one that is behind it at its own newest. The columns are its own and
+    `_diff`, the multiplicity. Names with dashes, dots or slashes are put in double quotes. Only what the query names is
+    read, and of that only the columns and row groups that it needs. Needs the extra persist-lib\\[sql].
 
     \b
     persist sql "select state, count(*) from orders group by all"
