@@ -39,9 +39,10 @@ def sql(
     """Query shards, collections and tables with SQL, by DuckDB.
 
     Each of them is a table with its contents at the newest complete time, or with `name as of T` at that time; tables
-    on one timeline are read at one time. A row is in it as often as it is there; with --diff once, with its
-    multiplicity as the column `_diff`. Names with dashes, dots or slashes are put in double quotes. Only what the query
-    names is read, and of that only the columns and row groups that it needs. Needs the extra persist-lib\\[sql].
+    on one timeline are read at one time, and one that is behind it at its own newest. A row is in it as often as it is
+    there; with --diff once, with its multiplicity as the column `_diff`. Names with dashes, dots or slashes are put in
+    double quotes. Only what the query names is read, and of that only the columns and row groups that it needs. Needs
+    the extra persist-lib\\[sql].
 
     \b
     persist sql "select state, count(*) from orders group by all"
