@@ -371,7 +371,7 @@ def test_holds_keep_history_until_they_are_released(sh: Shell):
     given = ("hold", "downgrade", "orders", "audit", "--expected", "a", "--since")
     assert "GivesUpHistory" in sh.fails(1, *given, 10**6, "--dry-run")
     assert "since would move from [0] to [7], kept by hold audit" in sh(*given, 7, "--dry-run")
-    assert sh.json("show", "orders")["since"] == [0]
+    assert sh.json("hold", "list", "orders")["since"] == [0]
     assert sh.json(*given, 7, "--yes")["after"] == [7]
     sh("hold", "release", "orders", "audit")
     assert "no holds" in sh("hold", "list", "orders")
