@@ -7,12 +7,14 @@ ends with the pipe. Where the location cannot be opened a second time (memory), 
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -39,6 +41,10 @@ RESCUE_BELOW = 0.45
 
 FAREWELL_S = 5.0
 """How long retiring an abandoned id may take, and the end of the thread. The lease ends by itself in any case."""
+AT_EXIT_S = 5.0
+"""How long a program that ends without `close` may take to retire its ids. What is left ends by itself."""
+_begun: weakref.WeakSet[Leases] = weakref.WeakSet()
+"""The leases whose thread was started, and so those that may have to be ended when the program ends."""
 
 
 class Leases:
@@ -54,7 +60,7 @@ class Leases:
         self._ticks: dict[int, Callable[[], None]] = {}
         self._abandoned: deque[tuple[Machine, str]] = deque()
         self._wake = Flag()
-        self._closed = False
+        self._closed = self._is_leaving = False
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.failures = 0
@@ -91,6 +97,7 @@ class Leases:
                 thread = threading.Thread(target=self._renew, name="persist-leases", daemon=True)
                 thread.start()
                 self._thread = thread
+                _begun.add(self)
 
     def keep(self, machine: Machine, id_: str) -> None:
         """Keep the lease of a registered id up from now on. Raises nothing: the id is registered already."""
@@ -176,11 +183,25 @@ class Leases:
         self._closed = True
         self._wake.set()
         aside(self._end_renewing)
+        self._retire_kept()
+
+    def _retire_kept(self) -> None:
         # One after the other, so that after an interrupt the next call does the rest.
         while kept := [(machine, id_) for machine, ids in self._kept.values() for id_ in sorted(ids)]:
             _retire(*kept[0])
             self.drop(*kept[0])
         self._retire_abandoned()
+
+    def leave(self) -> threading.Thread | None:
+        """The program ends: let the thread retire what is kept, and return it. In a fork, and when closed, nothing.
+
+        SUBTLE: the thread does it, as no thread can be begun when the interpreter ends, and as it may be given up.
+        """
+        if self.is_inherited() or self._closed:
+            return None
+        self._is_leaving = True
+        self._wake.set()
+        return self._thread
 
     def _end_renewing(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -213,6 +234,8 @@ class Leases:
                         self._try_start_process()
             except Exception as error:  # noqa: BLE001 - see above
                 self._failed("could not renew leases", error)
+        if self._is_leaving:
+            self._retire_kept()
 
     def _failed(self, what: str, error: Exception) -> None:
         self.failures += 1
@@ -331,6 +354,21 @@ def _retire(machine: Machine, id_: str) -> None:
         pass  # expired already, or the shard is finished
     except PersistError as error:
         log.warning("could not retire %s on shard %s: %s", id_, machine.shard, error)
+
+
+def _leave_all() -> None:
+    """End the leases of a program that ends without closing its clients, as far as that takes no longer than a bound.
+
+    Otherwise they would end by themselves only: a script that is started more often than that would never let history
+    go.
+    """
+    left = Runtime().deadline(AT_EXIT_S)
+    for thread in [leases.leave() for leases in list(_begun)]:
+        if thread is not None:
+            thread.join(left.remaining_s())
+
+
+atexit.register(_leave_all)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

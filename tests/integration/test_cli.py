@@ -365,12 +365,17 @@ def test_producers_are_listed_and_forgotten(sh: Shell):
 
 
 def test_holds_keep_history_until_they_are_released(sh: Shell):
-    sh("hold", "set", "orders", "audit", "--since", 5, "--new", "--fence", "a")
+    sh("hold", "set", "orders", "audit", "--new", "--fence", "a")
     assert "HoldConflict" in sh.fails(1, "hold", "set", "orders", "audit", "--new")
     assert "HoldConflict" in sh.fails(1, "hold", "release", "orders", "audit", "--expected", "b")
-    assert sh.json("hold", "list", "orders")["holds"] == {"audit": {"since": [5], "opaque": b"a".hex()}}
+    assert sh.json("hold", "list", "orders")["holds"] == {"audit": {"since": [0], "opaque": b"a".hex()}}
     assert "audit" in sh("hold", "list", "orders")
-    assert sh.json("hold", "set", "orders", "audit", "--since", 7, "--expected", "a")["shard_since"] == [7]
+    assert "GivesUpHistory" in sh.fails(1, "hold", "set", "orders", "audit", "--since", 7)
+    given = ("hold", "downgrade", "orders", "audit", "--expected", "a", "--since")
+    assert "GivesUpHistory" in sh.fails(1, *given, 10**6, "--dry-run")
+    assert "since would move from [0] to [7], kept by hold audit" in sh(*given, 7, "--dry-run")
+    assert sh.json("hold", "list", "orders")["since"] == [0]
+    assert sh.json(*given, 7, "--yes")["after"] == [7]
     sh("hold", "release", "orders", "audit")
     assert "no holds" in sh("hold", "list", "orders")
 
@@ -468,8 +473,8 @@ def test_a_refusal_is_one_sentence_and_an_exit_code(
     monkeypatch.chdir(tmp_path)
     Path("wrong.jsonl").write_text('{"order_id": 7, "state": "new", "more": 1}\n')
     with sh.client() as client:
-        client.open_writer("moved", SCHEMA)
-        client.set_hold("moved", "early", 4)
+        client.open_writer("moved", SCHEMA).advance_upper(5)
+        client.downgrade_hold("moved", "early", 4)
     code, words = WRONG[kind]
     said = sh.fails(code, *words)
     assert said.startswith(f"{kind}: ")

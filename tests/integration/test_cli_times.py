@@ -93,7 +93,7 @@ def test_ago_is_reckoned_from_now(sh: Shell):
     assert [row["id"] for row in sh.json("snapshot", "orders", "--as-of", "1 hour ago")["rows"]] == [1]
     assert [row["id"] for row in sh.json("snapshot", "orders", "--as-of", "5 min ago")["rows"]] == [1, 2]
     assert "TimedOut" in sh.fails(1, "snapshot", "orders", "--as-of", "now")
-    sh("hold", "set", "orders", "audit", "--since", "90 minutes ago")
+    sh("hold", "downgrade", "orders", "audit", "--since", "90 minutes ago", "--yes")
     sh("set-retention", "orders", "1 hour")
     sh("maintain", "orders")
     assert "SinceViolation" in sh.fails(1, "snapshot", "orders", "--as-of", "2 hours ago")
@@ -108,7 +108,7 @@ TABLES = (
 
 
 def test_every_table_shows_moments_and_json_has_integers_and_says_the_clock(made: Shell):
-    made("hold", "set", "orders", "audit", "--since", "2026-11-22T12:30Z")
+    made("hold", "downgrade", "orders", "audit", "--since", "2026-11-22T12:30Z", "--yes")
     assert made("set-retention", "orders", "7 days") == "orders keeps history for 7 days behind upper\n"
     assert made("set-retention", "orders") == "orders keeps history for 7 days behind upper\n"
     shown = {command: made(*command.split()) for command in TABLES}

@@ -97,10 +97,11 @@ class Library(Servers, LibraryMachine):
             self.rows(first, lower, middle, writers[0].schema),
             self.rows(second, middle, upper, writers[1].schema),
         ]
-        since = max(self.holds.get("b", 0), least) + further
+        since = max(self.holds.get("b", 0), least)
+        since = max(since, min(since + further, self.upper - 1))
 
         def hold() -> bool:
-            self.clients[1].set_hold("s", "b", since)
+            self.clients[1].downgrade_hold("s", "b", since)
             return True
 
         is_first, is_second, is_held = self.world.at_once(

@@ -279,6 +279,47 @@ def test_a_client_that_closes_leaves_no_process_and_no_lease(url: str) -> None:
 
 
 @pytest.mark.slow
+def ended(program: str) -> str:
+    """What a program says that ends without closing anything."""
+    code = "import os, sys, persist_lib as persist\nfrom tests.worlds import SCHEMA, row\n" + textwrap.dedent(program)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout + run.stderr
+
+
+def test_a_program_that_ends_without_close_leaves_no_lease_and_neither_does_its_fork_end_one(url: str) -> None:
+    said = ended(f"""
+        client = persist.open({url!r})
+        write, read = client.open_shard("s", SCHEMA)
+        write.append_now([row(1)])
+        read.snapshot(0)
+        if os.fork() == 0:
+            sys.exit(0)  # as the parent ends: its hooks run
+        os.wait()
+        state = client.machine("s").fetch().state
+        print(len(state.readers), len(state.writers))
+    """)
+    assert said == "1 1\n"
+    with persist.open(url) as client:
+        state = client.inspect("s").state
+        assert (state.readers, state.writers) == ({}, {})
+
+
+def test_a_program_ends_in_time_though_its_store_does_not_answer(url: str) -> None:
+    started = time.monotonic()
+    ended(f"""
+        import threading
+        from persist_lib.shard import leases
+        leases.AT_EXIT_S = 0.2
+        client = persist.open({url!r})
+        client.open_shard("s", SCHEMA)[0].append_now([row(1)])
+        type(client.machine("s")).commit = lambda *_args, **_given: threading.Event().wait()
+    """)
+    assert time.monotonic() - started < 50
+
+
 def test_a_renewing_process_that_died_is_replaced(url: str) -> None:
     with persist.open(url, config=CONFIG) as client:
         write, read = client.open_shard("s", SCHEMA)
