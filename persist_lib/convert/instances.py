@@ -10,7 +10,6 @@ import pyarrow as pa
 from persist_lib.arguments import shown
 from persist_lib.convert.codecs import decode_side
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.multiplicity import check_count
 from persist_lib.schema.models import Model, is_model, rebuild
 from persist_lib.schema.schema import DIFF, Schema
 
@@ -19,7 +18,7 @@ def rows_as_models(schema: Schema, table: pa.Table, model: Model | None = None) 
     """The rows of contents as instances of `model`, or as pairs of instances of the schema's models.
 
     Each comes as often as its `_diff` says. Raises InvalidUsage for a row that a model refuses, a model that the
-    columns do not fill, no model at all, a negative multiplicity, and more rows than are built in memory.
+    columns do not fill, no model at all, and a negative multiplicity.
     """
     diffs = table.column(DIFF).to_pylist()
     if any(diff < 0 for diff in diffs):
@@ -28,7 +27,6 @@ def rows_as_models(schema: Schema, table: pa.Table, model: Model | None = None) 
             f"row {row} is there {diffs[row]} times, and there cannot be such an instance; read it as a table",
             problem="negative multiplicity", row=row, value=diffs[row],
         )  # fmt: skip
-    check_count(sum(diffs), "what is asked for as instances")
     if model is None:
         return _pairs(schema, table, diffs)
     if not is_model(model):

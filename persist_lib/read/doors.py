@@ -19,7 +19,7 @@ from persist_lib.convert.instances import rows_as_models
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.columns import integers
-from persist_lib.kernel.multiplicity import built, check_rows, repeated, total
+from persist_lib.kernel.multiplicity import built, check_count, check_rows, repeated, total
 from persist_lib.schema.schema import DIFF, Schema
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ class Rows(Doors):
 
     def to_models(self, model: type[Any] | None = None) -> list[Any]:
         """The rows as instances of a pydantic model, each as often as it is there. See `Doors.to_models`."""
-        return rows_as_models(self.shard_schema(), self.consolidated_table(), model)
+        table = self.consolidated_table()
+        check_count(total(integers(table.column(DIFF))), self._named())
+        return rows_as_models(self.shard_schema(), table, model)
 
 
 def reader_of(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.RecordBatchReader:
