@@ -60,8 +60,9 @@ def test_what_is_not_known_is_refused_and_never_nothing():
         wire.decode_refusal("Levitated", fields)
     with pytest.raises(NewerFormat, match="version 2"):
         wire.decode_call(msgspec.msgpack.encode([2, "x", 5]), str)
-    with pytest.raises(NewerFormat, match="version 2"):
+    with pytest.raises(wire.Unread, match="version 2") as told:
         wire.decode_reply(msgspec.msgpack.encode([2, 0, "x"]), str)
+    assert isinstance(told.value.error, NewerFormat)
     with pytest.raises(InvalidUsage, match="cannot be read"):
         wire.decode_call(msgspec.msgpack.encode([1, "x", 5, "more"]), str)
 
