@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,11 @@ def _columns(name: str) -> Iterator[Place]:
                 found = sql.SQL("SELECT {} FROM persist.event_record " + where).format(sql.Identifier(column))
                 change = sql.SQL("UPDATE persist.event_record SET {} = %s " + where).format(sql.Identifier(column))
                 (data,) = _row(connection, found, (number, space, id_))
-                yield (
-                    f"{space}, {column}", data,
-                    lambda data, change=change, space=space, id_=id_: connection.execute(
-                        change, (data, number, space, id_)
-                    ),
-                )  # fmt: skip
+                yield f"{space}, {column}", data, partial(_replace, connection, change, (number, space, id_))
+
+
+def _replace(connection: Any, change: Any, where: tuple[object, ...], data: bytes) -> None:
+    connection.execute(change, (data, *where))
 
 
 def _row(connection: Any, query: Any, values: tuple[object, ...]) -> Any:
@@ -74,4 +74,4 @@ def _objects(where: str) -> Iterator[Place]:
         for name in list(records._places.names("")):
             if not name.startswith("events/") or int(name.split("/")[1]) in (2, len(FEW)):
                 data, _ = records._places.get(name)
-                yield name.partition("/")[0], data, lambda data, name=name: records._places.overwrite(name, data)
+                yield name.partition("/")[0], data, partial(records._places.overwrite, name)

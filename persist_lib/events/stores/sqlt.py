@@ -73,6 +73,10 @@ class SqliteRecords:
         def read(session: Session) -> list[tuple[object, ...]]:
             try:
                 rows: list[tuple[object, ...]] = list(session.cursor.execute(sql, values))
+            except UnicodeDecodeError as error:
+                raise Corrupt(
+                    f"{self._path} is damaged: {error}. Restore it from a copy", key=str(self._path)
+                ) from error
             except apsw.Error as error:
                 check_in_place(session)
                 raise sqlite_file.read_failed(error, self._path) from error
