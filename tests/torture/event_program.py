@@ -90,7 +90,7 @@ class Steps:
 
 def watch(steps: Steps, pauses: Steps) -> None:
     """Count every call of a driver, and every call of the operating system that makes something durable."""
-    opens = LogStore._open
+    opens = LogStore.open_driver
 
     def opened(store: LogStore, *, create: bool) -> Any:
         steps.come()
@@ -100,7 +100,7 @@ def watch(steps: Steps, pauses: Steps) -> None:
             setattr(records, name, pauses.around(call) if name in WRITING else call)
         return records
 
-    LogStore._open = opened  # type: ignore[method-assign,assignment]
+    LogStore.open_driver = opened  # type: ignore[method-assign,assignment]
     for name in SYSTEM:
         setattr(os, name, steps.around(getattr(os, name)))
 
