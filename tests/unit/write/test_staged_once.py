@@ -158,3 +158,19 @@ def test_a_stage_that_remembers_many_answers_is_not_for_a_stream_any_more(
         assert not write.can_append(stage.local)
         write.append_staged([stage.write(rows(2))])
     assert contents(world, 0) == ours(0, 1, 2)
+
+
+def test_shards_that_were_read_before_and_after_the_first_call_are_read_again(world: World) -> None:
+    """It came through in between, in all of them at once: that is no part of the answers."""
+    first, second = (opened(world.client(), 3) for _ in range(2))
+    with first.stage() as stage:
+        a, b = stage.write(rows(*range(20))), stage.write(rows(*range(20, 40)))
+        rendition = second._timeline().last.rendition
+        machines = [second.client.machine(name) for name in rendition.names]
+        for machine in machines:
+            machine.fetch()
+        done = first.append_staged([a, b])
+        machines[0].fetch()
+        found = second._appended_before([a], rendition)
+        assert found is not None
+        assert found.upper == done.upper
