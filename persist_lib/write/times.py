@@ -19,8 +19,6 @@ _SINCE = struct.Struct(">4sQ16s")
 _MARK_SINCE = b"past"
 
 
-MOST_AHEAD_MS = 60_000
-"""How far times that the store's clock gave may be ahead of it: one that was wrong once must not put off all others."""
 FAR_MS = 86_400_000
 """How far one machine's clock may be ahead of another's: beyond that one of them is wrong, and not just unprecise."""
 
@@ -48,13 +46,13 @@ def next_time(
     )  # fmt: skip
 
 
-def store_time(what: str, upper: int, now: int, own: int) -> int:
+def store_time(what: str, upper: int, now: int, own: int, most_ms: int = FAR_MS) -> int:
     """The next time by the store's clock `now`, in ms, which gives upper where it goes back.
 
-    `own` is this machine's clock. Raises ClockAhead where upper is so far ahead that the store's clock was wrong once,
-    and where that is days ahead now: what is written there puts off all that follows.
+    `own` is this machine's clock. Raises ClockAhead where upper is more than `most_ms` ahead, as the store's clock was
+    wrong once, and where that is days ahead now: what is written there puts off all that follows.
     """
-    check_clock(what, upper, now, MOST_AHEAD_MS, "its upper")
+    check_clock(what, upper, now, most_ms, "its upper")
     check_clock(what, now, own, FAR_MS, "the store's clock", "this machine's clock")
     return max(upper, now)
 

@@ -461,7 +461,7 @@ WRONG: dict[str, tuple[int, tuple[object, ...]]] = {
     "InvalidUsage": (2, ("garbage",)),
     "SchemaMismatch": (2, ("append", "tidy", "wrong.jsonl", "--lower", 1, "--upper", 2)),
     "UpperMismatch": (1, ("append", "tidy", "--lower", 5, "--upper", 6)),
-    "TimedOut": (1, ("snapshot", "tidy", "--as-of", 99)),
+    "NotComplete": (1, ("snapshot", "tidy", "--as-of", 99)),
     "SinceViolation": (1, ("hold", "set", "moved", "late", "--since", 0)),
 }
 

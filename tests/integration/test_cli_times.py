@@ -92,7 +92,7 @@ def test_ago_is_reckoned_from_now(sh: Shell):
         write.compare_and_append(rows, 0, "now")
     assert [row["id"] for row in sh.json("snapshot", "orders", "--as-of", "1 hour ago")["rows"]] == [1]
     assert [row["id"] for row in sh.json("snapshot", "orders", "--as-of", "5 min ago")["rows"]] == [1, 2]
-    assert "TimedOut" in sh.fails(1, "snapshot", "orders", "--as-of", "now")
+    assert "NotComplete" in sh.fails(1, "snapshot", "orders", "--as-of", "now")
     sh("hold", "downgrade", "orders", "audit", "--since", "90 minutes ago", "--yes")
     sh("set-retention", "orders", "1 hour")
     sh("maintain", "orders")

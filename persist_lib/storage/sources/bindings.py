@@ -29,6 +29,9 @@ SCHEMA = Schema(
     times="ms", unique=True,
 )  # fmt: skip
 
+MOST_AHEAD_MS = 60_000
+"""How far bindings may be ahead of the store's clock. One that was wrong must not put off all times that follow."""
+
 Marks = Mapping[str, Mark]
 Propose = Callable[[Marks], Marks]
 """Makes of what is bound what is to be bound. Called again after a lost race."""
@@ -190,7 +193,8 @@ class Bindings:
     def _time(self, upper: int) -> int:
         """The time of the next binding. A clock that goes back gives upper."""
         client = self._client
-        return store_time(f"the bindings {self.shard}", upper, client.consensus.now(), client.runtime.clock_ms())
+        now, own = client.consensus.now(), client.runtime.clock_ms()
+        return store_time(f"the bindings {self.shard}", upper, now, own, MOST_AHEAD_MS)
 
     def _open(self) -> WriteHandle:
         if self._writer is None:

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 
 import persist_lib as persist
 from persist_lib.errors import ClockAhead, InvalidUsage, SinceViolation
-from persist_lib.storage.sources.bindings import SCHEMA, Bindings, Bound, Marks, Propose
+from persist_lib.storage.sources.bindings import MOST_AHEAD_MS, SCHEMA, Bindings, Bound, Marks, Propose
 from persist_lib.storage.sources.protocol import Mark
 from persist_lib.testing import Rival
-from persist_lib.write.times import MOST_AHEAD_MS
 from tests.worlds import World
 
 NAME = "s1.bindings"
