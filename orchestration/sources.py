@@ -153,16 +153,15 @@ def source_watch(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefin
             sources = controller.sources()
             found = list(_judged(sources, LimitsConfig().limits()))
             sources.close()
-        before: dict[str, int] = dict(json.loads(context.cursor or "{}").get("new", {}))
+        said = _loaded(context.cursor)
         waiting = {
             name: news.time for name, news, _ in found if news.state == "new" and name not in busy and not is_any
         }
         # One that got further since the last tick is being ingested, and only between two runs.
-        idle = {name for name, time in waiting.items() if time <= 0 or before.get(name) == time}
+        idle = {name for name, time in waiting.items() if time <= 0 or said.get("new", {}).get(name) == time}
         verdicts = {name: _idle(alerts) if name in idle else alerts for name, _, alerts in found}
         told = [f"{name} {one.check}" for name, alerts in verdicts.items() for one in alerts if not one.passed]
         cursor = json.dumps({"new": waiting, "told": told, "sources": sorted(verdicts)})
-        said = json.loads(context.cursor or "{}")
         is_known = (said.get("told"), said.get("sources")) == (told, sorted(verdicts))
         events = [] if is_known or not verdicts else list(evaluated(mount, verdicts))
         return dg.SensorResult(
@@ -170,6 +169,15 @@ def source_watch(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefin
         )
 
     return watch
+
+
+def _loaded(cursor: str | None) -> dict[str, Any]:
+    """What a cursor of the watch says. One that cannot be read says nothing."""
+    try:
+        found = json.loads(cursor or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _idle(alerts: list[Alert]) -> list[Alert]:
