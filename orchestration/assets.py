@@ -19,6 +19,7 @@ from orchestration.choice import told
 from orchestration.config import DutyConfig, options_of
 from orchestration.duties import DUTIES
 from orchestration.mount import Mount
+from orchestration.partitions import owners_of
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist
 from orchestration.sweep import look, spark_engine, sweep
@@ -63,7 +64,9 @@ def duties_asset(mount: Mount) -> dg.AssetsDefinition:
         if not choice.shards:
             context.log.info("an earlier run of this backfill takes these partitions")
             return
-        recording = Recording(context.instance, mount, wanted, checks, everything=True, is_dry=config.dry_run)
+        recording = Recording(
+            context.instance, mount, wanted, checks, everything=True, is_dry=config.dry_run, owner=owners_of(client).of
+        )
         options = spark_engine(client, getattr(context.resources, mount.spark), options)
         try:
             yield from sweep(

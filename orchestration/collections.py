@@ -28,6 +28,8 @@ from orchestration.collection_reports import (
 )
 from orchestration.jobs import RETRIES
 from orchestration.mount import Mount
+from orchestration.partitions import COLLECTIONS as PARTITIONS
+from orchestration.partitions import add_missing, defined, keep
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
@@ -89,16 +91,11 @@ class RebuildConfig(dg.Config):
     timeout: float = Field(default=3600.0, gt=0, description="seconds for each step")
 
 
-def partitions(mount: Mount) -> dg.DynamicPartitionsDefinition:
-    """The collections of the location as partitions."""
-    return dg.DynamicPartitionsDefinition(name=mount.named("persist_collections"))
-
-
 def collections_asset(mount: Mount) -> dg.AssetSpec:
     """The asset that all jobs of this module report to."""
     return dg.AssetSpec(
         mount.key(COLLECTIONS), description=f"The collections of the location. {TENDS}", owners=["team:storage"],
-        partitions_def=partitions(mount), group_name=mount.group, kinds={"python"},
+        partitions_def=defined(mount, PARTITIONS), group_name=mount.group, kinds={"python"},
     )  # fmt: skip
 
 
@@ -154,7 +151,7 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
         for step in steps:
             context.log.info("%s: %s %s, as %s", step.collection, step.action, step.subject, step.reason)
         acted = {step.collection for step in steps if step.action != "wait"}
-        _add_partitions(context, mount, [one.name for one in found])
+        keep(context.instance, mount, PARTITIONS, [one.name for one in found])
         kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
         for one in found:
             if one.name in acted or config.everything:
@@ -200,7 +197,7 @@ def compare_op(mount: Mount) -> dg.OpDefinition:
                 keep=config.keep, timeout=config.timeout, stop=stop,
                 engine=_engine(context, mount, controller, config, stop),
             )  # fmt: skip
-            _add_partitions(context, mount, [config.collection])
+            add_missing(context.instance, mount, PARTITIONS, [config.collection])
             says = f"{found.appeared} keys appear, {found.vanished} vanish, {found.changed} change"
             context.log.info("%s: rendition %d beside %d: %s", config.collection, found.new, found.old, says)
             yield dg.AssetObservation(
@@ -226,7 +223,7 @@ def handover_op(mount: Mount) -> dg.OpDefinition:
         new = next(one for one in found.renditions if one.number == number)
         if new.copies is not None and not config.dry_run:
             context.log.info("%s: writers wait until the copy is complete: run the job rebuild once more", name)
-        _add_partitions(context, mount, [name])
+        add_missing(context.instance, mount, PARTITIONS, [name])
         kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
         metadata = {"at": figure(found.schema.show(at)), **described(found)}
         yield kind(
@@ -254,7 +251,7 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
             found = controller.describe(name)
         says = f"rendition {number} has all that was before {found.schema.show(done.copied.upper)}"
         context.log.info("%s: %s", name, says)
-        _add_partitions(context, mount, [name])
+        add_missing(context.instance, mount, PARTITIONS, [name])
         figures = {"rendition": number, "rows": done.rows, "tasks": done.tasks}
         metadata = {**{key: figure(value) for key, value in figures.items()}, **described(found)}
         yield dg.AssetMaterialization(mount.key(COLLECTIONS), partition=name, metadata=metadata, description=says)
@@ -328,13 +325,6 @@ def _engine(
 def _command(context: dg.OpExecutionContext) -> str:
     """The command of a run, also of one that is started again after its process was killed."""
     return f"dagster-{context.run.root_run_id or context.run_id}"
-
-
-def _add_partitions(context: dg.OpExecutionContext, mount: Mount, names: list[str]) -> None:
-    defined = partitions(mount).name or ""
-    known = set(context.instance.get_dynamic_partitions(defined))
-    if new := [name for name in names if name not in known]:
-        context.instance.add_dynamic_partitions(defined, new)
 
 
 def _time(text: str | None) -> str | int | None:

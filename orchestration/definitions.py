@@ -31,7 +31,7 @@ from orchestration.resources import Persist, Spark, spark_config
 from orchestration.schedules import schedules
 from orchestration.sensors import sensors
 from orchestration.settings import Settings, check
-from orchestration.sources import source_jobs, source_sensor, sources_asset, sources_check
+from orchestration.sources import source_jobs, source_sensor, source_watch, sources_asset, sources_check
 
 
 def build_definitions(
@@ -70,7 +70,7 @@ def build_definitions(
             collection_schedule(mount, kept[COLLECTIONS], schedule_status),
             pending_schedule(mount, kept[PENDING], schedule_status),
         ],
-        sensors=[*sensors(mount, sensor_status), source_sensor(mount)],
+        sensors=[*sensors(mount, sensor_status), source_sensor(mount), source_watch(mount, sensor_status)],
         resources={
             mount.persist: persist,
             mount.spark: Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),

@@ -14,7 +14,7 @@ from orchestration.choice import Choice, due, told
 from orchestration.config import SweepConfig, options_of
 from orchestration.duties import DUTIES, Duty
 from orchestration.mount import Mount
-from orchestration.partitions import add_missing
+from orchestration.partitions import SHARDS, add_missing, owners_of, shown
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist
 from orchestration.sweep import Pass, look, spark_engine, sweep
@@ -53,8 +53,11 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
             "%d of %d shards have something due%s", len(choice.shards), choice.there,
             f"; {survey.waiting} were not looked at" if survey.waiting else "",
         )  # fmt: skip
-        add_missing(context.instance, mount, choice.shards)
-        recording = Recording(context.instance, mount, duties, everything=config.everything, is_dry=config.dry_run)
+        owners = owners_of(client)
+        add_missing(context.instance, mount, SHARDS, set(choice.shards).intersection(shown(survey, owners)))
+        recording = Recording(
+            context.instance, mount, duties, everything=config.everything, is_dry=config.dry_run, owner=owners.of
+        )
         options = spark_engine(client, getattr(context.resources, mount.spark), options)
         done = yield from sweep(context, client, choice.shards, duties, options, recording, config.in_flight)
         yield recording.summary(duties[-1], figures(choice, done))

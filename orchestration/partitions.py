@@ -1,21 +1,67 @@
-"""Shards as partitions. A sensor or a run adds each on first sight. None is removed, as names are never reused."""
+"""What a location has as partitions: shards, collections, pending areas and sources. What was dropped is none any more.
+
+A sensor or a run adds each on first sight. The sensor takes away what was dropped; its events stay in Dagster's log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import dagster as dg
 
 from orchestration.mount import Mount
+from persist_lib.client import Client
+from persist_lib.maintain.survey import Survey
+from persist_lib.storage import Controller
+from persist_lib.storage.describe import Owners
+from persist_lib.storage.sources.records import Declared
+
+SHARDS, COLLECTIONS, PENDING, SOURCES = "persist_shards", "persist_collections", "persist_pending", "persist_sources"
+NONE_YET = "(none yet)"
+"""The partition of an asset that has no other. Dagster draws an asset of which all partitions are materialized green,
+also where there are none; and nothing that never ran is green."""
 
 
-def missing(instance: dg.DagsterInstance, mount: Mount, shards: Iterable[str]) -> list[str]:
-    """The shards that are no partition yet."""
-    known = set(instance.get_dynamic_partitions(mount.named("persist_shards")))
-    return [shard for shard in shards if shard not in known]
+def defined(mount: Mount, what: str) -> dg.DynamicPartitionsDefinition:
+    """The partitions of an asset. Dagster keeps them by their name, for all code locations."""
+    return dg.DynamicPartitionsDefinition(name=mount.named(what))
 
 
-def add_missing(instance: dg.DagsterInstance, mount: Mount, shards: Iterable[str]) -> None:
-    """Make every shard a partition."""
-    if new := missing(instance, mount, shards):
-        instance.add_dynamic_partitions(mount.named("persist_shards"), new)
+def add_missing(instance: dg.DagsterInstance, mount: Mount, what: str, names: Iterable[str]) -> list[str]:
+    """Make names partitions. Returns those that were none."""
+    known = set(instance.get_dynamic_partitions(mount.named(what)))
+    if new := [name for name in names if name not in known]:
+        instance.add_dynamic_partitions(mount.named(what), new)
+        if NONE_YET in known and NONE_YET not in new:
+            instance.delete_dynamic_partition(mount.named(what), NONE_YET)
+    return new
+
+
+def keep(instance: dg.DagsterInstance, mount: Mount, what: str, names: Collection[str]) -> None:
+    """The partitions of an asset are these names and no others; one that says so where there are none."""
+    there = names or [NONE_YET]
+    add_missing(instance, mount, what, there)
+    for gone in set(instance.get_dynamic_partitions(mount.named(what))).difference(there):
+        instance.delete_dynamic_partition(mount.named(what), gone)
+
+
+def fetch_owners(controller: Controller) -> Owners:
+    """Whose the minted shards are. Read it after the list of shards: what is new in that is then in this."""
+    declared = Declared(controller.client, controller.catalog.shard)
+    try:
+        sources = {record.id: name for name, record in declared.fetch().items() if record.state != "dropping"}
+    finally:
+        declared.close()
+    return Owners(controller.catalog.fetch(), sources)
+
+
+def owners_of(client: Client) -> Owners:
+    """The same of a location."""
+    with client.controller() as controller:
+        return fetch_owners(controller)
+
+
+def shown(survey: Survey, owners: Owners) -> Sequence[str]:
+    """The shards that are partitions: all but those that were dropped."""
+    dead = {name for name, look in survey.looks.items() if look.is_tombstone and look.seqno == survey.heads.get(name)}
+    return sorted(name for name in survey.heads if name not in dead and not owners.is_gone(name))

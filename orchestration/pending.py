@@ -14,11 +14,14 @@ from pydantic import Field
 from orchestration.collection_reports import table
 from orchestration.collections import job_of
 from orchestration.mount import Mount
+from orchestration.partitions import PENDING as PARTITIONS
+from orchestration.partitions import add_missing, defined, keep, owners_of, shown
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
+from orchestration.schedules import LOOK_S
 from persist_lib.errors import PersistError
-from persist_lib.pending_area import Absorbed, absorb, due_collections
+from persist_lib.pending_area import Absorbed, absorb, due_collections, pending_collections
 
 PENDING = "pending"
 CRON = "*/5 * * * *"
@@ -33,15 +36,10 @@ class PendingConfig(dg.Config):
     dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
 
 
-def partitions(mount: Mount) -> dg.DynamicPartitionsDefinition:
-    """The collections with pending areas as partitions."""
-    return dg.DynamicPartitionsDefinition(name=mount.named("persist_pending"))
-
-
 def pending_asset(mount: Mount) -> dg.AssetSpec:
     """The asset that the job reports to."""
     return dg.AssetSpec(
-        mount.key(PENDING), description=ABSORBS, owners=["team:storage"], partitions_def=partitions(mount),
+        mount.key(PENDING), description=ABSORBS, owners=["team:storage"], partitions_def=defined(mount, PARTITIONS),
         group_name=mount.group, kinds={"python"},
     )  # fmt: skip
 
@@ -61,6 +59,10 @@ def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultSche
     )  # fmt: skip
     def when_due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         persist: Persist = getattr(context.resources, mount.persist)
+        known = context.instance.get_dynamic_partitions(mount.named(PARTITIONS))
+        alive = set(shown(persist.client.survey(seconds=LOOK_S), owners_of(persist.client)))
+        there = dict.fromkeys(name for name in (*known, *pending_collections(persist.client)) if name in alive)
+        keep(context.instance, mount, PARTITIONS, list(there))
         if is_unfinished(context.instance, job.name):
             return dg.SkipReason(f"the last run of {job.name} is not finished")
         if not due_collections(persist.client):
@@ -93,7 +95,7 @@ def absorb_op(mount: Mount) -> dg.OpDefinition:
                 wrong[name] = f"{sides} disagree at {one.disagreements[0].time}; run `persist pending choose {name}`"
         kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
         tags = {DRY_RUN: "true"} if config.dry_run else {}
-        context.instance.add_dynamic_partitions(mount.named("persist_pending"), [one.shard for one in done])
+        add_missing(context.instance, mount, PARTITIONS, [one.shard for one in done])
         for one in done:
             yield kind(mount.key(PENDING), partition=one.shard, metadata=figures([one]), tags=tags)
         rows = {"collections": table([row_of(one) for one in done[:MOST_NAMED]])}

@@ -6,13 +6,16 @@ most passes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
+from dagster._core.event_api import PartitionKeyFilter
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from orchestration.checks import CHECKS, checks_of
 from orchestration.duties import Done, Duty, Finding, ShardReport, not_evaluated, why
@@ -40,6 +43,15 @@ class Recording:
     checks: Collection[str] = tuple(CHECKS)
     everything: bool = False
     is_dry: bool = False
+    owner: Callable[[str], str] = field(default=lambda _: "")
+    """Whose a shard is whose name is minted; empty for the others."""
+    last: dict[str, bool] = field(default_factory=dict)
+    """Whether the last verdict of each check was good."""
+
+    def named(self, shard: str) -> str:
+        """A shard for people: its name, and whose it is."""
+        owner = self.owner(shard)
+        return f"{shard} ({owner})" if owner else shard
 
     def events(self, report: ShardReport) -> Iterator[Event]:
         """Yield a materialization for each duty that did something, else an observation, and its verdicts."""
@@ -53,14 +65,24 @@ class Recording:
         is_done = done.duty in self.duties and not self.is_dry
         kind = dg.AssetMaterialization if is_done else dg.AssetObservation
         tags = {DATA_VERSION: str(done.seqno), **({DRY_RUN: "true"} if self.is_dry else {})}
-        return kind(self.mount.key(done.duty), partition=shard, metadata=metadata(shard, done), tags=tags)
+        found = metadata(self.named(shard), done)
+        if owner := self.owner(shard):
+            found = {"owner": figure(owner), **found}
+        return kind(self.mount.key(done.duty), partition=shard, metadata=found, tags=tags, description=owner or None)
 
     def _verdicts(self, shard: str, findings: Collection[Finding]) -> Iterator[Event]:
         chosen = [finding for finding in findings if finding.check in self.checks and not self.is_dry]
         duties = {finding.duty for finding in chosen}
         targets = {duty: judged(self.instance, self.mount.key(duty), shard) for duty in duties}
         for finding in chosen:
+            self.last[finding.check] = finding.passed
             yield self._evaluation(shard, finding, targets[finding.duty])
+
+    def remind(self) -> None:
+        """Record bad verdicts on other shards that still hold, of checks whose last verdict of this run was good."""
+        partitions = self.instance.get_dynamic_partitions(self.mount.partitions.name or "")
+        for check in (check for check, is_good in self.last.items() if is_good):
+            remind(self.instance, dg.AssetCheckKey(self.mount.key(CHECKS[check][0]), check), partitions)
 
     def _evaluation(
         self, shard: str, finding: Finding, target: AssetCheckEvaluationTargetMaterializationData | None
@@ -69,7 +91,8 @@ class Recording:
         is_error = finding.fatal and finding.is_evaluated
         return dg.AssetCheckEvaluation(
             asset_key=self.mount.key(finding.duty), check_name=finding.check, passed=finding.passed, partition=shard,
-            metadata={name: figure(value) for name, value in finding.numbers.items()}, description=finding.says,
+            metadata={name: figure(value) for name, value in finding.numbers.items()},
+            description=f"{owner}: {finding.says}" if (owner := self.owner(shard)) else finding.says,
             severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
             target_materialization_data=target,
         )  # fmt: skip
@@ -79,6 +102,35 @@ class Recording:
         return dg.AssetObservation(
             self.mount.key(duty), metadata={name: figure(value) for name, value in figures.items()},
             description=f"a pass over {figures['shards']} shards, of which {figures['idle']} were idle",
+        )  # fmt: skip
+
+
+def remind(instance: dg.DagsterInstance, key: dg.AssetCheckKey, partitions: Collection[str | None]) -> None:
+    """Record the newest bad verdict of a check among the newest ones of these partitions again; none if all are good.
+
+    SUBTLE: an asset's page and its place in the graph show the verdict that was recorded last, of whichever
+    partition. So after good ones a bad one that still holds is recorded once more, by itself and without a
+    partition, of which Dagster keeps any number: nothing is green beside known damage.
+    """
+    storage = instance.event_log_storage
+    bad = [
+        (one.latest_check_event_storage_id, one.partition_key)
+        for one in storage.get_asset_check_partition_info([key])
+        if one.latest_execution_status == AssetCheckExecutionRecordStatus.FAILED and one.partition_key in partitions
+    ]
+    if not bad:
+        return
+    _, partition = max(bad, key=itemgetter(0))
+    (record,) = storage.get_asset_check_execution_history(
+        key, limit=1, partition_filter=PartitionKeyFilter(key=partition)
+    )
+    if (found := record.evaluation) is not None:
+        says = (found.description or "").removeprefix(f"{partition}: ")
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=key.asset_key, check_name=key.name, passed=False, severity=found.severity,
+                description=says if partition is None else f"{partition}: {says}", metadata=found.metadata,
+            )
         )  # fmt: skip
 
 

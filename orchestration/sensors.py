@@ -1,24 +1,25 @@
-"""Sensors for work that is due by the state of shards: new shards become partitions, and shards in debt are compacted.
+"""Sensors for work that is due by the state of shards: what is there becomes partitions, and debt is compacted.
 
 Debt is what the state says, not what a sensor remembers. A shard that is still in debt when the run that was asked for
 it has ended is asked for again: after a minute, then after two, four, and so on up to six hours. The cursor holds only
-how often shards in debt were asked for. If it is lost, they are asked for once more.
+how often shards in debt were asked for. If it is lost, they are asked for once more. A shard whose run was cancelled is
+not asked for: that is for a person, or the compaction's nightly schedule.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import dagster as dg
 
 from orchestration.jobs import op_name, run_config
 from orchestration.mount import Mount
-from orchestration.partitions import missing
+from orchestration.partitions import COLLECTIONS, SHARDS, SOURCES, fetch_owners, keep, shown
 from orchestration.resources import Persist
-from orchestration.runs import shards_in_flight
+from orchestration.runs import Job, held_back, shards_in_flight
 from orchestration.schedules import LOOK_S
 from persist_lib.maintain.survey import Survey
 
@@ -41,24 +42,30 @@ def sensors(mount: Mount, status: dg.DefaultSensorStatus) -> list[dg.SensorDefin
 
 
 def discovery_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
-    """A sensor that makes new shards partitions, and has them counted."""
+    """A sensor that keeps partitions what is there, and has new shards counted."""
 
     @dg.sensor(
         name=mount.named("shard_discovery"), job_name=mount.named("census"), minimum_interval_seconds=30,
         default_status=status, required_resource_keys={mount.persist},
-        description="Makes new shards partitions, and has them counted.",
+        description="Makes what is there partitions, takes away what was dropped, and has new shards counted.",
     )  # fmt: skip
     def shard_discovery(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        """Ask for all shards in one request."""
+        """Ask for all shards in one request, and then whose they are."""
         persist: Persist = getattr(context.resources, mount.persist)
-        heads = persist.client.consensus.heads()
-        new = sorted(missing(context.instance, mount, heads))[:NEW_AT_ONCE]
-        if not new:
-            return dg.SkipReason(f"{len(heads)} shards, none of them new")
-        key = run_key(f"{shard}@{heads[shard]}" for shard in new)
+        survey = persist.client.survey(seconds=LOOK_S)
+        with persist.client.controller() as controller:
+            owners = fetch_owners(controller)
+            keep(context.instance, mount, COLLECTIONS, controller.list())
+        keep(context.instance, mount, SOURCES, sorted(owners.sources.values()))
+        there, known = shown(survey, owners), context.instance.get_dynamic_partitions(mount.named(SHARDS))
+        later = set(sorted(set(there).difference(known))[NEW_AT_ONCE:])
+        now = [shard for shard in there if shard not in later]
+        keep(context.instance, mount, SHARDS, now)
+        if not (new := sorted(set(now).difference(known))):
+            return dg.SkipReason(f"{len(there)} shards, none of them new")
+        heads = survey.heads
         return dg.SensorResult(
-            dynamic_partitions_requests=[mount.partitions.build_add_request(new)],
-            run_requests=[dg.RunRequest(run_key=key)],
+            run_requests=[dg.RunRequest(run_key=run_key(f"{shard}@{heads[shard]}" for shard in new))]
         )
 
     return shard_discovery
@@ -77,7 +84,9 @@ def debt_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefini
         persist: Persist = getattr(context.resources, mount.persist)
         survey = persist.client.survey(seconds=LOOK_S)
         in_flight = shards_in_flight(context.instance, compaction, op_name(mount, "compaction"))
-        asked = ask(survey, in_flight, loads(context.cursor))
+        jobs = [Job(mount.named(name), op_name(mount, name), "shards") for name in ("compaction", "maintenance")]
+        held = held_back(context.instance, jobs, mount.key("compaction"))
+        asked = ask(survey, in_flight, loads(context.cursor), [shard for shard in survey.heads if shard in held])
         chunks = [asked.now[start : start + CHUNK] for start in range(0, len(asked.now), CHUNK)]
         requests = [
             dg.RunRequest(
@@ -87,6 +96,11 @@ def debt_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefini
             for chunk in chunks
         ]
         reason = f"{len(survey.heads)} shards: {asked.in_flight} in debt are being compacted, {asked.waiting} wait"
+        if asked.held:
+            reason += (
+                f", {asked.held} are held back, as their run was cancelled: until a person compacts them, or until "
+                f"{compaction}_schedule does"
+            )
         return dg.SensorResult(
             run_requests=requests, cursor=dumps(asked.tries), skip_reason=None if requests else reason
         )
@@ -115,21 +129,28 @@ class Asked(NamedTuple):
     in_flight: int
     waiting: int
     tries: Mapping[str, Try]
+    held: int = 0
+    """Those whose run was cancelled."""
 
 
-def ask(survey: Survey, in_flight: Iterable[str], tries: Mapping[str, Try]) -> Asked:
+def ask(
+    survey: Survey, in_flight: Iterable[str], tries: Mapping[str, Try], held_back: Collection[str] = ()
+) -> Asked:  # fmt: skip
     """Decide which shards in debt are asked for now. Tries of shards that are out of debt are forgotten."""
     visited = set(in_flight)
+    held = set(held_back) - visited
     indebted = [shard for shard in survey.due("compaction") if shard in survey.looks]
     known = {shard: tries.get(shard, Try(0, 0)) for shard in indebted}
-    is_due = [shard for shard in indebted if shard not in visited and known[shard].due_ms <= survey.now]
+    free = [shard for shard in indebted if shard not in visited and shard not in held]
+    is_due = [shard for shard in free if known[shard].due_ms <= survey.now]
     fresh_first = sorted(is_due, key=lambda shard: known[shard].attempt)
     now = tuple(fresh_first[: max(0, MOST_IN_FLIGHT - len(visited))])
     kept = {shard: one for shard, one in known.items() if one.attempt}
     kept |= {shard: Try(max(1, known[shard].attempt), survey.now) for shard in indebted if shard in visited}
     kept |= {shard: Try(known[shard].attempt + 1, survey.now) for shard in now}
     under_way = len(visited.intersection(indebted))
-    return Asked(now, under_way, len(indebted) - under_way - len(now), kept)
+    stopped = len(held.intersection(indebted))
+    return Asked(now, under_way, len(indebted) - under_way - stopped - len(now), kept, stopped)
 
 
 def mark_of(survey: Survey, shard: str, one: Try) -> str:

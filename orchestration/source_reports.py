@@ -9,8 +9,9 @@ import dagster as dg
 
 from orchestration.collection_reports import table
 from orchestration.mount import Mount
-from orchestration.reports import Event, figure, judged
+from orchestration.reports import Event, figure, judged, remind
 from persist_lib.storage.sources import Alert, Progress, SourceDescription
+from persist_lib.storage.sources.alerts import CHECKS
 
 SOURCES = "sources"
 MOST_ROWS = 50
@@ -96,6 +97,13 @@ def evaluations(
             metadata={} if one.value is None else {"value": figure(float(one.value))},
             target_materialization_data=target,
         )  # fmt: skip
+
+
+def remind_of(instance: dg.DagsterInstance, mount: Mount, names: Sequence[str]) -> None:
+    """Record bad verdicts on these sources that still hold again, after those of a run."""
+    for check in CHECKS:
+        if check != "instances":
+            remind(instance, dg.AssetCheckKey(mount.key(SOURCES), check), names)
 
 
 def overview(mount: Mount, runs: Sequence[Run]) -> dg.AssetObservation:

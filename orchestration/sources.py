@@ -6,6 +6,7 @@ sensor requests a run. Any number of instances make the same collections, so tha
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,14 +17,16 @@ from jobs.load import loads_for
 from jobs.stop import Stop
 from orchestration.collections import job_of, stopping
 from orchestration.mount import Mount
+from orchestration.partitions import SOURCES as PARTITIONS
+from orchestration.partitions import add_missing, defined
 from orchestration.reports import Event
 from orchestration.resources import Persist
-from orchestration.runs import UNFINISHED
-from orchestration.source_reports import SOURCES, Run, described, evaluations, overview
+from orchestration.runs import UNFINISHED, Job, held_back
+from orchestration.source_reports import SOURCES, Run, described, evaluations, overview, remind_of
 from orchestration.source_tries import asked_now, loads
 from persist_lib.client import Client
 from persist_lib.errors import NotFound, PersistError
-from persist_lib.storage.sources import Limits, Sources, check, look
+from persist_lib.storage.sources import Alert, Limits, Sources, check, look
 from persist_lib.storage.sources.alerts import CHECKS
 from persist_lib.storage.sources.news import Memory
 
@@ -59,16 +62,11 @@ class IngestConfig(LimitsConfig):
     engine: str = Field(default="auto", description="auto: Spark for much in files, else local; spark; local")
 
 
-def partitions(mount: Mount) -> dg.DynamicPartitionsDefinition:
-    """The sources of the location as partitions."""
-    return dg.DynamicPartitionsDefinition(name=mount.named("persist_sources"))
-
-
 def sources_asset(mount: Mount) -> dg.AssetSpec:
     """The asset that the job reports to."""
     return dg.AssetSpec(
         mount.key(SOURCES), description="Outside data that becomes collections, one partition a source.",
-        owners=["team:storage"], partitions_def=partitions(mount), group_name=mount.group, kinds={"python"},
+        owners=["team:storage"], partitions_def=defined(mount, PARTITIONS), group_name=mount.group, kinds={"python"},
     )  # fmt: skip
 
 
@@ -93,12 +91,13 @@ def ingest_op(mount: Mount) -> dg.OpDefinition:
                 if run.failed:
                     failed[name] = run.failed
                 if run.found is not None:
-                    _add_partition(context, mount, name)
+                    add_missing(context.instance, mount, PARTITIONS, [name])
                     yield described(mount, run)
             ran = {run.name: run for run in runs if run.found is not None}
             verdicts = check(sources, config.limits(), sorted(ran)) if ran else {}
             for name, alerts in verdicts.items():
                 yield from evaluations(context.instance, mount, ran[name], alerts)
+            remind_of(context.instance, mount, sources.list())
             sources.close()
         yield overview(mount, runs)
         if failed:
@@ -121,16 +120,74 @@ def sources_check(mount: Mount) -> dg.AssetChecksDefinition:
             sources = controller.sources()
             verdicts = check(sources, config.limits())
             sources.close()
-        for number, name in enumerate(CHECKS):
-            wrong = {source: alerts[number] for source, alerts in verdicts.items() if not alerts[number].passed}
-            says = "; ".join(f"{source}: {one.says}" for source, one in sorted(wrong.items()))
+        for one in evaluated(mount, verdicts):
             yield dg.AssetCheckResult(
-                asset_key=mount.key(SOURCES), check_name=name, passed=not wrong, severity=dg.AssetCheckSeverity.WARN,
-                description=says or f"nothing is wrong with {len(verdicts)} sources",
-                metadata={"sources": len(verdicts), "wrong": len(wrong)},
+                asset_key=one.asset_key, check_name=one.check_name, passed=one.passed, severity=one.severity,
+                description=one.description, metadata=one.metadata,
             )  # fmt: skip
 
     return source_checks
+
+
+def evaluated(mount: Mount, verdicts: Mapping[str, list[Alert]]) -> Iterator[dg.AssetCheckEvaluation]:
+    """Each check, on all sources."""
+    for number, kind in enumerate(CHECKS):
+        wrong = {name: alerts[number] for name, alerts in verdicts.items() if not alerts[number].passed}
+        says = "; ".join(f"{name}: {one.says}" for name, one in sorted(wrong.items()))
+        yield dg.AssetCheckEvaluation(
+            asset_key=mount.key(SOURCES), check_name=kind, passed=not wrong, severity=dg.AssetCheckSeverity.WARN,
+            description=says or f"nothing is wrong with {len(verdicts)} sources",
+            metadata={"sources": len(verdicts), "wrong": len(wrong)},
+        )  # fmt: skip
+
+
+def source_watch(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+    """A sensor that judges all sources, without a run. It records verdicts when they change."""
+
+    @dg.sensor(
+        name=mount.named("source_watch"), minimum_interval_seconds=300, default_status=status,
+        required_resource_keys={mount.persist},
+        description="Judges all sources: a source with something new and nothing at work is red.",
+    )  # fmt: skip
+    def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        persist: Persist = getattr(context.resources, mount.persist)
+        busy, is_any = in_flight(context.instance, mount.named(INGEST), op_name(mount))
+        with persist.client.controller() as controller:
+            sources = controller.sources()
+            found = look(sources, {})
+            judged = check(sources, LimitsConfig().limits(), news=found)
+            sources.close()
+        said = _loaded(context.cursor)
+        waiting = {
+            one.source: one.time for one in found if one.state == "new" and one.source not in busy and not is_any
+        }
+        # One that got further since the last tick is being ingested, and only between two runs.
+        idle = {name for name, time in waiting.items() if time <= 0 or said.get("new", {}).get(name) == time}
+        verdicts = {name: _idle(alerts) if name in idle else alerts for name, alerts in judged.items()}
+        told = [f"{name} {one.check}" for name, alerts in verdicts.items() for one in alerts if not one.passed]
+        cursor = json.dumps({"new": waiting, "told": told, "sources": sorted(verdicts)})
+        is_known = (said.get("told"), said.get("sources")) == (told, sorted(verdicts))
+        events = [] if is_known or not verdicts else list(evaluated(mount, verdicts))
+        return dg.SensorResult(
+            asset_events=events, cursor=cursor, skip_reason=f"{len(verdicts)} sources, {len(told)} verdicts are bad"
+        )
+
+    return watch
+
+
+def _loaded(cursor: str | None) -> dict[str, Any]:
+    """What a cursor of the watch says. One that cannot be read says nothing."""
+    try:
+        found = json.loads(cursor or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _idle(alerts: list[Alert]) -> list[Alert]:
+    """The verdicts on a source that has something new, and nothing at work."""
+    says = "something new is there, and no instance and no run ingests it: start one, or turn source_news on"
+    return [Alert("instances", False, says) if one.check == "instances" else one for one in alerts]
 
 
 SAYS: Mapping[str, str] = {
@@ -159,11 +216,13 @@ def source_sensor(mount: Mount) -> dg.SensorDefinition:
         persist: Persist = getattr(context.resources, mount.persist)
         client = persist.client
         busy, is_any = in_flight(context.instance, job, op_name(mount))
+        held = held_back(context.instance, [Job(job, op_name(mount), "sources")])
         if is_any:
             return dg.SkipReason(f"a run of {job} for all that is new is not finished")
         with client.controller() as controller:
             sources = controller.sources()
-            found = look(sources, MEMORIES.setdefault(client.url, {}), leave_out=busy)
+            held_names = [name for name in sources.list() if name in held and name not in busy]
+            found = look(sources, MEMORIES.setdefault(client.url, {}), leave_out={*busy, *held_names})
             now = client.consensus.now()
             sources.close()
         asked = asked_now(found, busy, loads(context.cursor), now)
@@ -172,9 +231,10 @@ def source_sensor(mount: Mount) -> dg.SensorDefinition:
             dg.RunRequest(run_config=dg.RunConfig(ops={op_name(mount): IngestConfig(sources=list(chunk))}))
             for chunk in chunks
         ]
-        return dg.SensorResult(
-            run_requests=requests, cursor=asked.cursor, skip_reason=None if requests else asked.reason
-        )  # fmt: skip
+        reason = asked.reason
+        if held_names:
+            reason += f"; {len(held_names)} whose run was cancelled wait until a person ingests them"
+        return dg.SensorResult(run_requests=requests, cursor=asked.cursor, skip_reason=None if requests else reason)
 
     return source_news
 
@@ -236,9 +296,3 @@ def _ingest(
         run.failed = run.failed or f"{type(error).__name__}: {error}"
     context.log.info("%s: %s", name, run.failed or run.says)
     return run
-
-
-def _add_partition(context: dg.OpExecutionContext, mount: Mount, name: str) -> None:
-    defined = partitions(mount).name or ""
-    if name not in context.instance.get_dynamic_partitions(defined):
-        context.instance.add_dynamic_partitions(defined, [name])

@@ -6,7 +6,7 @@ The assets use it for chosen partitions, as in a backfill, and the jobs for the 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
@@ -93,17 +93,22 @@ def sweep(
         options.stop.set()
         context.log.error(  # noqa: TRY400 - the trace of an interrupt says nothing
             "this run was stopped. %s What was committed stays, and a later run does the rest",
-            told(far.problems, far.unfinished, len(far.done)),
+            told(_named(far.problems, recording), [recording.named(one) for one in far.unfinished], len(far.done)),
         )
         raise
+    recording.remind()
     if not options.dry_run:
         _remember(context.log, client, far)
     for shard in far.problems:
         for duty in far.duties_failed[shard]:
             mark_failed(context, recording.mount, shard, duty)
     if far.problems:
-        raise failure(far.problems, far.unfinished, len(far.done))
+        raise failure(_named(far.problems, recording), far.unfinished, len(far.done))
     return far
+
+
+def _named(problems: Mapping[str, list[str]], recording: Recording) -> dict[str, list[str]]:
+    return {recording.named(shard): why for shard, why in problems.items()}
 
 
 def _attempts(
@@ -129,7 +134,7 @@ def _attempts(
                 continue
             far.add(report)
             yield from recording.events(report)
-            tell(log, report)
+            tell(log, report, recording.named(report.shard))
             if time.monotonic() - told_at > TOLD_EACH_S:
                 told_at = time.monotonic()
                 log.info(far.says())
@@ -169,15 +174,15 @@ def is_passing(report: ShardReport) -> bool:
     return bool(report.errors) and not any(isinstance(error, PERMANENT) for error in report.errors.values())
 
 
-def tell(log: dg.DagsterLogManager, report: ShardReport) -> None:
+def tell(log: dg.DagsterLogManager, report: ShardReport, shard: str) -> None:
     """Say in the log what was done on a shard, if anything was."""
     if report.problems:
-        log.error("%s failed: %s", report.shard, "; ".join(report.problems))
+        log.error("%s failed: %s", shard, "; ".join(report.problems))
     for said in report.left.values():
-        log.warning("%s is left to another worker: %s", report.shard, said)
+        log.warning("%s is left to another worker: %s", shard, said)
     acted = [done.duty for done in report.done if done.has_acted and done.duty != "census"]
     if acted:
-        log.info("%s: %s", report.shard, ", ".join(acted))
+        log.info("%s: %s", shard, ", ".join(acted))
 
 
 def spark_engine(client: Client, spark: Spark, options: Options) -> Options:

@@ -74,7 +74,7 @@ DUTIES: tuple[Duty, ...] = (
     persist compaction orders --dry-run
     persist compaction --all
     """,
-        after=("retention",), kinds=("spark", "parquet"),
+        after=("retention",), schedule="53 4 * * *", kinds=("spark", "parquet"),
         job=("leases", "retention", "compaction", "rollups", "garbage", "census"),
     ),
     Duty(

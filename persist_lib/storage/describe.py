@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from persist_lib.frontier import Antichain
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.names import CATALOG
 from persist_lib.storage.records import Kind, Mode, State
+
+if TYPE_CHECKING:
+    from persist_lib.storage.catalog import Contents
+
+MINTED = re.compile(r"(?:c|s|t[a-z])[0-9a-f]{16}")
+"""The ids of collections, sources and timelines, which the names of their shards begin with."""
+RENDITION = re.compile(r"r(\d+)\.(?:s(\d+)|kept)")
+
+
+class Owners(NamedTuple):
+    """Whose the shards of a location are, whose names are minted: by one look at its catalog, after its shards'."""
+
+    contents: Contents
+    sources: Mapping[str, str]
+    """The names of sources by their ids."""
+
+    def of(self, shard: str) -> str:
+        """Whose a shard is, as in `collection orders, rendition 2, shard 0`; empty for a name that people chose."""
+        id_, _, rest = shard.partition(".")
+        if id_ == CATALOG or shard == "streams.list":
+            return "the list of streams" if id_ != CATALOG else f"the catalog{': ' if rest else ''}{rest}"
+        if shard.endswith(".unsealed"):
+            return f"stream {shard.removesuffix('.unsealed')}: what is not sealed yet"
+        if not MINTED.fullmatch(id_):
+            return ""
+        owner = self._owner(id_)
+        if not owner or self.is_gone(shard):
+            return f"{owner or 'what was dropped'}{', dropped' if owner else ''}"
+        match = RENDITION.fullmatch(rest)
+        if match is None:
+            return f"{owner}: {rest}"
+        return f"{owner}, rendition {match[1]}, " + ("kept differences" if match[2] is None else f"shard {match[2]}")
+
+    def is_gone(self, shard: str) -> bool:
+        """Whether a shard belonged to a collection, rendition, source or timeline that was dropped."""
+        id_, _, rest = shard.partition(".")
+        if not MINTED.fullmatch(id_):
+            return False
+        match = RENDITION.fullmatch(rest)
+        return not self._owner(id_) or (match is not None and (id_, int(match[1])) not in self.contents.renditions)
+
+    def _owner(self, id_: str) -> str:
+        if id_ in self.sources:
+            return f"source {self.sources[id_]}"
+        if (timeline := self.contents.timelines.get(id_)) is not None:
+            return f"timeline {timeline.name}"
+        found = self.contents.collections.get(id_)
+        return "" if found is None or found.state == "dropping" else f"{found.kind} {found.name}"
 
 
 class RenditionDescription(msgspec.Struct, frozen=True):

@@ -105,7 +105,7 @@ def test_what_to_watch_is_called_as_dagster_shows_it() -> None:
     assert set(DUTIES) <= set(re.findall(r"`(\w+)`", text))
     schedules, sensors = definitions.schedules or (), definitions.sensors or ()
     there = {str(one.name) for one in (*schedules, *sensors)}
-    said = set(re.findall(r"`(\w+_schedule|shard_discovery|compaction_debt|source_news)`", text))
+    said = set(re.findall(r"`(\w+_schedule|shard_discovery|compaction_debt|source_news|source_watch)`", text))
     assert said == there
 
 

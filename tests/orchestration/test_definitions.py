@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.scheduler.instigation import InstigatorType
 
 from orchestration.definitions import build_definitions
 from orchestration.duties import DUTIES
 from orchestration.settings import Settings, resolved
 from persist_lib.errors import InvalidUsage
+from scripts.dagster_home import make_home
 
 pytestmark = pytest.mark.dagster
 
@@ -61,8 +64,18 @@ def test_schedules_and_sensors_run_unless_they_are_told_not_to() -> None:
             "RUNNING" if is_running else "STOPPED"
         }
         running = {one.name for one in repository.sensor_defs if one.default_status.value == "RUNNING"}
-        assert running == ({"shard_discovery", "compaction_debt"} if is_running else set())
-        assert {one.name for one in repository.sensor_defs} == {"shard_discovery", "compaction_debt", "source_news"}
+        ours = {"shard_discovery", "compaction_debt", "source_watch"}
+        assert running == (ours if is_running else set())
+        assert {one.name for one in repository.sensor_defs} == {*ours, "source_news"}
+
+
+def test_no_tick_is_kept_for_ever(tmp_path: Path) -> None:
+    make_home(tmp_path)
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        for kind in InstigatorType:
+            days = instance.get_tick_retention_settings(kind)
+            assert days
+            assert all(0 < one <= 30 for one in days.values()), kind
 
 
 def test_settings_come_from_the_environment_where_they_are_left_out() -> None:

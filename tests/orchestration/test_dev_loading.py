@@ -33,9 +33,10 @@ DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "
 ASSETS = [*DUTIES, "collections", "sources", "pending"]
 JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "pending", "rebuild"])
 SCHEDULES = [
-    f"{name}_schedule" for name in ("census", "collections", "garbage", "leases", "orphans", "pending", "scrub")
+    f"{name}_schedule"
+    for name in ("census", "collections", "compaction", "garbage", "leases", "orphans", "pending", "scrub")
 ]
-SENSORS = ["compaction_debt", "shard_discovery", "source_news"]
+SENSORS = ["compaction_debt", "shard_discovery", "source_news", "source_watch"]
 
 TWO = """
 import dagster as dg

@@ -21,6 +21,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
 import persist_lib as persist
+from orchestration.partitions import NONE_YET
 from tests.orchestration.dagster_dev import ROOT, STOPPED, DagsterDev, dagster_dev, wait_until, workspace_of
 from tests.spark.collections import SMALL, damage_a_part, write
 
@@ -73,15 +74,21 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             compaction = dev.launch("compaction", of_shards("compaction", [*HEALTHY[:4], DAMAGED]))
             assert dev.wait_finished(compaction).status == "FAILURE"
             scrub, backfill = dev.launch("scrub"), dev.backfill(["compaction"], HEALTHY[::2])
+            assert dev.wait_finished(scrub).status == "FAILURE"
             for name in INDEBTED:
                 write(client, name, batches=8, rows=300)
+            write(client, HEALTHY[0], batches=1, rows=5)
+            healthy = dev.launch("scrub", of_shards("scrub", HEALTHY[:1]))
+            dev.start_sensor("shard_discovery")
+            dev.wait_tick("shard_discovery", 0)
+            dev.stop_sensor("shard_discovery")
             census = dev.launch("census")
             dev.start_sensor("compaction_debt")
             wait_until(
                 lambda: [tick for tick in dev.sensor("compaction_debt")["ticks"] if tick["runIds"]], 240, "a tick"
             )
             dev.stop_sensor("compaction_debt")
-            assert dev.wait_finished(scrub).status == "FAILURE"
+            assert dev.wait_finished(healthy).status == "SUCCESS"
             assert dev.wait_finished(census).status == "SUCCESS"
             dev.wait_backfill(backfill)
             wait_until(lambda: all(one.is_finished for one in dev.runs()), 240, "all runs have ended")
@@ -107,6 +114,19 @@ def test_the_graph_shows_the_duties_in_their_group(seen: Seen, page: Page) -> No
 def test_the_partitions_of_compaction_show_the_damaged_shard_red(seen: Seen, page: Page) -> None:
     with picture(seen, page, "partitions", f"/assets/compaction?view=partitions&partition={DAMAGED}"):
         shows(page, *HEALTHY[:4], DAMAGED, "Failed")
+
+
+def test_the_page_of_the_scrub_is_red_also_after_a_pass_over_a_healthy_shard(seen: Seen, page: Page) -> None:
+    with picture(seen, page, "scrub-red", "/assets/scrub?view=overview"):
+        shows(page, "Latest check results")
+    assert seen.dev.latest_checks("scrub")["parts_undamaged"]["status"] == "FAILED"  # type: ignore[index]
+
+
+def test_what_never_ran_is_not_green(seen: Seen, page: Page) -> None:
+    for asset in ("collections", "sources"):
+        assert seen.dev.partitions(asset)["unmaterialized"] == {NONE_YET}
+    with picture(seen, page, "never-ran", "/assets/collections?view=partitions"):
+        shows(page, NONE_YET, "Missing")
 
 
 def test_a_check_says_what_it_found_on_the_damaged_shard(seen: Seen, page: Page) -> None:

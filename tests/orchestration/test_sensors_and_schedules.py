@@ -143,6 +143,34 @@ def test_shards_of_unfinished_runs_are_not_asked_for_and_the_others_do_not_wait_
     assert shards_of(data) == [["b"]]
 
 
+@pytest.mark.parametrize("by", ["the sensor", "a person", "everything", "the asset"])
+def test_a_cancel_holds_until_a_later_run_visits_the_shard(
+    client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist, by: str
+) -> None:
+    write(client, "a", batches=6, rows=5)
+    write(client, "b", batches=6, rows=5)
+    cancelled, about_a = dg.DagsterRunStatus.CANCELED, {"ops": {"compaction_of_shards": {"config": {"shards": ["a"]}}}}
+    job = repository.get_job("maintenance" if by == "everything" else "compaction")
+    if by == "the asset":
+        cancelled_run = instance.create_run_for_job(
+            repository.get_job("__ASSET_JOB"), status=cancelled, tags={"dagster/partition": "a"},
+            asset_selection=frozenset({dg.AssetKey("compaction")}),
+        )  # fmt: skip
+        assert cancelled_run.asset_selection
+    else:
+        instance.create_run_for_job(job, status=cancelled, run_config=None if by == "everything" else about_a)
+    data = tick(repository, "compaction_debt", instance, given, json.dumps({"a": [1, 0]}))
+    assert shards_of(data) == ([] if by == "everything" else [["b"]])
+    if by == "everything":
+        assert "2 are held back, as their run was cancelled" in (data.skip_message or "")  # type: ignore[attr-defined]
+    dry = {"ops": {"compaction_of_shards": {"config": {"dry_run": True}}}}
+    compaction = repository.get_job("compaction")
+    instance.create_run_for_job(compaction, status=dg.DagsterRunStatus.SUCCESS, run_config=dry)
+    assert ["a"] not in shards_of(tick(repository, "compaction_debt", instance, given)), "it was only looked at"
+    instance.create_run_for_job(compaction, status=dg.DagsterRunStatus.FAILURE, run_config=about_a)
+    assert "a" in {one for some in shards_of(tick(repository, "compaction_debt", instance, given)) for one in some}
+
+
 def test_a_thousand_debts_are_runs_of_a_bounded_size(
     client: persist.Client,
     repository: dg.RepositoryDefinition,
@@ -237,4 +265,4 @@ def test_every_schedule_requests_a_valid_run(
         for request in data.run_requests or ():
             assert dg.validate_run_config(repository.get_job(schedule.job_name), request.run_config)
             requested.add(schedule.name)
-    assert requested == {"census_schedule", "orphans_schedule", "scrub_schedule"}
+    assert requested == {"compaction_schedule", "census_schedule", "orphans_schedule", "scrub_schedule"}

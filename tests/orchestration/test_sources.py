@@ -81,14 +81,16 @@ def metadata(result: dg.ExecuteInProcessResult, partition: str | None) -> dict[s
     return {name: value.value for name, value in one.metadata.items()}
 
 
-def tick(folder: Path, instance: dg.DagsterInstance, cursor: str | None = None) -> Any:
-    """What the sensor says: with the names of sources in `run_requests`, in its order."""
+def tick(
+    folder: Path, instance: dg.DagsterInstance, cursor: str | None = None, sensor: str = "source_news"
+) -> Any:  # fmt: skip
+    """What a sensor says: with the names of sources in `run_requests`, in its order."""
     given = Persist(location=f"file:{folder}", config=SMALL)
     repository = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
     with dg.build_sensor_context(
         instance=instance, repository_def=repository, resources={"persist": given}, cursor=cursor
     ) as context:
-        data: Any = repository.get_sensor_def("source_news").evaluate_tick(context)
+        data: Any = repository.get_sensor_def(sensor).evaluate_tick(context)
     given.teardown_after_execution(dg.build_init_resource_context())
     return data
 
@@ -200,6 +202,54 @@ def test_the_sensor_asks_for_what_is_new_and_skips_with_a_reason(
     assert run(folder, instance, sources=["orders"]).success
     orchestrated.MEMORIES.clear()
     assert asked(tick(folder, instance, data.cursor)) == [], "it stopped, and nothing is new"
+
+
+def test_a_cancelled_run_is_not_asked_for_again_before_a_person_ingests(
+    fed: Fed, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    for name in ("orders", "bills"):
+        fed.create(name)
+        fed.write(name, {"id": 1, "word": "a"})
+    job = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("ingest")
+    config = {"ops": {"ingest_of_sources": {"config": {"sources": ["orders"]}}}}
+    instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.CANCELED)
+    assert asked(tick(folder, instance)) == ["bills"]
+    instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.FAILURE)
+    orchestrated.MEMORIES.clear()
+    assert asked(tick(folder, instance)) == ["bills", "orders"]
+
+
+def test_a_source_with_something_new_and_nothing_at_work_is_red_without_a_run(
+    fed: Fed, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    def watch(cursor: str | None = None) -> tuple[dict[str, bool], str]:
+        data = tick(folder, instance, cursor, "source_watch")
+        return {one.check_name: one.passed for one in data.asset_events}, data.cursor
+
+    assert watch()[0] == {}, "there is no source, so there is no verdict"
+    fed.create("orders")
+    fed.write("orders", {"id": 1, "word": "a"})
+    found, cursor = watch()
+    assert (found["instances"], found["errors"], found["held_back"]) == (False, True, True)
+    assert watch(cursor)[0] == {}, "nothing has changed"
+    assert run(folder, instance, sources=["orders"]).success
+    found, cursor = watch(cursor)
+    assert found["instances"]
+    fed.write("orders", {"id": 2, "word": "a"})
+    found, cursor = watch(cursor)
+    assert found == {}, "a run may be about to begin"
+    assert not watch(cursor)[0]["instances"]
+
+
+def test_a_good_source_does_not_hide_a_bad_one(fed: Fed, folder: Path, instance: dg.DagsterInstance) -> None:
+    for name, rows in (("bad", ["garbage"]), ("good", [{"id": 1, "word": "a"}])):
+        fed.create(name)
+        fed.write(name, *rows)
+    assert run(folder, instance, sources=["bad", "good"], errors=0).success
+    key = dg.AssetCheckKey(KEY, "errors")
+    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+    assert found.status.value == "FAILED"
+    assert "bad: 1 messages were bad" in str(found.evaluation and found.evaluation.description)
 
 
 def test_what_an_instance_has_at_work_is_left_to_it(fed: Fed, folder: Path, instance: dg.DagsterInstance) -> None:

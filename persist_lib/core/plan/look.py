@@ -46,6 +46,11 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
     done: Mapping[str, tuple[SeqNo, int]] = {}
 
     @property
+    def is_tombstone(self) -> bool:
+        """Whether nothing can be read of the shard any more: its since is empty."""
+        return self.mark.endswith(".None")
+
+    @property
     def log_begins(self) -> SeqNo:
         """The seqno of the oldest row of the log, as far as it is known."""
         return self.done["garbage"][0] if "garbage" in self.done else SeqNo(1)

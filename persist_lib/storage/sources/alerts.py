@@ -64,18 +64,21 @@ class Alert(msgspec.Struct, frozen=True):
     value: float | None = None
 
 
-def check(sources: Sources, limits: Limits | None = None, names: Sequence[str] = ()) -> dict[str, list[Alert]]:
+def check(
+    sources: Sources, limits: Limits | None = None, names: Sequence[str] = (), *, news: Sequence[News] | None = None
+) -> dict[str, list[Alert]]:
     """All verdicts on sources, by name: on all of them, or on those that are named. Changes nothing.
 
-    Where no instance is at work, the upstream is asked from here. A source of which not even that can be told is
-    wrong, and ends nothing. Raises NotFound for a name that no source has.
+    Where no instance is at work, the upstream is asked from here, or `news` has what a look just found. A source of
+    which not even that can be told is wrong, and ends nothing. Raises NotFound for a name that no source has.
     """
     declared = sources.declared.fetch()
     for name in names:
         sources.declared.find(name)
     wanted = sorted(set(names) or set(declared))
-    news = {one.source: one for one in look(sources, {}, leave_out=set(declared) - set(wanted))}
-    return {name: _checked(sources, declared.get(name), name, limits, news.get(name)) for name in wanted}
+    found = look(sources, {}, leave_out=set(declared) - set(wanted)) if news is None else news
+    by_name = {one.source: one for one in found}
+    return {name: _checked(sources, declared.get(name), name, limits, by_name.get(name)) for name in wanted}
 
 
 def _checked(

@@ -1,0 +1,111 @@
+"""What is a partition: all that is there and nothing that was dropped. Whose a minted name is, is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import persist_lib as persist
+from orchestration.definitions import build_definitions
+from orchestration.partitions import NONE_YET, owners_of
+from orchestration.resources import Persist
+from orchestration.settings import Settings
+from persist_lib import pending_area
+from tests.orchestration.test_passes import damage_a_part, failure, run
+from tests.orchestration.test_sensors_and_schedules import skipped, tick
+from tests.orchestration.test_sources import Fed
+from tests.spark.collections import SCHEMA, SMALL, write
+
+pytestmark = pytest.mark.dagster
+DEFINED = ("shards", "collections", "sources", "pending")
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """On disk: the contexts of sensors open it again."""
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
+        yield kept
+
+
+@pytest.fixture
+def given(folder: Path) -> Iterator[Persist]:
+    resource = Persist(location=f"file:{folder}", config=SMALL)
+    yield resource
+    resource.teardown_after_execution(dg.build_init_resource_context())
+
+
+@pytest.fixture
+def repository(folder: Path) -> dg.RepositoryDefinition:
+    return build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
+
+
+def partitions(
+    repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist
+) -> dict[str, list[str]]:
+    """The partitions once the sensor and the schedule of pending areas have ticked."""
+    tick(repository, "shard_discovery", instance, given)
+    skipped(repository, "pending_schedule", instance, given)
+    return {name: sorted(instance.get_dynamic_partitions(f"persist_{name}")) for name in DEFINED}
+
+
+def test_what_is_there_is_drawn_before_anything_ran_and_what_was_dropped_is_not(
+    client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist,
+    folder: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    assert partitions(repository, instance, given) == {name: [NONE_YET] for name in DEFINED}, "grey, and not green"
+    write(client, "plain", batches=1, rows=3)
+    fed = Fed(client, tmp_path / "in")
+    fed.create("words")
+    fed.controller.create("orders", SCHEMA, shards=2)
+    pending_area.create(client, "readings", SCHEMA).close()
+    with pending_area.Writer(folder, "readings", "w", SCHEMA) as writer:
+        writer.put([{"k": 1, "v": "w", "_time": 0, "_diff": 1}], 0, 1)
+    found = partitions(repository, instance, given)
+    assert found["sources"] == ["words"]
+    assert set(found["collections"]) >= {"orders", "words", "words/health"}
+    assert found["pending"] == ["readings"]
+    owners = owners_of(client)
+    of = {owners.of(shard): shard for shard in found["shards"]}
+    assert {"", "the catalog", "collection orders, rendition 1, shard 1", "source words: bindings"} <= set(of)
+    assert NONE_YET not in found["shards"]
+    assert all(instance.get_materialized_partitions(dg.AssetKey(name)) == set() for name in ("sources", "collections"))
+
+    fed.controller.drop("orders")
+    fed.sources.drop("words")
+    for _ in range(3):
+        fed.controller.tend()
+    fed.sources.close()
+    fed.controller.close()
+    left = partitions(repository, instance, given)
+    assert "orders" not in left["collections"]
+    assert left["sources"] == [NONE_YET]
+    assert set(left["shards"]) <= set(found["shards"]) - {of["collection orders, rendition 1, shard 1"]}
+    assert not [shard for shard in left["shards"] if owners_of(client).of(shard).startswith(("collection", "source"))]
+    pending_area.delete(client, "readings")
+    left = partitions(repository, instance, given)
+    assert (left["pending"], "readings" in left["shards"], "plain" in left["shards"]) == ([NONE_YET], False, True)
+
+
+def test_a_shard_with_a_minted_name_says_whose_it_is(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    with client.controller() as controller:
+        controller.create("orders", SCHEMA, mode="compare_and_append")
+        with controller.open_writer("orders") as write_:
+            for n in range(6):
+                write_.upsert([{"k": key, "v": f"{n}"} for key in range(200)])
+        (shard,) = controller.describe("orders").active.shards
+    whose = "collection orders, rendition 1, shard 0"
+    done: Any = run(folder, instance, "census", shards=[shard])
+    (event,) = done.get_asset_materialization_events()
+    found = event.step_materialization_data.materialization
+    assert (found.partition, found.description, found.metadata["owner"].value) == (shard, whose, whose)
+    assert whose in found.metadata["report"].value
+    assert all((one.description or "").startswith(whose) for one in done.get_asset_check_evaluations())
+    damage_a_part(folder, shard)
+    assert f"{shard} ({whose})" in failure(run(folder, instance, "scrub", shards=[shard]))
