@@ -182,7 +182,7 @@ def test_what_was_in_doubt_is_applied_once(
             first(ours, id_, time)
         lost.armed = False
         repeat = partial(again_by, again, id_, time, told.value)
-        acts = {
+        acts: dict[str, Callable[[], object]] = {
             "it arrives": lost.kept[0],
             "another thread reads it": partial(read_by_another_thread, second, lost.kept[0]),
             "another repeats it": partial(repeat, third),
