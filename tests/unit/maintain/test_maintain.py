@@ -443,7 +443,7 @@ def test_an_engine_that_lies_is_refused_and_the_shard_is_as_it_was(world: World,
 
 
 def test_a_compaction_beside_a_finish_is_skipped_and_no_error(world: World) -> None:
-    """The shard is a tombstone by the time the merged parts are there: nobody needs them any more."""
+    """The shard is a tombstone by the time the merged parts are there, which nothing needs any more."""
     client, other = world.client(SMALL), world.client()
     with client.open_writer("s", SCHEMA) as write:
         for time in range(12):
