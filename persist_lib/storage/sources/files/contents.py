@@ -9,6 +9,7 @@ import xxhash
 from persist_lib.config import MIB
 from persist_lib.convert.lines.unpacking import DamagedFile, same_size, unpacked
 from persist_lib.storage.sources.files.folders import Opened
+from persist_lib.storage.sources.protocol import Mark
 
 PIECE = 4 * MIB
 FIRST = 64 << 10
@@ -109,14 +110,13 @@ def check_of(contents: Contents, address: int) -> str:
     return xxhash.xxh3_64_hexdigest(head + b"\0" + tail, seed=address)
 
 
-def is_beginning(contents: Contents, of: Contents) -> bool:
-    """Whether the first one has nothing but what the other one begins with, by what files are known again by."""
-    size = 0
-    while piece := contents.range(size, size + PIECE):
+def end_of(contents: Contents) -> Mark:
+    """Where a file ends, and how what is before that is known again. A packed one is unpacked as a whole."""
+    size = contents.size or 0
+    while contents.size is None and (piece := contents.range(size, size + PIECE)):
         size += len(piece)
         contents.keep(size)
-    of.keep(size)
-    return check_of(contents, size) == (check_of(of, size) or None)
+    return Mark(size, check_of(contents, size))
 
 
 def line_end(contents: Contents, start: int, limit: int, *, may_grow: bool) -> int:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from persist_lib.errors import Determinate, Diverged, Gone, NotFound
-from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, is_beginning, line_end
+from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, end_of, line_end
 from persist_lib.storage.sources.files.folders import File, Folder, Opened, readable
 from persist_lib.storage.sources.files.lines import BOM, tables
 from persist_lib.storage.sources.protocol import START, Lag, Mark, Unread
@@ -50,6 +50,7 @@ class LineFiles:
         self._packed: tuple[File, Packed] | None = None
         self._unlisted: dict[str, Unread] = {}
         self._problems: dict[File, Unread] = {}
+        self._ends: dict[File, Mark] = {}
         self._copies: dict[tuple[File, File], bool] = {}
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
@@ -174,7 +175,7 @@ class LineFiles:
                 others += [] if known is None else [(partition, known)]
             else:
                 others.append((partition, file))
-        for cache in (self._first, self._copies):
+        for cache in (self._first, self._ends, self._copies):
             if len(cache) > REMEMBERED:
                 cache.clear()
         for partition, file in others:
@@ -188,8 +189,13 @@ class LineFiles:
         self._problems.pop(file, None)
         if (file, read) not in self._copies:
             try:
-                with self._folder.open(file) as one, self._folder.open(read) as other:
-                    self._copies[file, read] = is_beginning(_opened(file, one), _opened(read, other))
+                if file not in self._ends:
+                    with self._folder.open(file) as opened:
+                        self._ends[file] = end_of(_opened(file, opened))
+                with self._folder.open(read) as opened:
+                    contents, end = _opened(read, opened), self._ends[file]
+                    contents.keep(end.address)
+                    self._copies[file, read] = bool(end.check) and check_of(contents, end.address) == end.check
             except (FileNotFoundError, NotFound):
                 return
             except OSError as error:
