@@ -87,7 +87,8 @@ class HeldBack(NamedTuple):
     seen: frozenset[str] = frozenset()
     others: bool = False
 
-    def __contains__(self, name: object) -> bool:
+    def has(self, name: str) -> bool:
+        """Whether a name is one of them."""
         return name in self.names or (self.others and name not in self.seen)
 
 

@@ -86,7 +86,7 @@ def debt_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefini
         in_flight = shards_in_flight(context.instance, compaction, op_name(mount, "compaction"))
         jobs = [Job(mount.named(name), op_name(mount, name), "shards") for name in ("compaction", "maintenance")]
         held = held_back(context.instance, jobs, mount.key("compaction"))
-        asked = ask(survey, in_flight, loads(context.cursor), [shard for shard in survey.heads if shard in held])
+        asked = ask(survey, in_flight, loads(context.cursor), [shard for shard in survey.heads if held.has(shard)])
         chunks = [asked.now[start : start + CHUNK] for start in range(0, len(asked.now), CHUNK)]
         requests = [
             dg.RunRequest(

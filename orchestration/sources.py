@@ -221,7 +221,7 @@ def source_sensor(mount: Mount) -> dg.SensorDefinition:
             return dg.SkipReason(f"a run of {job} for all that is new is not finished")
         with client.controller() as controller:
             sources = controller.sources()
-            held_names = [name for name in sources.list() if name in held and name not in busy]
+            held_names = [name for name in sources.list() if held.has(name) and name not in busy]
             found = look(sources, MEMORIES.setdefault(client.url, {}), leave_out={*busy, *held_names})
             now = client.consensus.now()
             sources.close()

@@ -15,10 +15,10 @@ from orchestration.partitions import NONE_YET, owners_of
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib import pending_area
-from tests.orchestration.test_passes import damage_a_part, failure, run
+from tests.orchestration.test_passes import failure, run
 from tests.orchestration.test_sensors_and_schedules import skipped, tick
 from tests.orchestration.test_sources import Fed
-from tests.spark.collections import SCHEMA, SMALL, write
+from tests.spark.collections import SCHEMA, SMALL, damage_a_part, write
 
 pytestmark = pytest.mark.dagster
 DEFINED = ("shards", "collections", "sources", "pending")
