@@ -19,7 +19,7 @@ BAGS = st.lists(
     st.tuples(st.sampled_from([None, 1, 2, 3]), st.sampled_from(["", "x"]), st.sampled_from([None, 0, 7, 100])),
     max_size=12,
 )
-TIMES = st.sampled_from([1, 1, 2, 3, 70_000])
+TIMES = st.sampled_from([1, 1, 2, 3, 300])
 QUERIES = (
     "select count(*), sum(v), avg(v), min(v) from t",
     "select v, count(*) from t group by all order by all",
