@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from persist_lib.frontier import Antichain
+from persist_lib.ids import CATALOG
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.names import CATALOG
 from persist_lib.storage.records import Kind, Mode, State
 
 if TYPE_CHECKING:
