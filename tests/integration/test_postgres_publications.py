@@ -41,7 +41,7 @@ LOSES = {
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Shop]:
-    """A source, of which tests open readers that know what is so as they begin."""
+    """A source. Each test opens a reader that knows the publication as it is then."""
     found = Shop()
     words(found)
     found.create()

@@ -174,7 +174,7 @@ def state(**fields: Any) -> Plant:
 
 
 def custom(function: Callable[[], Any]) -> Plant:
-    """A reader of somebody's, which was well when it was declared."""
+    """A reader of another package, which worked when it was declared."""
 
     def plant(land: Land, source: str) -> None:
         module = sys.modules.setdefault("troubled_readers", ModuleType("troubled_readers"))
