@@ -174,7 +174,8 @@ class _Tending:
 
         if hold.since < to or is_held_back(state, to):
             yield self._step("move hold", f"{shard} to {show(to)}", reason), move
-        if others := holders(state, to, but=HOLD):
+        # The rendition shard's since is the collection's: who reads that reads the others.
+        if shard == self._collection.shard and (others := holders(state, to, but=HOLD)):
             why = f"history before {show(to)} is kept by {', '.join(others)}"
             yield self._step("wait", shard, why), _nothing
 

@@ -291,7 +291,7 @@ def test_rows_that_differ_in_one_shard_alone_are_found_before_the_others_are_wri
     names = [data_shard(place.sources.find("s").collections["output"], 1, n) for n in range(3)]
     first = names[0]
     schema = client.inspect(first).state.schemas[-1]
-    with client.open_writer(first, schema) as write:
+    with client.open_writer(first, schema, layer="collection") as write:
         write.append([{"id": 99, "word": "alien", "_time": bound - 1}], 0, bound)
     with pytest.raises(Diverged) as raised:
         instance.step(mints=False)
