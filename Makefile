@@ -18,6 +18,8 @@ WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 # JVMs, daemons, and processes that are killed under load: many of them at once would be too much. They mostly wait for
 # each other, so two files of them run side by side.
 HEAVY := spark or dagster or torture
+# Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
+HEAVY_FOLDERS := tests/bench tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
 .PHONY: help setup lint check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
@@ -49,11 +51,41 @@ format: $(PROJECT) ## rewrite the code as `check` wants it
 	.venv/bin/ruff check --fix --exit-zero
 	.venv/bin/ruff format
 
-test sim: export PERSIST_SEED ?= fresh
-test: $(PROJECT) ## all tests; random histories by a fresh seed, printed at the top (PERSIST_SEED=number: that one again)
-	$(PYTEST) -n 2 -m "not ($(HEAVY))"
-	$(WITH_JAVA) $(PYTEST) -n 2 --dist loadfile -m "dagster and not torture"
-	$(WITH_JAVA) $(PYTEST) -n 2 --dist loadfile -m "($(HEAVY)) and not (dagster and not torture)"
+# What runs by day is said in tests/circles.py. DURATIONS=1 prints where the time went.
+test: export PERSIST_CIRCLE ?= day
+test sim test-all: export PERSIST_SEED ?= fresh
+test: $(if $(DURATIONS),clean-durations) test-parts ## the tests of each change; random histories by a fresh seed, printed at the top (PERSIST_SEED=number: that one again); DURATIONS=1: a table of where the time goes
+	$(if $(DURATIONS),$(PYTHON_IN_VENV) -m tests.durations build/durations)
+
+test-all: test-parts ## all tests, with those that `make test` leaves to the night
+
+clean-durations:
+	rm -rf build/durations
+
+TESTS = $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST)
+PART = @printf '== part %s, %s\n' $(1) "$$(date +%H:%M:%S)"
+
+UNITS := tests/unit tests/scripts tests/defects
+OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+
+# The cheapest first; a part that fails ends the run.
+.PHONY: test-parts test-all clean-durations defects nightly
+test-parts: $(PROJECT)
+	$(call PART,1 of 4: units)
+	$(TESTS) -n 2 -m "not ($(HEAVY))" $(UNITS)
+	$(call PART,2 of 4: the other tests without daemons)
+	$(TESTS) -n 2 -m "not ($(HEAVY))" $(OTHERS)
+	$(call PART,3 of 4: Dagster)
+	$(WITH_JAVA) $(TESTS) -n 2 --dist loadfile -m "dagster and not torture" $(HEAVY_FOLDERS)
+	$(call PART,4 of 4: Spark and killed processes)
+	$(WITH_JAVA) $(TESTS) -n 2 --dist loadfile -m "($(HEAVY)) and not (dagster and not torture)" $(HEAVY_FOLDERS)
+	@printf '== done, %s\n' "$$(date +%H:%M:%S)"
+
+defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1
+	$(PYTHON_IN_VENV) -m tests.defects.plant --report build/defects.md $(if $(WIDE),--wide) $(NAMES)
+
+nightly: $(PROJECT) ## everything at full counts, with one report at the end: PARTS="lint test-all"
+	scripts/nightly $(PARTS)
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import built, durations
+from tests import built, circles, durations
 
 VARIABLE = "PERSIST_SEED"
 
@@ -52,6 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = os.environ.get(durations.VARIABLE)
     if folder:
         config.pluginmanager.register(durations.Recorder(Path(folder)), "durations")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to the night what is not of this circle."""
+    circles.choose(config, items)
 
 
 def pytest_report_header() -> str:

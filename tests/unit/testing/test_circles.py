@@ -1,0 +1,57 @@
+"""What `make test` leaves to the night, and that its parts look where their tests are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import circles
+from tests.circles import Sample, kept
+from tests.defects.plant import defects
+
+ROOT = Path(__file__).parents[3]
+IDS = [
+    f"tests/a/test_b.py::test_{function}[{store}]" for function in "xyz" for store in ("memory", "sqlite", "s3", "pg")
+]
+
+
+def test_of_a_product_each_function_and_all_that_is_whole_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(circles, "SAMPLED", {"tests/a/": Sample(0.0, ("memory",))})
+    found = kept(IDS, "1")
+    assert [one for one in IDS if "memory" in one and one not in found] == []
+    assert sorted(one.partition("[")[0] for one in found if "memory" not in one) == [
+        f"tests/a/test_b.py::test_{function}" for function in "xyz"
+    ]
+    assert found == kept(reversed(IDS), "1"), "the order does not matter"
+    assert len({frozenset(kept(IDS, str(seed))) for seed in range(20)}) > 1, "another seed is another sample"
+
+
+def test_what_is_of_the_night_and_what_nothing_is_said_of(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(circles, "NIGHTLY", {"tests/a/test_b.py::test_x": "unit tests"})
+    assert {one for one in IDS if one not in kept(IDS, "1")} == {one for one in IDS if "test_x" in one}
+
+
+def test_what_the_table_names_is_there():
+    for beginning in (*circles.NIGHTLY, *circles.SAMPLED):
+        path = beginning.split("::", 1)[0]
+        assert (ROOT / path).exists() or list((ROOT / path).parent.glob(f"{Path(path).name}*")), path
+
+
+def test_no_recorded_bug_is_left_to_the_night():
+    named = [test for one in defects() for test in one.tests]
+    assert [test for test in named if any(test.startswith(beginning) for beginning in circles.NIGHTLY)] == []
+
+
+def test_heavy_tests_are_in_the_folders_that_the_makefile_names():
+    folders = re.search(r"^HEAVY_FOLDERS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert folders is not None
+    named = [ROOT / folder for folder in folders[1].split()]
+    marked = [
+        path
+        for path in (ROOT / "tests").rglob("*.py")
+        if re.search(r"mark\.(spark|dagster|torture)\b", path.read_text())
+    ]
+    outside = [path for path in marked if not any(folder in path.parents for folder in named)]
+    assert [path.relative_to(ROOT) for path in outside if path != Path(__file__)] == []
