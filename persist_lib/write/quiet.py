@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from persist_lib.core.holds import layer_of
 from persist_lib.core.state import State
 from persist_lib.errors import NotAllowed, UpperMismatch
 from persist_lib.frontier import at
@@ -16,18 +17,15 @@ from persist_lib.write.times import FAR_MS, check_clock, format_token, is_chosen
 
 LEAST_S = 5.0
 """The least time for the append, also for a caller who does not wait."""
-OWNERS = frozenset({"collection", "source", "stream", "writer", "events.writer"})
-"""Holds of those who alone move the upper of a shard, as it goes with that of others."""
 
 
 def is_minted(state: State) -> bool:
     """Whether times are a clock, and the library has chosen the time of each append that the state remembers.
 
-    Where callers bring times, moving upper to now would lock them out of theirs.
+    Where callers bring times, moving upper to now would lock them out of theirs. A layer's shard moves with its others.
     """
     tokens = [outcome.token for outcome in state.outcomes if outcome.token]
-    is_owned = not OWNERS.isdisjoint(state.holds)
-    return state.times is not None and not is_owned and bool(tokens) and all(map(is_chosen, tokens))
+    return state.times is not None and not layer_of(state) and bool(tokens) and all(map(is_chosen, tokens))
 
 
 def complete(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import persist_lib as persist
+from persist_lib.core.holds import LAYER_HOLDS
 from persist_lib.storage.effects import HOLD as COLLECTION
 from persist_lib.streams.fencing import HOLD as STREAM
-from persist_lib.write.quiet import OWNERS
 from tests.worlds import World
 
 CLOCK = persist.Schema({"id": "int64"}, {"word": "string"}, times="ms")
@@ -96,4 +96,4 @@ def test_the_shards_of_a_collection_keep_one_upper(world: World) -> None:
 
 
 def test_the_holds_that_own_an_upper_are_known_by_name() -> None:
-    assert {COLLECTION, STREAM} < OWNERS
+    assert {COLLECTION, STREAM} < LAYER_HOLDS.keys()
