@@ -35,7 +35,14 @@ class Sample:
 NIGHTLY: Mapping[str, str] = {}
 """The beginning of a test's id, and what holds its rule by day."""
 
-SAMPLED: Mapping[str, Sample] = {}
+SAMPLED: Mapping[str, Sample] = {
+    "tests/bench/test_bench.py": Sample(0.15, ("small_append",)),
+    "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
+    "tests/faults/": Sample(0.2),
+    "tests/interrupts/": Sample(0.25),
+    "tests/powercut/": Sample(0.25),
+    "tests/races/test_late_attempts.py": Sample(0.4),
+}
 """The beginning of a test's id, and what is drawn."""
 
 

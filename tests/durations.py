@@ -93,6 +93,11 @@ class Recorder:
         """What is stopped behind it."""
         yield from self._measured("teardown", test=item.nodeid)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """What failed, at once: with several workers pytest tells it at the end."""
+        if report.failed:
+            self._write(kind="failed", test=report.nodeid, when=report.when, why=str(report.longrepr)[-3000:])
+
     @pytest.hookimpl(hookwrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
         """One fixture, with those that it asks for only where they are made by it."""
