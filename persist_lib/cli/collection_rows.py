@@ -90,7 +90,7 @@ def snapshot(
             }
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
-        where = f"{name} as of {schema.show(found.as_of)}"
+        where = f"{name} as of {schema.show_as_of(found.as_of)}"
         session.note(f"{where}, rendition {found.rendition}: {rows_shown(count, diff)}")
 
 

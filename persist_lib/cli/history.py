@@ -13,7 +13,6 @@ from persist_lib.cli.arguments import NUMBER, DryRun, Shard, confirm, parse_fron
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
-from persist_lib.core.leases import keepers
 from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
 from persist_lib.times import show_frontier
 
@@ -263,4 +262,6 @@ def distance_of(text: str) -> int | str | None:
 
 
 def _keepers(state: State) -> str:
+    from persist_lib.core.leases import keepers
+
     return ", ".join(keepers(state)) or "no reader and no hold; it moves when a hold is set or a reader moves on"

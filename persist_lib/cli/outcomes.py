@@ -13,7 +13,6 @@ from persist_lib.cli.layout import Fitted
 from persist_lib.cli.units import number, of, size
 from persist_lib.cli.values import Json, clock, jsonable, plan_value
 from persist_lib.core.duties import figures_of
-from persist_lib.core.leases import keepers
 from persist_lib.errors import PersistError
 from persist_lib.times import Times, Unit, show_frontier
 
@@ -131,6 +130,8 @@ def _why_over(overdue_ms: int) -> str:
 def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
     """How since moved, and what keeps it from moving further."""
     state = after.state
+    from persist_lib.core.leases import keepers
+
     kept_by = keepers(state)
     value = {**jsonable(done), "kept_by": kept_by, **clock(state.times)}
     if done.distance is None:

@@ -130,7 +130,7 @@ def snapshot(
             head = {"shard": shard, "as_of": found.as_of, **values.clock(reader.schema.times)}
             count = print_rows(session, head, found, kind, output, limit)
     if kind == "table" or output is not None:
-        session.note(f"{shard} as of {reader.schema.show(found.as_of)}: {rows_shown(count, diff)}")
+        session.note(f"{shard} as of {reader.schema.show_as_of(found.as_of)}: {rows_shown(count, diff)}")
 
 
 def rows_shown(count: int, diff: bool) -> str:

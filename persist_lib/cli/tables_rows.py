@@ -79,7 +79,7 @@ def read(
         with found:
             head = {"table": name, "as_of": found.as_of, **CLOCK}
             count = print_rows(session, head, found, kind, output, limit)
-            show = found.shard_schema().show
+            show = found.shard_schema().show_as_of
     if kind == "table" or output is not None:
         session.note(f"{name} as of {show(found.as_of)}: {rows_shown(count, diff)}")
 

@@ -109,7 +109,7 @@ class Split(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         where = redacted(self.urls[0])
-        return f"Split({where!r}, {self.shard!r}, as_of={self.schema.show(self.as_of)}, size={self.size})"
+        return f"Split({where!r}, {self.shard!r}, as_of={self.schema.show_as_of(self.as_of)}, size={self.size})"
 
     @property
     def size(self) -> int:
@@ -121,10 +121,14 @@ class Split(msgspec.Struct, frozen=True):
 
         `blob` is an open Blob of the location, such as `client.blob`; without one, this process opens the location.
         """
-        return self._batches(blob if blob is None else check_type(blob, Blob, "blob", "client.blob"))  # type: ignore[type-abstract]
+        return self._batches(self._opened(blob))
 
-    def _batches(self, blob: Blob | None) -> Iterator[pa.Table]:
-        blob = _blob(self.urls) if blob is None else blob
+    def _opened(self, blob: Blob | None) -> Blob:
+        if blob is None:
+            return _blob(self.urls)
+        return check_type(blob, Blob, "blob", "client.blob")  # type: ignore[type-abstract]
+
+    def _batches(self, blob: Blob) -> Iterator[pa.Table]:
         with Runtime(background=False).pool(1, "persist-split") as pool:
             tables = self.streamed(blob, pool)
         yield from tables if self.diff else repeated(tables, repr(self))
@@ -172,7 +176,7 @@ class Split(msgspec.Struct, frozen=True):
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
         target = self._shown.schema(self.schema)
-        blob = _blob(self.urls) if blob is None else blob
+        blob = self._opened(blob)
         with Runtime(background=False).pool(1, "persist-split") as pool:
             table = pa.concat_tables([empty_table(target), *self.streamed(blob, pool)]).combine_chunks()
         return table if self.diff else built(table, repr(self))
@@ -208,7 +212,7 @@ class Snapshot(Rows, Held):
         self._wanted = wanted
 
     def __repr__(self) -> str:
-        return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show(self.as_of)})"
+        return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show_as_of(self.as_of)})"
 
     @property
     def contents_schema(self) -> pa.Schema:
@@ -273,7 +277,7 @@ class Snapshot(Rows, Held):
     )
 
     def _named(self) -> str:
-        return f"this snapshot of {self._handle.shard} as of {self._handle.schema.show(self.as_of)}"
+        return f"this snapshot of {self._handle.shard} as of {self._handle.schema.show_as_of(self.as_of)}"
 
     def _earliest(self) -> int:
         return max(0, self.as_of)

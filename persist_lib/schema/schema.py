@@ -179,15 +179,14 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         return pa.schema([*self.data, DIFF_FIELD])
 
     def show(self, time: int | Antichain) -> str:
-        """A time or frontier of the shard as text: `2026-11-22T12:00:00Z` where times are a clock, else the integer.
-
-        -1, which a snapshot has as its `as_of` where no time is complete yet, is `no time`.
-        """
+        """A time or frontier of the shard as text: `2026-11-22T12:00:00Z` where times are a clock, else the integer."""
         if isinstance(time, Antichain):
             return show_frontier(time, self.times)
-        if time == -1:
-            return "no time"
         return show_time(parse_time(time, "time"), self.times)
+
+    def show_as_of(self, as_of: int) -> str:
+        """The time of contents as text. They have -1 where no time is complete yet."""
+        return "no time" if type(as_of) is int and as_of == -1 else self.show(as_of)
 
     def moment(self, time: int | Antichain) -> dt.datetime | None:
         """A time or frontier of the shard as a datetime in UTC; None for the empty frontier.

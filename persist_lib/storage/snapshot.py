@@ -46,7 +46,7 @@ class CollectionSnapshot(Rows):
         self._view = View(schema, chosen, merge_bytes, adds_up, diff)
 
     def __repr__(self) -> str:
-        return f"CollectionSnapshot({self._name!r}, as_of={self._view.schema.show(self.as_of)})"
+        return f"CollectionSnapshot({self._name!r}, as_of={self._view.schema.show_as_of(self.as_of)})"
 
     @property
     def contents_schema(self) -> pa.Schema:
@@ -124,7 +124,7 @@ class CollectionSnapshot(Rows):
         self.release()
 
     def _named(self) -> str:
-        return f"this snapshot of collection {self._name!r} as of {self._view.schema.show(self.as_of)}"
+        return f"this snapshot of collection {self._name!r} as of {self._view.schema.show_as_of(self.as_of)}"
 
     def _at_once(self, part: Snapshot) -> list[pa.Table]:
         return list(self._view.one(iter([part.to_arrow()]), part.shard_schema()))

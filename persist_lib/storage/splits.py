@@ -67,7 +67,7 @@ class CollectionSplit(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         first = self.splits[0]
-        where, time = redacted(first.urls[0]), self.view.schema.show(first.as_of)
+        where, time = redacted(first.urls[0]), self.view.schema.show_as_of(first.as_of)
         return f"CollectionSplit({where!r}, {self.collection!r}, as_of={time}, size={self.size})"
 
     @property

@@ -35,7 +35,7 @@ class TableSnapshot(Rows):
         self._schema, self._columns, self._inner = schema, wanted.columns, inner
 
     def __repr__(self) -> str:
-        return f"TableSnapshot({self.name!r}, as_of={self._schema.show(self.as_of)})"
+        return f"TableSnapshot({self.name!r}, as_of={self._schema.show_as_of(self.as_of)})"
 
     @property
     def contents_schema(self) -> pa.Schema:
@@ -75,7 +75,7 @@ class TableSnapshot(Rows):
             self._inner.release()
 
     def _named(self) -> str:
-        return f"this snapshot of table {self.name!r} as of {self._schema.show(self.as_of)}"
+        return f"this snapshot of table {self.name!r} as of {self._schema.show_as_of(self.as_of)}"
 
     __reduce__ = not_pickled("A snapshot", "Pass its rows, as in snapshot.to_arrow()")
 

@@ -199,6 +199,11 @@ def held(place: Place, value: Any) -> int | None:
     return place.client.inspect("s").state.holds["audit"].since.time
 
 
+def lowered(place: Place, value: Any) -> int | None:
+    place.client.downgrade_hold("s", "audit", value)
+    return place.client.inspect("s").state.holds["audit"].since.time
+
+
 def downgraded(place: Place, value: Any) -> int | None:
     place.read.downgrade_since(value)
     return place.read.since.time
@@ -279,7 +284,8 @@ DOORS: dict[str, tuple[int, Door]] = {
     "listen(until)": (0, until),
     "wait_for_upper": (0, exactly(lambda p, v: p.read.wait_for_upper(v, timeout=0))),
     "downgrade_since": (0, downgraded),
-    "set_hold(since)": (0, held),
+    "set_hold(since)": (1, held),
+    "downgrade_hold(since)": (1, lowered),
     "a stream's seal": (0, sealed),
     "a stream's allow_compaction": (0, compacted),
     "a stream's source": (0, sourced),

@@ -43,6 +43,7 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "audit_orphans": lambda client: client.audit_orphans("s"),
     "scrub": lambda client: client.scrub("s"),
     "set_hold": lambda client: client.set_hold("s", "h", 0),
+    "downgrade_hold": lambda client: client.downgrade_hold("s", "h", 0),
     "release_hold": lambda client: client.release_hold("s", "h"),
     "producers": lambda client: client.producers("s"),
     "forget_producer": lambda client: client.forget_producer("s", "query", expected=7),

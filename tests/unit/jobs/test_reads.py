@@ -127,7 +127,7 @@ def loses(client: persist.Client, lost: int) -> Any:
 
 def a_key(client: persist.Client, as_of: int) -> int:
     with client.open_reader("s") as reader:
-        found = reader.snapshot(as_of).to_arrow().column("k")
+        found = reader.snapshot(as_of, diff=True).to_arrow().column("k")
     return int(found[len(found) // 2].as_py())
 
 
