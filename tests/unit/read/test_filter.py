@@ -224,7 +224,7 @@ def test_a_projection_whose_sum_does_not_fit_says_so(world: World) -> None:
 def test_seconds_that_parquet_stores_in_milliseconds_come_back(world: World, kind: str) -> None:
     schema = persist.Schema(key={"id": "int64"}, value={"at": kind})
     write, read = world.client(TINY).open_shard("s", schema)
-    times = pa.array([0, None, -5, 2**40], pa.int64()).cast(schema.data.field("at").type)
+    times = pa.array([0, None, -5, 2**37], pa.int64()).cast(schema.data.field("at").type)
     write.compare_and_append(pa.table({"id": range(4), "at": times}), 0, 1)
     assert read.snapshot(0, diff=True).to_arrow().column("at").combine_chunks() == times
     late = pc.field("at") > pa.scalar(0, pa.int64()).cast(times.type)
