@@ -184,9 +184,9 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
             return show_frontier(time, self.times)
         return show_time(parse_time(time, "time"), self.times)
 
-    def show_as_of(self, as_of: int) -> str:
+    def show_as_of(self, time: int) -> str:
         """The time of contents as text. They have -1 where no time is complete yet."""
-        return "no time" if type(as_of) is int and as_of == -1 else self.show(as_of)
+        return "no time" if type(time) is int and time == -1 else self.show(time)
 
     def moment(self, time: int | Antichain) -> dt.datetime | None:
         """A time or frontier of the shard as a datetime in UTC; None for the empty frontier.
