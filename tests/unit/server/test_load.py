@@ -62,7 +62,7 @@ class Site:
             self.store.open_writer(f"s{n}", SCHEMA).close()
         self.gate = threading.Event()
         self.folder, tokens = folder, folder / "tokens.toml"
-        rights = 'rights = { "*" = ["append"] }'
+        rights = 'rights = { "*" = ["append", "read"] }\nholds = ["h"]'
         tokens.write_text("\n".join(f'[clients.{name}]\ntoken = "{name * 20}"\n{rights}' for name in "abc"))
         self.server = ShardServer(self.store, "127.0.0.1:0", token_file=tokens)
         consensus = self.server._funnels._make.args[1]

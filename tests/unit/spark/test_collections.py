@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist_lib as persist
+from persist_lib.shard.schemas import create_if_missing
 from persist_lib.spark.source import PersistSource
 from persist_lib.storage import Controller
 from tests.unit.spark.test_streaming_reads import Sink
@@ -219,7 +220,9 @@ def test_what_is_asked_wrongly_says_so(
 def test_a_shard_and_a_collection_of_one_name_are_told_apart(client: persist.Client) -> None:
     world = Told(client)
     world.append(random.Random(2), 20)
-    with client.open_writer("orders", persist.Schema(key={"k": "int64"})) as write:
+    schema = persist.Schema(key={"k": "int64"})
+    create_if_missing(client.machine("orders"), schema, None)  # as locations of before may have it
+    with client.open_writer("orders", schema) as write:
         write.compare_and_append([{"k": 7}], 0, 1)
     assert rows(load(client), "k") == [(7,)]
     assert contents(load(client, collection="orders", diff="true")) == world.contents(0)
