@@ -19,6 +19,7 @@ from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,
     Gone,
+    GivesUpHistory,
     HoldConflict,
     Indeterminate,
     LeaseExpired,
@@ -289,6 +290,8 @@ class Ingestion:
             try:
                 self._client.downgrade_hold(shard, hold, since, expected=self._fence)
             except SinceViolation:
+                continue
+            except GivesUpHistory:  # a handover under way has promised less than t: this hold follows with a later move
                 continue
             except HoldConflict as error:
                 raise HoldConflict(

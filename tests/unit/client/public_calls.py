@@ -288,7 +288,10 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"times": "us", "unique": True, "non_negative": True},
         {"times": or_none(never), "unique": flag, "non_negative": flag},
     ),
-    "Schema.show_as_of": (lambda _: {"time": 5}, {"time": lambda value: time(value) or (type(value) is int and value == -1)}),
+    "Schema.show_as_of": (
+        lambda _: {"time": 5},
+        {"time": lambda value: at(value) or time(value) or (type(value) is int and value == -1)},
+    ),
     "Schema.show": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
     "Schema.moment": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
     "Spending": (lambda _: {"tally": None}, {"tally": or_none(never)}),
