@@ -18,8 +18,8 @@ from persist_lib.arguments import parse_seconds
 from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,
-    Gone,
     GivesUpHistory,
+    Gone,
     HoldConflict,
     Indeterminate,
     LeaseExpired,
