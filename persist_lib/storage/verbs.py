@@ -109,8 +109,8 @@ class Verbs(AtNextTime[Change, Place, Written], Committing):
                 return Written(found.upper, 0, token, spent.cost, (found.upper.time or 1) - 1)
         raise Indeterminate(
             f"collection {self.name!r}: the append with this token was made to the shard {shard} by its own name. It "
-            f"is not there up to v{found}, and may still be on its way. This call wrote nothing. Repeat it there, by "
-            f"client.open_writer({shard!r}), which decides it",
+            f"is not there up to v{found}, and may still be on its way. This call wrote nothing. Read the collection "
+            "later to find out what became of it",
             token=token, collection=self.name,
         )  # fmt: skip
 
