@@ -38,7 +38,9 @@ NIGHTLY: Mapping[str, str] = {}
 SAMPLED: Mapping[str, Sample] = {
     "tests/bench/test_bench.py": Sample(0.15, ("small_append",)),
     "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
+    "tests/docs/test_site.py": Sample(0.0),
     "tests/faults/": Sample(0.2),
+    "tests/integration/test_compaction_at_size.py": Sample(0.0),
     "tests/interrupts/": Sample(0.25),
     "tests/powercut/": Sample(0.25),
     "tests/races/test_late_attempts.py": Sample(0.4),
