@@ -166,9 +166,9 @@ def test_the_lease_of_a_killed_owner_ends_and_its_renewing_process_with_it(url: 
     """
     owners.append(Owner(url, body))
     owners[0].hear()
+    eventually(lambda: bool(renewers(owners[0].process.pid)))  # before it is another program, it looks like a fork
     (child,) = children(owners[0].process.pid)
     try:
-        eventually(lambda: bool(renewers(owners[0].process.pid)))
         owners[0].process.send_signal(signal.SIGKILL)
         owners[0].process.wait()
         eventually(lambda: not renewers(owners[0].process.pid), 5)
