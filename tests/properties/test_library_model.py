@@ -327,7 +327,8 @@ class LibraryMachine(RuleBasedStateMachine):
         if not self.finished:
             state = self.checker.inspect("s").state
             least = self.holds.get(name, state.since.time or 0)
-            to = max(least, min(least + further, (newest_time(state).time or 2**60)))
+            newest = newest_time(state).time
+            to = least + further if newest is None else max(least, min(least + further, newest))
             self.clients[0].downgrade_hold("s", name, to)
             self.holds[name] = to
 
