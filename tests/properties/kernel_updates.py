@@ -1,7 +1,8 @@
 """Updates of every type as plain Python, the reference that the byte layer and the kernel are judged by.
 
 A value is None or its bits as Python sees them: an integer for anything of fixed width (floats by their IEEE bits,
-decimals unscaled, times as counts), bytes for text and binary. Nothing here uses the code under test.
+decimals unscaled, times as counts), bytes for text and binary. Dates and moments are of the years 1 to 9999, as others
+are refused where they come in. Nothing here uses the code under test.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def _signed(bits: int) -> st.SearchStrategy[int]:
     return st.one_of(st.integers(-3, 3), st.sampled_from([-top, top - 1]), st.integers(-top, top - 1))
 
 
+def _between(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.one_of(st.integers(-3, 3), st.sampled_from([least, most]), st.integers(least, most))
+
+
 def _unsigned(bits: int) -> st.SearchStrategy[int]:
     return st.one_of(st.integers(0, 3), st.sampled_from([(1 << bits) - 1, 1 << (bits - 1)]))
 
@@ -55,8 +60,8 @@ TYPES: dict[str, st.SearchStrategy[Any]] = {
     "uint8": _unsigned(8), "uint16": _unsigned(16), "uint32": _unsigned(32), "uint64": _unsigned(64),
     "float32": _floats(32), "float64": _floats(64),
     "string": _TEXT, "binary": _BYTES,
-    "date32": _signed(32), "time64[us]": st.integers(0, 86_399_999_999),
-    "timestamp[us, UTC]": _signed(64), "timestamp[ns]": _signed(64), "duration[us]": _signed(64),
+    "date32": _between(-719_162, 2_932_896), "time64[us]": st.integers(0, 86_399_999_999),
+    "timestamp[us, UTC]": _between(-62_135_596_800_000_000, 253_402_300_799_999_999), "timestamp[ns]": _signed(64), "duration[us]": _signed(64),
     "decimal128(38, 2)": st.one_of(st.integers(-3, 3), st.integers(-(10**37), 10**37)),
     "fixed_size_binary[3]": st.binary(min_size=3, max_size=3),
     "fixed_size_binary[300]": st.sampled_from([bytes(300), bytes(299) + b"\1", b"\xff" * 300]),
