@@ -692,7 +692,7 @@ def every_command() -> list[tuple[str, ...]]:
 
 def test_every_command_has_help_with_an_example():
     found = every_command()
-    assert len(found) == 93 + len(duties.DUTIES)
+    assert len(found) == 95 + len(duties.DUTIES)
     for words in found:
         text = help_of(*words)
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words

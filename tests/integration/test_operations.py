@@ -58,7 +58,7 @@ def first_cells(text: str) -> list[str]:
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     for one in kind.__subclasses__():
-        if one.__module__.startswith("persist_lib"):
+        if one.__module__.startswith("persist_lib") and not one.__name__.startswith("_"):  # private: caught as its base
             yield one
             yield from subclasses(one)
 
