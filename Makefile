@@ -63,7 +63,7 @@ clean-durations:
 	rm -rf build/durations
 
 TESTS = $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST)
-PART = @printf '== part %s, %s\n' $(1) "$$(date +%H:%M:%S)"
+PART = @printf '== part %s, %s\n' '$(1)' "$$(date +%H:%M:%S)"
 
 UNITS := tests/unit tests/scripts tests/defects
 OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
