@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import force_setattr
 
-from persist_lib.arguments import parse_flag, shown
+from persist_lib.arguments import native, parse_flag, shown
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
@@ -186,7 +186,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     def show_as_of(self, time: int) -> str:
         """The time of contents as text. They have -1 where no time is complete yet."""
-        return "no time" if type(time) is int and time == -1 else self.show(time)
+        return "no time" if type(native(time)) is int and time == -1 else self.show(time)
 
     def moment(self, time: int | Antichain) -> dt.datetime | None:
         """A time or frontier of the shard as a datetime in UTC; None for the empty frontier.

@@ -290,7 +290,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Schema.show_as_of": (
         lambda _: {"time": 5},
-        {"time": lambda value: at(value) or time(value) or (type(value) is int and value == -1)},
+        {"time": lambda value: at(value) or integer(-1, 2**64 - 1)(value)},
     ),
     "Schema.show": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
     "Schema.moment": (lambda _: {"time": 5}, {"time": lambda value: at(value) or time(value)}),
