@@ -11,6 +11,9 @@ PYTEST := $(PYTHON_IN_VENV) -m pytest
 
 # spark-submit, dagster and persist are found, also by what they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Bytecode is kept, also where the environment says otherwise: without it each process that a test starts compiles all
+# that it imports, which is half of its start.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Evaluated where used: a JVM is only looked for by what runs Spark.
 WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
