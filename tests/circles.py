@@ -18,9 +18,11 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 
+T = TypeVar("T")
 VARIABLE = "PERSIST_CIRCLE"
 
 
@@ -78,6 +80,15 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
         least = min(group)
         chosen.update(nodeid for draw, nodeid, share in group if draw < share or (draw, nodeid, share) == least)
     return chosen
+
+
+def some(items: Iterable[T], name: str, share: float) -> list[T]:
+    """Of a product inside one test: by day a share, at least one, drawn by the seed; else all of it."""
+    found = list(items)
+    if os.environ.get(VARIABLE) != "day":
+        return found
+    draws = [(_draw(f"{name} {at}", os.environ.get("PERSIST_SEED", "fixed")), at) for at in range(len(found))]
+    return [found[at] for draw, at in draws if draw < share or (draw, at) == min(draws)]
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:

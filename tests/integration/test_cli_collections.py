@@ -375,7 +375,7 @@ def test_names_are_completed(made: Shell):
     words = f"persist --location file:{made.root} collection show or"
     place = str(len(words.split(" ")) - 1)
     env = {"_PERSIST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
-    for _ in range(5):  # a shell does not wait for long, and this machine may be busy
+    for _ in range(60):  # a shell does not wait for long, and this machine may be busy
         done = run(cwd=made.root.parent, env=env)
         assert done.stderr == ""
         if done.stdout:

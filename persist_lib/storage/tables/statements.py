@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import acero
 
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.convert.by_key import parse_keys, parse_rows
@@ -177,6 +176,8 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
 def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
     given = {name: value for name, value in change.items() if isinstance(value, pc.Expression)}
     if given:
+        from pyarrow import acero  # noqa: PLC0415 - it imports pandas, where that is installed
+
         project = acero.ProjectNodeOptions(list(given.values()), list(given))
         plan = [
             acero.Declaration("table_source", acero.TableSourceNodeOptions(data)),
