@@ -43,8 +43,7 @@ $(PROJECT): $(PACKAGES) pyproject.toml pipeline/pyproject.toml
 lint: $(PROJECT) ## format, lint, types, import contract
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
-	.venv/bin/mypy
-	.venv/bin/mypy --python-version 3.13 persist_lib jobs orchestration
+	.venv/bin/mypy --python-version 3.13 persist_lib jobs orchestration & newer=$$!; .venv/bin/mypy; wait $$newer
 	.venv/bin/lint-imports
 
 check: lint ## the same and the fast tests (some five minutes)

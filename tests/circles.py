@@ -43,6 +43,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/docs/test_site.py": Sample(0.0),
     "tests/faults/": Sample(0.2),
     "tests/integration/test_compaction_at_size.py": Sample(0.0),
+    "tests/integration/test_fleet.py": Sample(0.0),
     "tests/interrupts/": Sample(0.25),
     "tests/powercut/": Sample(0.25),
     "tests/races/test_late_attempts.py": Sample(0.4),
