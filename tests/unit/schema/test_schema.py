@@ -205,6 +205,12 @@ def test_every_other_change_is_refused_with_both_schemas(newer, reason):
     assert caught.value.expected == newer
 
 
+def test_a_new_column_is_nullable_where_there_are_constraints_too():
+    unique = Schema(ORDERS.key, ORDERS.value, unique=True)
+    with pytest.raises(SchemaMismatch, match="must be nullable"):
+        unique.check_additive(Schema(ORDERS.key, (*ORDERS.value, Column("note", "string", False)), unique=True))
+
+
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"

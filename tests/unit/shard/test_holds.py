@@ -63,7 +63,10 @@ def test_a_retention_keeps_history_from_the_call_on_and_ends_with_its_shard(clie
     client.set_retention("s", 5)
     with client.open_reader("s") as read:
         read.downgrade_since(9)
-    assert client.inspect("s").state.since == at(0)
+    before = client.inspect("s")
+    assert before.state.since == at(0)
+    assert client.retain("s", dry_run=True).after == at(4)
+    assert client.inspect("s").seqno == before.seqno, "a dry run moves nothing"
     assert client.retain("s").after == at(4)
     with client.open_reader("s") as read:
         read.downgrade_since(9)

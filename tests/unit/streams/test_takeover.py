@@ -286,6 +286,8 @@ def test_a_broken_lock_can_be_taken_and_its_holder_registers_nothing_more(world:
     client = world.client()
     with pytest.raises(persist.Locked, match="at epoch 1 by now, not at 7"):
         streams.break_lock(client, epoch=7)
+    with pytest.raises(persist.Locked, match="at epoch 1 by now, not at 0"):
+        streams.break_lock(client, epoch=0)
     assert streams.break_lock(client, epoch=1).epoch == 2
     with pytest.raises(persist.Fenced):
         write.write([update(1, 5)]).result()

@@ -1,0 +1,74 @@
+"""What a commit does to each stream, and how often it is tried: without any store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+import persist_lib as persist
+from persist_lib.errors import Corrupt, Determinate, Indeterminate
+from persist_lib.frontier import at
+from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.streams.attempts import check_since, until_decided
+from persist_lib.streams.calls import Op
+from persist_lib.streams.plan import Step, plan
+from tests.streaming import SCHEMA
+
+
+def updates(*times: int) -> pa.Table:
+    rows = [{"id": time, "_time": time, "_diff": 1} for time in times]
+    return pa.Table.from_pylist(rows, schema=SCHEMA.updates)
+
+
+def test_of_several_calls_the_furthest_frontiers_count() -> None:
+    ops = [Op("s", since=at(5)), Op("s", upper=at(9)), Op("s", since=at(3)), Op("s", upper=at(8))]
+    (step,) = plan(ops, {"s": at(1)}).values()
+    assert (step.lower, step.upper, step.since) == (at(1), at(9), at(5))
+
+
+def test_a_seal_takes_what_is_before_it_and_leaves_the_rest_unsealed() -> None:
+    (step,) = plan(
+        [Op("s", table=updates(1, 5)), Op("s", table=updates(4, 6)), Op("s", upper=at(5))], {"s": at(0)}
+    ).values()
+    assert [row["_time"] for table in step.direct() for row in table.to_pylist()] == [1, 4]
+    assert [row["_time"] for table in step.fresh() for row in table.to_pylist()] == [5, 6]
+
+
+@pytest.mark.parametrize(("since", "is_legal"), [(4, True), (5, False), (6, False)])
+def test_since_stays_before_the_frontier_of_what_is_sealed(since: int, is_legal: bool) -> None:
+    steps = {"s": Step(at(5), at(5), since=at(since))}
+    if is_legal:
+        check_since(steps)
+    else:
+        with pytest.raises(persist.InvalidUsage, match=r"is sealed up to .5. only"):
+            check_since(steps)
+
+
+def attempts(*outcomes: object) -> Callable[[Deadline], object]:
+    """A commit that fails so, one attempt after the other."""
+    left = iter(outcomes)
+
+    def attempt(_deadline: Deadline) -> object:
+        if isinstance(outcome := next(left), Exception):
+            raise outcome
+        return outcome
+
+    return attempt
+
+
+LOST, AWAY, DAMAGED = Indeterminate("the answer was lost"), Determinate("the store is away"), Corrupt("it is damaged")
+
+
+def decided(*outcomes: object) -> object:
+    runtime = Runtime(sleep=lambda _: None, background=False)
+    return until_decided(attempts(*outcomes), runtime.deadline(9), 1.0, gives_up=lambda: False)
+
+
+def test_after_an_answer_was_lost_only_an_answer_decides() -> None:
+    assert decided(LOST, AWAY, LOST, AWAY, "done") == "done"
+    with pytest.raises(Determinate):
+        decided(AWAY, "done")
+    with pytest.raises(Indeterminate, match="the answer was lost"):
+        decided(LOST, DAMAGED, "done")
