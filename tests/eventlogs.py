@@ -22,8 +22,7 @@ def specifier(kind: str, folder: Path, limit: int | None = None) -> str:
             place = servers.postgres_at().replace(":", "\\:") + f":{name}"
         case "s3":
             servers.use_test_credentials()
-            server = servers.s3_server()
-            place = f"s3://{servers.BUCKET}/{name}?endpoint={server.url}&path_style=true".replace(":", "\\:")
+            place = servers.s3_url(name=name).replace(":", "\\:")
         case "persist":
             place = f"file:{folder}/{name}".replace(":", "\\:")
         case _:

@@ -57,7 +57,14 @@ def s3_server() -> S3Server:
     return S3Server(BUCKET)
 
 
+def s3_url(scheme: str = "s3", port: int | None = None, name: str = "location") -> str:
+    """A location in a bucket of its own, as moto's listings go through all of a bucket; through another port, say."""
+    server, bucket = s3_server(), f"t{os.urandom(8).hex()}"
+    server.make_bucket(bucket)
+    return f"{scheme}://{bucket}/{name}?endpoint=http://127.0.0.1:{port or server.port}&path_style=true"
+
+
 __all__ = [
     "BUCKET", "DSN", "LOGICAL", "PostgresServer", "S3Server", "children", "free_port", "logical_server", "pooler",
-    "postgres_at", "postgres_port", "postgres_url", "s3_server", "use_test_credentials",
+    "postgres_at", "postgres_port", "postgres_url", "s3_server", "s3_url", "use_test_credentials",
 ]  # fmt: skip

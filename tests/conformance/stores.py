@@ -118,8 +118,7 @@ def _s3_cas_url(path: Path) -> str:
 
 
 def _s3_url(_: Path, scheme: str = "s3") -> str:
-    server = servers.s3_server()
-    return f"{scheme}://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={server.url}&path_style=true"
+    return servers.s3_url(scheme)
 
 
 @dataclass(frozen=True)

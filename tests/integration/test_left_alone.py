@@ -93,7 +93,7 @@ def test_one_run_brings_it_to_rest_on_files(door: Door, filled: tuple[Path, Fill
 def test_one_run_brings_it_to_rest_on_s3_and_postgresql(door: Door, filled: tuple[Path, Filled]) -> None:
     folder, was = filled
     name, log = os.urandom(8).hex(), servers.postgres_url()
-    blobs = f"s3://{servers.BUCKET}/{name}?endpoint={servers.s3_server().url}&path_style=true"
+    blobs = servers.s3_url()
     place = blobs, f"{log}{'&' if '?' in log else '?'}persist_schema=t{name}"
     copy(f"file:{folder}", *place)
     check_recovers(door, place, was)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -35,7 +34,7 @@ def _on_files(folder: Path) -> persist.Client:
 def _on_s3_alone(_: Path) -> persist.Client:
     """By pages of three: with a thousand it would be the same, and take minutes."""
     servers.use_test_credentials()
-    url = f"s3+cas://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={servers.s3_server().url}&path_style=true"
+    url = servers.s3_url("s3+cas")
     location = open_location(url, create=True)
     blob, consensus = S3Blob(enter(url, Opening()), page=PAGE), S3Consensus(enter(url, Opening()), page=PAGE)
     return persist.open(replace(location, blob=blob, consensus=consensus), config=CONFIG)

@@ -30,18 +30,14 @@ QUIET = Runtime(background=False)
 """No renewal of leases in between: requests are counted."""
 
 
-def s3_url(scheme: str = "s3") -> str:
-    return f"{scheme}://{servers.BUCKET}/{os.urandom(8).hex()}?endpoint={servers.s3_server().url}&path_style=true"
-
-
 def postgres_url() -> str:
     url = servers.postgres_url()
     return f"{url}{'&' if '?' in url else '?'}persist_schema=t{os.urandom(8).hex()}"
 
 
 PLACES: dict[str, Callable[[], tuple[str, str | None]]] = {
-    "s3 and postgresql": lambda: (s3_url(), postgres_url()),
-    "s3 alone": lambda: (s3_url("s3+cas"), None),
+    "s3 and postgresql": lambda: (servers.s3_url(), postgres_url()),
+    "s3 alone": lambda: (servers.s3_url("s3+cas"), None),
 }
 
 
@@ -153,7 +149,7 @@ def test_opening_costs_the_same_however_long_the_history(place: tuple[str, str |
 
 
 def test_an_inline_append_is_one_round_trip_on_the_wire_and_a_larger_one_is_one_more() -> None:
-    blobs, log = s3_url(), postgres_url()
+    blobs, log = servers.s3_url(), postgres_url()
     port = int(log.rpartition(":")[2].partition("/")[0])
     with Proxy(servers.s3_server().port) as s3, Proxy(port) as sql:
         blobs = blobs.replace(f":{servers.s3_server().port}", f":{s3.port}")

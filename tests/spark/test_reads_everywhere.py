@@ -61,7 +61,7 @@ def on_cluster(cluster: Cluster, folder: Path) -> dict[str, str]:
 @pytest.fixture
 def client() -> Iterator[persist.Client]:
     name = os.urandom(8).hex()
-    blobs = f"s3://{servers.BUCKET}/{name}?endpoint={servers.s3_server().url}&path_style=true"
+    blobs = servers.s3_url()
     log = servers.postgres_url()
     urls = blobs, f"{log}{'&' if '?' in log else '?'}persist_schema=t{name}"
     with persist.open(*urls, config=persist.Config(**TINY)) as opened:

@@ -43,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def urls() -> tuple[str, str]:
     name = os.urandom(8).hex()
-    blobs = f"s3://{servers.BUCKET}/{name}?endpoint={servers.s3_server().url}&path_style=true"
+    blobs = servers.s3_url()
     log = servers.postgres_url()
     return blobs, f"{log}{'&' if '?' in log else '?'}persist_schema=t{name}"
 
