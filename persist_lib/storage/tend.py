@@ -14,16 +14,18 @@ import msgspec
 
 from persist_lib.core.holds import newest_time
 from persist_lib.core.state import State
-from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
+from persist_lib.errors import HoldConflict, NotFound, PersistError, ShardFinished, SinceViolation, StillRead
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.each import Each
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting, without
 from persist_lib.storage.copying import HOLDS, handed_over_at, hold_name
 from persist_lib.storage.describe import Do, Step, Tended
 from persist_lib.storage.effects import HOLD, is_held_back, settle
 from persist_lib.storage.leases import expiry_steps, holders
 from persist_lib.storage.names import LAYER
-from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.records import CollectionRecord, RenditionRecord, TimelineRecord
+from persist_lib.storage.tables.lag import wal_timelines
 from persist_lib.storage.tables.tending import timeline_steps
 from persist_lib.storage.timeline import Renditions, Timeline, schema_for
 from persist_lib.storage.upper import meet, upper_of
@@ -35,30 +37,47 @@ def tend(
 ) -> Tended:  # fmt: skip
     """Look after the collection with this id, or after all, and then after the WALs of tables.
 
-    With `dry_run` nothing is changed.
+    With `dry_run` nothing is changed. One that cannot be looked after stops none of the others: at the end an error of
+    the gravest failure's kind names all of them, with what was done in its field `done`.
 
     `as_if_dropped` says what would be done once it is dropped, `given_up` once this rendition of it is given up.
     """
     done: list[Step] = []
-    for id_, found in sorted(catalog.fetch().collections.items()):
-        if only is not None and id_ != only:
-            continue
+    tried = Each[None]()
+    contents = catalog.fetch()
+
+    def take(step: Step, do: Do, _name: str = "") -> None:
+        if not dry_run:
+            do()
+        done.append(step)
+
+    def one(found: CollectionRecord) -> None:
         collection = msgspec.structs.replace(found, state="dropping") if as_if_dropped else found
         try:
             for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run, given_up=given_up).steps():
-                done.append(step)
-                if not dry_run:
-                    do()
+                take(step, do)
         except (NotFound, ShardFinished):
-            now = catalog.fetch().collections.get(id_)
+            now = catalog.fetch().collections.get(found.id)
             if now is not None and now.state == found.state:
                 raise  # it is not because another process dropped it, or took away what was left, meanwhile
+
+    def timeline(record: TimelineRecord) -> None:
+        with closing(timeline_steps(catalog, record, deadline, only=only, dry_run=dry_run)) as steps:
+            for step, do in steps:  # what cannot be applied stays in the WAL, and is found there again
+                tried.add([f"{step.action} {step.collection}"], partial(take, step, do), PersistError)
+
+    wanted = {
+        found.name if found.state == "live" else f"{found.name} ({id_})": found
+        for id_, found in sorted(contents.collections.items())
+        if only in (None, id_)
+    }
+    tried.add(wanted, lambda name: one(wanted[name]), PersistError)
     if not as_if_dropped:
-        with closing(timeline_steps(catalog, deadline, only=only, dry_run=dry_run)) as steps:
-            for step, do in steps:
-                done.append(step)
-                if not dry_run:
-                    do()
+        lines = {f"timeline {record.name}": record for record in wal_timelines(catalog.fetch())}
+        tried.add(lines, lambda name: timeline(lines[name]), PersistError)
+    for error in tried.failed.values() if only is not None else ():
+        raise error
+    tried.check("tending: {} of them", Tended(tuple(done)))
     return Tended(tuple(done))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from persist_lib.errors import PersistError
+from persist_lib.runtime.each import Each
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import clock_of, reader_of
 from persist_lib.storage.sources.following import Following
@@ -69,23 +69,19 @@ def look(sources: Sources, memory: Memory, *, leave_out: Collection[str] = ()) -
     ids = {record.id for _, record in records}
     for gone in set(memory) - ids:
         del memory[gone]
-    found = []
-    for name, record in records:
-        if name in leave_out or record.state in {"making", "dropping"}:
-            continue
-        if record.state == "paused":
-            found.append(News(name, "paused", f"it is paused{': ' if record.why else ''}{record.why}"))
-            continue
-        try:
-            found.append(_look(sources, record, memory, versions, now))
-        except (PersistError, OSError) as error:
-            found.append(News(name, "unread", f"{type(error).__name__}: {error}"))
-    return found
+    wanted = {
+        name: record for name, record in records if name not in leave_out and record.state in {"running", "paused"}
+    }
+    tried = Each[News]().add(wanted, lambda name: _look(sources, wanted[name], memory, versions, now))
+    unread = {name: News(name, "unread", says) for name, says in tried.why.items()}
+    return [unread.get(name) or tried.done[name] for name in wanted]
 
 
 def _look(
     sources: Sources, record: SourceRecord, memory: Memory, versions: Mapping[str, Version], now: int
 ) -> News:  # fmt: skip
+    if record.state == "paused":
+        return News(record.name, "paused", f"it is paused{': ' if record.why else ''}{record.why}")
     known = memory.get(record.id)
     health = versions.get(record.health, (0, 0))
     if _is_at_work(sources, record, known, health, now):
