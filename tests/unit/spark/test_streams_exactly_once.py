@@ -190,9 +190,14 @@ def test_a_step_back_is_refused() -> None:
             offsets.steps(start, end)
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
-@pytest.mark.parametrize("options", [{}, {"hold": "h"}, {"from": "latest"}], ids=str)
-@pytest.mark.parametrize("carrier", ["shard", "collection"])
+@pytest.mark.parametrize(
+    ("carrier", "options", "trigger"),
+    [
+        *(("shard", options, trigger) for options in ({}, {"hold": "h"}, {"from": "latest"}) for trigger in TRIGGERS),
+        ("collection", {}, "available now"), ("collection", {"hold": "h"}, "once"),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_new_stream_looks_again_where_history_goes_between_its_look_and_its_lease(
     setting: Setting, carrier: str, options: dict[str, str], trigger: Trigger
 ) -> None:
@@ -211,7 +216,7 @@ def test_a_new_stream_looks_again_where_history_goes_between_its_look_and_its_le
             world.controller.tend()
 
     while seen > number:
-        number, sink = number + 1, Sink()
+        number, sink = number + 1 + number // 3, Sink()
         query = setting.stream(sink, **chosen, **options)
         rivalled.act = act
         rivalled.at(number)
