@@ -6,7 +6,7 @@
 Without `changes` a stream has the rows that are added, as one of Delta's has, and stops with an error at an update that
 takes rows away. With it, the stream has all updates, with `_time` and `_diff`; the contents that it starts with are
 updates at their `as_of`. Where a batch ends is decided once and is in the query's checkpoint; what is in it is the same
-whenever it is read. A stream of a collection goes on across handovers: the difference of the two renditions is among
+whenever it is read. A stream of a collection continues across handovers: the difference of the two renditions is among
 the updates, at the time of the handover.
 """
 

@@ -143,7 +143,7 @@ class HandoverPlan(msgspec.Struct, frozen=True):
 
 
 class Capability(msgspec.Struct, frozen=True):
-    """What somebody may do with a collection: read from `since` on, or write.
+    """What a process or a hold may do with a collection: read from `since` on, or write.
 
     A `hold` is durable and has a name; a `read` or `write` is a lease, whose owner is the process that keeps it up.
     """

@@ -1,7 +1,7 @@
-"""Looking after collections and tables: the duty of this layer. Each step may be taken by anybody, at any time, again.
+"""Looking after collections and tables: the duty of this layer. Any process may take each step, at any time, again.
 
 What it moves and takes away is decided by frontiers alone: a rendition goes when no time at which it was the collection
-can be read any more, and a dropped collection when nobody reads or holds it.
+can be read any more, and a dropped collection when it has no reader and no hold.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Tending:
         yield from self._release_copies(renditions, timeline)
 
     def _keep(self, shard: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        """Set the hold of a shard that has none: its maker died, or somebody took it away."""
+        """Set the hold of a shard that has none: its maker died, or a person took it away."""
         state = self._client.inspect(shard).state
         if HOLD in state.holds or state.is_finished():
             return
@@ -178,7 +178,7 @@ class _Tending:
             self._client.release_hold(self._collection.shard, hold)
 
     def _move(self, shard: str, target: int, reason: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        """Move a shard's hold to `target`, if it is not there; and since with it, where nobody else is behind."""
+        """Move a shard's hold to `target`, if it is not there; and since with it, where none is behind."""
         state = self._client.inspect(shard).state
         hold = state.holds.get(HOLD)
         if hold is None:
@@ -226,12 +226,12 @@ class _Tending:
         self._catalog.change(decide, self._deadline)
 
     def _finish(self, record: RenditionRecord) -> Iterator[tuple[Step, Do]]:
-        """Take away a rendition's shards, if nobody reads them, and then its row."""
+        """Take away a rendition's shards, if they have no reader, and then its row."""
         current = self._catalog.fetch().renditions.get((record.collection, record.number))
         if not self._is_dry and (current is None or current.state != "dropping"):
             return
         for name in record.every:
-            yield from self._end(name, "nobody can need this rendition any more")
+            yield from self._end(name, "no reader can need this rendition any more")
         if self._is_dry or all(self._is_gone(name) for name in record.every):
             yield (
                 self._step("forget", f"rendition {record.number}", "nothing is left of it"),
@@ -239,7 +239,7 @@ class _Tending:
             )
 
     def _take_away(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
-        """What is left of a dropped collection, the rendition shard first: nobody can begin to read after that."""
+        """What is left of a dropped collection, the rendition shard first: no reader can begin after that."""
         shard, names = self._collection.shard, [name for record in renditions for name in record.every]
         dropped = "the collection was dropped"
         for name in (shard, *names):

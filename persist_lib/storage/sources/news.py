@@ -1,8 +1,8 @@
-"""Which sources have something to ingest, and nobody at work: for whoever starts instances, as Dagster does.
+"""Which sources have something to ingest, and no instance at work: for what starts instances, as Dagster does.
 
 All sources together cost one listing of the newest versions of shards, and the two lists of the catalog. Of a source on
 which nothing has moved since the last look, nothing more is read in the location; where an instance writes its health,
-nothing at all. Only the upstream of the others is asked, as nobody else knows what is new there.
+nothing at all. Only the upstream of the others is asked, as only that knows what is new there.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Version = tuple[int, int]
 class News(msgspec.Struct, frozen=True):
     """What is to be done for a source. `time` is its t, -1 where that was not looked at.
 
-    "new": there is something to ingest, and nobody at work. "none": there is nothing. "unread": it could not be asked.
-    `unread` is what is there and is not read, with why, where the upstream was asked.
+    "new": there is something to ingest, and no instance at work. "none": there is nothing. "unread": it could not be
+    asked. `unread` is what is there and is not read, with why, where the upstream was asked.
     """
 
     source: str

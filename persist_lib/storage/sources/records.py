@@ -42,7 +42,7 @@ class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
 class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Another way to decode a source's messages, of which renditions are made, by the roles of their collections.
 
-    `number` counts such attempts. Once it is `decided`, whoever comes next hands over.
+    `number` counts such attempts. Once it is `decided`, the next process hands over.
     """
 
     number: int
@@ -57,8 +57,8 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A source. `collections` are the ids of those that it writes by definite appends, by what they are for.
 
-    `epoch` counts how often it was begun anew; instances of another epoch are fenced off. `again`: once it
-    is dropped, it is to be created anew. `mends` counts the recipes that were tried, `mended` is the number of the one
+    `epoch` counts how often it was reset; instances of another epoch are fenced off. `again`: once it
+    is dropped, it is to be created again. `mends` counts the recipes that were tried, `mended` is the number of the one
     that decodes its messages now, 0 for the first. `table` is what a table of PostgreSQL was when the source was made.
     """
 
