@@ -39,7 +39,8 @@ class Holding:
 
         SUBTLE: a name that is drawn here is not known elsewhere before Spark has noted the first offset. If the query
         died first, its hold would stay for ever. So a lease keeps the history until the first batch is planned: then
-        `check` makes the hold. A hold with a given name is made at once, and the next start of a query that died takes it over.
+        `check` makes the hold. A hold with a given name is made at once, and the next start of a query that died takes
+        it over.
 
         Raises HoldConflict where another stream has the name, and SinceViolation where the history is gone.
         """
