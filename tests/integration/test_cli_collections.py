@@ -420,5 +420,3 @@ def test_shards_with_minted_names_say_whose_they_are(made: Shell):
     assert whose in made("census", shard)
     made("create", "plain", "--key", "id:int64 not null")
     assert made.json("show", "plain")["owner"] == ""
-    made("collection", "drop", "orders")
-    assert ", dropped" in made("shards") or "what was dropped" in made("shards") or shard not in made("shards")
