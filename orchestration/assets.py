@@ -19,11 +19,11 @@ from orchestration.choice import told
 from orchestration.config import DutyConfig, options_of
 from orchestration.duties import DUTIES
 from orchestration.mount import Mount
-from orchestration.partitions import owners_of
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist
 from orchestration.sweep import look, spark_engine, sweep
 from persist_lib.core import duties as core
+from persist_lib.storage.sources.records import owners_of
 
 OWNERS = ["team:storage"]
 

@@ -84,15 +84,16 @@ def behind(lags: Sequence[Lag], name: str) -> Metadata:
     } if found else {}  # fmt: skip
 
 
-def verdict(mount: Mount, lags: Sequence[Lag], now: int) -> dg.AssetCheckEvaluation:
-    """Whether everything that was committed long ago is in its table: a warning if not."""
+def verdict(mount: Mount, lags: Sequence[Lag], now: int, unread: Mapping[str, str]) -> dg.AssetCheckEvaluation:
+    """Whether everything that was committed long ago is in its table: a warning if not, or if a WAL is `unread`."""
     late = [lag for lag in lags if lag.waits_ms(now) > LATE_MS or lag.unapplied > LATE_BYTES]
-    says = "; ".join(
+    wrong = [
         f"timeline {lag.timeline}: {', '.join(one.table for one in lag.tables)} "
         f"lack {size(lag.unapplied)}, the oldest for {duration(lag.waits_ms(now))}" for lag in late
-    )  # fmt: skip
+    ]  # fmt: skip
+    says = "; ".join([*wrong, *(f"timeline {name}: {why}" for name, why in unread.items())])
     return dg.AssetCheckEvaluation(
-        asset_key=mount.key("collections"), check_name=APPLIED, passed=not late, severity=dg.AssetCheckSeverity.WARN,
+        asset_key=mount.key("collections"), check_name=APPLIED, passed=not says, severity=dg.AssetCheckSeverity.WARN,
         description=says or "the tables are not far behind their WALs", metadata=timelines(lags, now),
     )  # fmt: skip
 

@@ -35,7 +35,8 @@ from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, PersistError
-from persist_lib.storage import Controller
+from persist_lib.runtime.each import Each
+from persist_lib.storage import Controller, Description
 from persist_lib.storage.describe import Step, Tended
 from persist_lib.storage.tables import Lag
 
@@ -119,8 +120,10 @@ def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultS
         if is_unfinished(context.instance, job.name):
             return dg.SkipReason(f"the last run of {job.name} is not finished")
         with persist.client.controller() as controller:
-            planned, listed = controller.tend(dry_run=True), set(controller.list())
+            (planned, failed), listed = _tended(controller, None, dry_run=True), set(controller.list())
         if not due(planned, listed):
+            if failed is not None:  # a run would find nothing else: the tick is red, and says why
+                raise failed
             waits = f", {len(planned.waiting)} wait for readers or holds" if planned.waiting else ""
             return dg.SkipReason(f"there is nothing to do for collections{waits}")
         return dg.RunRequest()
@@ -145,13 +148,17 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
     def tended(context: dg.OpExecutionContext, config: TendConfig) -> Iterator[Event]:
         with _controlling(context, mount) as controller:
             names: list[str] | list[None] = config.collections or [None]
-            steps = [step for name in names for step in controller.tend(name, dry_run=config.dry_run).steps]
-            done, found = Tended(tuple(steps)), [controller.describe(name) for name in controller.list()]
-            lags, now = _lags(controller), controller.client.consensus.now()
-        for step in steps:
+            tried = [_tended(controller, name, dry_run=config.dry_run) for name in names]
+            done = Tended(tuple(step for one, _ in tried for step in one.steps))
+            wrong = [str(failed) for _, failed in tried if failed is not None]
+            listed, of_timelines = controller.list(), _lags(controller)
+            told = Each[Description]().add(listed, controller.describe)
+            lags, now = list(of_timelines.done.values()), controller.client.consensus.now()
+        found = list(told.done.values())
+        for step in done.steps:
             context.log.info("%s: %s %s, as %s", step.collection, step.action, step.subject, step.reason)
-        acted = {step.collection for step in steps if step.action != "wait"}
-        keep(context.instance, mount, PARTITIONS, [one.name for one in found])
+        acted = {step.collection for step in done.steps if step.action != "wait"}
+        keep(context.instance, mount, PARTITIONS, listed)
         kind = dg.AssetObservation if config.dry_run else dg.AssetMaterialization
         for one in found:
             if one.name in acted or config.everything:
@@ -163,8 +170,11 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
             description=f"{len(found)} collections, of which {len(acted & {one.name for one in found})} had something "
             "to do",
         )  # fmt: skip
-        if lags and not config.dry_run:
-            yield verdict(mount, lags, now)
+        if (lags or of_timelines.failed) and not config.dry_run:
+            yield verdict(mount, lags, now, of_timelines.why)
+        wrong += [f"{name}: {says}" for name, says in {**told.why, **of_timelines.why}.items()]
+        if wrong:
+            raise dg.Failure(f"Not all could be looked after; the others were. {'; '.join(wrong)}")
 
     return _op(mount, COLLECTIONS, TENDS, tended)
 
@@ -179,7 +189,8 @@ def collections_check(mount: Mount) -> dg.AssetChecksDefinition:
     def tables_applied(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         persist: Persist = getattr(context.resources, mount.persist)
         with persist.client.controller() as controller:
-            found = verdict(mount, _lags(controller), controller.client.consensus.now())
+            lags = _lags(controller)
+            found = verdict(mount, list(lags.done.values()), controller.client.consensus.now(), lags.why)
         return dg.AssetCheckResult(
             passed=found.passed, severity=found.severity, description=found.description, metadata=found.metadata
         )
@@ -259,10 +270,19 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
     return _op(mount, "rebuild", "Copy a collection into another rendition, or bring that up to date.", rebuilt)
 
 
-def _lags(controller: Controller) -> list[Lag]:
+def _tended(controller: Controller, name: str | None, *, dry_run: bool) -> tuple[Tended, PersistError | None]:
+    """What tending did, or would do, and the error that names what it could not look after."""
+    try:
+        return controller.tend(name, dry_run=dry_run), None
+    except PersistError as error:
+        done = error.fields.get("done")
+        return done if isinstance(done, Tended) else Tended(()), error
+
+
+def _lags(controller: Controller) -> Each[Lag]:
     """How far tables are behind, for each timeline with a WAL."""
     with controller.tables() as tables:
-        return [tables.lag(name) for name, mode in tables.timelines().items() if mode == "wal"]
+        return Each[Lag]().add([name for name, mode in tables.timelines().items() if mode == "wal"], tables.lag)
 
 
 def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]]) -> dg.OpDefinition:

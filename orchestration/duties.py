@@ -30,6 +30,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain import Census, Compacted
 from persist_lib.maintain.duties import carry_out
+from persist_lib.runtime.each import why
 
 Duty = str
 """A name in the table of duties."""
@@ -91,11 +92,6 @@ class ShardReport(NamedTuple):
         raised = [f"{duty}: {why(error)}" for duty, error in self.errors.items()]
         found = [finding for done in self.done for finding in done.findings if finding.fatal and not finding.passed]
         return raised + [f"{finding.duty}: {finding.says}" for finding in found]
-
-
-def why(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)

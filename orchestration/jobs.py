@@ -14,12 +14,13 @@ from orchestration.choice import Choice, due, told
 from orchestration.config import SweepConfig, options_of
 from orchestration.duties import DUTIES, Duty
 from orchestration.mount import Mount
-from orchestration.partitions import SHARDS, add_missing, owners_of, shown
+from orchestration.partitions import SHARDS, add_missing, shown
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist
 from orchestration.sweep import Pass, look, spark_engine, sweep
 from persist_lib.core import duties as core
 from persist_lib.maintain.survey import Survey
+from persist_lib.storage.sources.records import owners_of
 
 JOBS: Mapping[str, tuple[tuple[Duty, ...], str]] = {
     "maintenance": (DUTIES, "Everything, over all shards."),

@@ -10,11 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 import dagster as dg
 
 from orchestration.mount import Mount
-from persist_lib.client import Client
 from persist_lib.maintain.survey import Survey
-from persist_lib.storage import Controller
 from persist_lib.storage.describe import Owners
-from persist_lib.storage.sources.records import Declared
 
 SHARDS, COLLECTIONS, PENDING, SOURCES = "persist_shards", "persist_collections", "persist_pending", "persist_sources"
 NONE_YET = "(none yet)"
@@ -37,28 +34,19 @@ def add_missing(instance: dg.DagsterInstance, mount: Mount, what: str, names: It
     return new
 
 
+def begin(instance: dg.DagsterInstance, mount: Mount) -> None:
+    """Give each asset a partition that is missing, if it has none: before anything was found, or if nothing can be."""
+    for what in (SHARDS, COLLECTIONS, PENDING, SOURCES):
+        if not instance.get_dynamic_partitions(mount.named(what)):
+            instance.add_dynamic_partitions(mount.named(what), [NONE_YET])
+
+
 def keep(instance: dg.DagsterInstance, mount: Mount, what: str, names: Collection[str]) -> None:
     """The partitions of an asset are these names and no others; one that says so where there are none."""
     there = names or [NONE_YET]
     add_missing(instance, mount, what, there)
     for gone in set(instance.get_dynamic_partitions(mount.named(what))).difference(there):
         instance.delete_dynamic_partition(mount.named(what), gone)
-
-
-def fetch_owners(controller: Controller) -> Owners:
-    """Whose the minted shards are. Read it after the list of shards: what is new in that is then in this."""
-    declared = Declared(controller.client, controller.catalog.shard)
-    try:
-        sources = {record.id: name for name, record in declared.fetch().items() if record.state != "dropping"}
-    finally:
-        declared.close()
-    return Owners(controller.catalog.fetch(), sources)
-
-
-def owners_of(client: Client) -> Owners:
-    """The same of a location."""
-    with client.controller() as controller:
-        return fetch_owners(controller)
 
 
 def shown(survey: Survey, owners: Owners) -> Sequence[str]:

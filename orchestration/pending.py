@@ -15,13 +15,14 @@ from orchestration.collection_reports import table
 from orchestration.collections import job_of
 from orchestration.mount import Mount
 from orchestration.partitions import PENDING as PARTITIONS
-from orchestration.partitions import add_missing, defined, keep, owners_of, shown
+from orchestration.partitions import add_missing, defined, keep, shown
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
 from orchestration.schedules import LOOK_S
 from persist_lib.errors import PersistError
 from persist_lib.pending_area import Absorbed, absorb, due_collections, pending_collections
+from persist_lib.storage.sources.records import owners_of
 
 PENDING = "pending"
 CRON = "*/5 * * * *"

@@ -18,9 +18,10 @@ from dagster._core.event_api import PartitionKeyFilter
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from orchestration.checks import CHECKS, checks_of
-from orchestration.duties import Done, Duty, Finding, ShardReport, not_evaluated, why
+from orchestration.duties import Done, Duty, Finding, ShardReport, not_evaluated
 from orchestration.mount import Mount
 from persist_lib.core.trace import Level
+from persist_lib.runtime.each import why
 
 DATA_VERSION = "dagster/data_version"
 DRY_RUN = "persist/dry_run"

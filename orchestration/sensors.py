@@ -17,11 +17,12 @@ import dagster as dg
 
 from orchestration.jobs import op_name, run_config
 from orchestration.mount import Mount
-from orchestration.partitions import COLLECTIONS, SHARDS, SOURCES, fetch_owners, keep, shown
+from orchestration.partitions import COLLECTIONS, SHARDS, SOURCES, begin, keep, shown
 from orchestration.resources import Persist
 from orchestration.runs import Job, held_back, shards_in_flight
 from orchestration.schedules import LOOK_S
 from persist_lib.maintain.survey import Survey
+from persist_lib.storage.sources.records import fetch_owners
 
 CHUNK = 250
 """The most shards of one run, so that a run that fails or is cancelled does not take all others with it."""
@@ -51,6 +52,7 @@ def discovery_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorD
     )  # fmt: skip
     def shard_discovery(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         """Ask for all shards in one request, and then whose they are."""
+        begin(context.instance, mount)  # first, as the location may not open
         persist: Persist = getattr(context.resources, mount.persist)
         survey = persist.client.survey(seconds=LOOK_S)
         with persist.client.controller() as controller:

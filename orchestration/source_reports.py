@@ -93,10 +93,15 @@ def evaluations(
             continue
         yield dg.AssetCheckEvaluation(
             asset_key=mount.key(SOURCES), check_name=one.check, passed=one.passed, partition=run.name,
-            severity=dg.AssetCheckSeverity.WARN, description=f"{run.name}: {one.says}",
+            severity=severity(one.check), description=f"{run.name}: {one.says}",
             metadata={} if one.value is None else {"value": figure(float(one.value))},
             target_materialization_data=target,
         )  # fmt: skip
+
+
+def severity(check: str) -> dg.AssetCheckSeverity:
+    """Red where data stays out: what is not read, and what nothing is at work on. A warning for the rest."""
+    return dg.AssetCheckSeverity.ERROR if check in {"instances", "unread"} else dg.AssetCheckSeverity.WARN
 
 
 def remind_of(instance: dg.DagsterInstance, mount: Mount, names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ sensor requests a run. Any number of instances make the same collections, so tha
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
+import datetime as dt
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,15 +23,18 @@ from orchestration.partitions import add_missing, defined
 from orchestration.reports import Event
 from orchestration.resources import Persist
 from orchestration.runs import UNFINISHED, Job, held_back
-from orchestration.source_reports import SOURCES, Run, described, evaluations, overview, remind_of
+from orchestration.source_reports import SOURCES, Run, described, evaluations, overview, remind_of, severity
 from orchestration.source_tries import asked_now, loads
 from persist_lib.client import Client
-from persist_lib.errors import NotFound, PersistError
-from persist_lib.storage.sources import Alert, Limits, Sources, check, look
+from persist_lib.errors import PersistError
+from persist_lib.runtime.each import Each
+from persist_lib.storage.sources import Alert, Limits, SourceDescription, Sources, check, look
 from persist_lib.storage.sources.alerts import CHECKS
 from persist_lib.storage.sources.news import Memory
 
 INGEST = "ingest"
+WATCH_S = 300
+"""The seconds between two ticks of the sensor that judges sources."""
 CHUNK = 50
 """The most sources of one run: they are ingested one after the other."""
 MEMORIES: dict[str, Memory] = {}
@@ -116,10 +120,7 @@ def sources_check(mount: Mount) -> dg.AssetChecksDefinition:
     )  # fmt: skip
     def source_checks(context: dg.AssetCheckExecutionContext, config: LimitsConfig) -> Iterator[dg.AssetCheckResult]:
         persist: Persist = getattr(context.resources, mount.persist)
-        with persist.client.controller() as controller:
-            sources = controller.sources()
-            verdicts = check(sources, config.limits())
-            sources.close()
+        verdicts, _ = judged(context.instance, mount, persist.client, config.limits(), {})
         for one in evaluated(mount, verdicts):
             yield dg.AssetCheckResult(
                 asset_key=one.asset_key, check_name=one.check_name, passed=one.passed, severity=one.severity,
@@ -135,7 +136,7 @@ def evaluated(mount: Mount, verdicts: Mapping[str, list[Alert]]) -> Iterator[dg.
         wrong = {name: alerts[number] for name, alerts in verdicts.items() if not alerts[number].passed}
         says = "; ".join(f"{name}: {one.says}" for name, one in sorted(wrong.items()))
         yield dg.AssetCheckEvaluation(
-            asset_key=mount.key(SOURCES), check_name=kind, passed=not wrong, severity=dg.AssetCheckSeverity.WARN,
+            asset_key=mount.key(SOURCES), check_name=kind, passed=not wrong, severity=severity(kind),
             description=says or f"nothing is wrong with {len(verdicts)} sources",
             metadata={"sources": len(verdicts), "wrong": len(wrong)},
         )  # fmt: skip
@@ -145,25 +146,16 @@ def source_watch(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefin
     """A sensor that judges all sources, without a run. It records verdicts when they change."""
 
     @dg.sensor(
-        name=mount.named("source_watch"), minimum_interval_seconds=300, default_status=status,
+        name=mount.named("source_watch"), minimum_interval_seconds=WATCH_S, default_status=status,
         required_resource_keys={mount.persist},
         description="Judges all sources: a source with something new and nothing at work is red.",
     )  # fmt: skip
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         persist: Persist = getattr(context.resources, mount.persist)
-        busy, is_any = in_flight(context.instance, mount.named(INGEST), op_name(mount))
-        with persist.client.controller() as controller:
-            sources = controller.sources()
-            found = look(sources, {})
-            judged = check(sources, LimitsConfig().limits(), news=found)
-            sources.close()
         said = _loaded(context.cursor)
-        waiting = {
-            one.source: one.time for one in found if one.state == "new" and one.source not in busy and not is_any
-        }
-        # One that got further since the last tick is being ingested, and only between two runs.
-        idle = {name for name, time in waiting.items() if time <= 0 or said.get("new", {}).get(name) == time}
-        verdicts = {name: _idle(alerts) if name in idle else alerts for name, alerts in judged.items()}
+        verdicts, waiting = judged(
+            context.instance, mount, persist.client, LimitsConfig().limits(), said.get("new", {})
+        )  # fmt: skip
         told = [f"{name} {one.check}" for name, alerts in verdicts.items() for one in alerts if not one.passed]
         cursor = json.dumps({"new": waiting, "told": told, "sources": sorted(verdicts)})
         is_known = (said.get("told"), said.get("sources")) == (told, sorted(verdicts))
@@ -173,6 +165,28 @@ def source_watch(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefin
         )
 
     return watch
+
+
+def judged(
+    instance: dg.DagsterInstance, mount: Mount, client: Client, limits: Limits, before: Mapping[str, int]
+) -> tuple[dict[str, list[Alert]], dict[str, int]]:
+    """The verdicts on all sources; and the times of those that have something new, with nothing at work.
+
+    Such a source is red: at once where no run ended a moment ago, else if it was at the same time `before`. Between two
+    runs nothing is at work either.
+    """
+    job = mount.named(INGEST)
+    busy, is_any = in_flight(instance, job, op_name(mount))
+    since = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=WATCH_S)
+    is_between = bool(instance.get_runs(dg.RunsFilter(job_name=job, updated_after=since), limit=1))
+    with client.controller() as controller:
+        sources = controller.sources()
+        found = look(sources, {})
+        verdicts = check(sources, limits, news=found)
+        sources.close()
+    waiting = {one.source: one.time for one in found if one.state == "new" and one.source not in busy and not is_any}
+    idle = {name for name, time in waiting.items() if not is_between or time <= 0 or before.get(name) == time}
+    return {name: _idle(alerts) if name in idle else alerts for name, alerts in verdicts.items()}, waiting
 
 
 def _loaded(cursor: str | None) -> dict[str, Any]:
@@ -280,19 +294,18 @@ def _ingest(
         if done == of:
             context.log.info("%s: %d of %d tasks", what, done, of)
 
-    try:
+    def ingest(name: str) -> None:
         loads, _ = loads_for(sources.client, sources.find(name), config.engine, session, stop, tells)
         sources.run(
             name, until_idle=True, told=told, stop=lambda: stop.is_set or runtime.monotonic() >= end, loads=loads
         )
-    except (PersistError, OSError) as error:
-        run.failed = f"{type(error).__name__}: {error}"
+
+    ingested = Each[None]().add([name], ingest)
     run.seconds = runtime.monotonic() - run.began
-    try:
-        run.found = sources.show(name)
-    except NotFound as error:
-        run.failed = run.failed or error.message
-    except PersistError as error:
-        run.failed = run.failed or f"{type(error).__name__}: {error}"
+    shown = Each[SourceDescription]().add([name], sources.show)
+    run.found, run.failed = shown.done.get(name), ingested.why.get(name) or shown.why.get(name, "")
+    for error in ingested.failed.values():
+        if not isinstance(error, (PersistError, OSError)):
+            context.log.error("%s failed as no source should", name, exc_info=error)
     context.log.info("%s: %s", name, run.failed or run.says)
     return run

@@ -13,6 +13,8 @@ from pathlib import Path
 import dagster as dg
 
 import persist_lib as persist
+from orchestration.mount import Mount
+from orchestration.partitions import begin
 
 SETTINGS = Path(__file__).resolve().parent.parent / "dagster.yaml"
 CURSORS = [f"EVENT_LOG_CONSUMER_CURSOR-{kind}" for kind in ("PIPELINE_FAILURE", "PIPELINE_SUCCESS")]
@@ -20,7 +22,10 @@ CURSORS = [f"EVENT_LOG_CONSUMER_CURSOR-{kind}" for kind in ("PIPELINE_FAILURE", 
 
 
 def make_home(home: Path) -> None:
-    """Make the folder, link the settings, and write the daemon's first cursors. Doing it again changes nothing."""
+    """Make the folder, link the settings, write the daemon's first cursors, and draw grey what never ran.
+
+    Doing it again changes nothing.
+    """
     home.mkdir(parents=True, exist_ok=True)
     settings = home / "dagster.yaml"
     if not settings.is_symlink() or settings.readlink() != SETTINGS:
@@ -31,6 +36,7 @@ def make_home(home: Path) -> None:
         known = storage.get_cursor_values(set(CURSORS))
         if missing := {key: "0" for key in CURSORS if key not in known}:
             storage.set_cursor_values(missing)
+        begin(instance, Mount())
 
 
 def main() -> None:

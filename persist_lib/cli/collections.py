@@ -290,7 +290,7 @@ def tend(
     It finishes commands that a killed process left, promises as far as the data is there, moves the holds by which
     history is kept, and takes away renditions and dropped collections that nobody can read any more. What is in the
     WAL of tables alone is applied to them, and (where all are looked after) taken out of the WAL. Doing it again finds
-    nothing to do. What shards need besides is done by `persist maintain`.
+    nothing to do. `persist maintain` does what shards need.
 
     \b
     persist collection tend --dry-run

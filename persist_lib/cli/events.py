@@ -46,7 +46,7 @@ def kinds(session: Session) -> None:
 
 
 def show(session: Session, store: Where) -> None:
-    """Show a log: its last event, how far effects are released, its newest snapshot, and whether it goes on elsewhere.
+    """Show a log: its last event, how far effects are released, its newest snapshot, and whether it was moved.
 
     \b
     persist events show disk:./ledger
@@ -161,7 +161,7 @@ def copy(
     """Copy a log to another store: its events, how far effects are released, and its newest snapshot.
 
     What the target has already is compared, byte for byte, and the rest is written and compared. Killed and started
-    again, it goes on. A target that holds another log is refused. A program may go on in the source meanwhile.
+    again, it continues. A target that holds another log is refused. A program may use the source meanwhile.
 
     \b
     persist events copy disk:./ledger lmdb:./copy --dry-run
@@ -189,7 +189,7 @@ def mark(
 ) -> None:
     """Say up to which event effects count as released. It ends a program that runs on the log.
 
-    For an effect that can never be released: the next start goes on behind it. And for a log that has lost events. If
+    For an effect that can never be released: the next start continues after it. And for a log that has lost events. If
     the mark goes back, effects behind it are released again. If it goes forward, those that it passes never are.
 
     \b

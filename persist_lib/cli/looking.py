@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -12,6 +12,10 @@ from persist_lib.cli import damage, render, units
 from persist_lib.cli.arguments import AllShards, Shard, Shards, chosen, each
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable, plan_value, worst
+from persist_lib.errors import PersistError
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
 
 
 def shards(
@@ -37,11 +41,16 @@ def shards(
             session.answer({"shards": names}, *names)
             return
         found, failed = each(session, names, client.census)
+        of = whose(client, names)
     total = sum(census.dollars_month for census in found)
     summary = f"{units.of(len(names), 'shard')} in {client.url}, {units.dollars(total)} a month for storage"
     session.answer(
-        {"location": client.url, "shards": jsonable(found), "failed": dict(_reasons(failed))},
-        render.shards_table(found, _reasons(failed)),
+        {
+            "location": client.url,
+            "shards": [{**jsonable(one), "owner": of.get(one.shard, "")} for one in found],
+            "failed": dict(_reasons(failed)),
+        },
+        render.shards_table(found, _reasons(failed), of),
         summary,
     )
     if failed:
@@ -52,9 +61,12 @@ def census(session: Session, names: Shards = None, is_all: AllShards = False) ->
     """The duty `census`; its help is in the table of duties."""
     with session.open() as client:
         found, failed = each(session, chosen(client, names, is_all or not names), client.census)
-        known = damage.look(client, [census.shard for census in found])
-    tables = [render.census_table(one, damage.lines(one.shard, known.get(one.shard))) for one in found]
-    values = [{**jsonable(one), **damage.value(known.get(one.shard))} for one in found]
+        there = [census.shard for census in found]
+        known, of = damage.look(client, there), whose(client, there)
+    tables = [
+        render.census_table(one, damage.lines(one.shard, known.get(one.shard)), of.get(one.shard, "")) for one in found
+    ]
+    values = [{**jsonable(one), "owner": of.get(one.shard, ""), **damage.value(known.get(one.shard))} for one in found]
     session.answer({"shards": values, "failed": dict(_reasons(failed))}, *tables)
     if failed:
         raise typer.Exit(worst([error for _, error in failed]))
@@ -82,6 +94,20 @@ def plan(session: Session, shard: Shard) -> None:
     session.answer(
         {"shard": shard, "seqno": version.seqno, **clock(version.state.times), **plan_value(found)}, *shown, summary
     )
+
+
+def whose(client: Client, shards: Sequence[str]) -> dict[str, str]:
+    """Whose the shards are whose names are minted. None where the catalog cannot be read: this is about shards."""
+    from persist_lib.storage.describe import is_minted
+    from persist_lib.storage.sources.records import owners_of
+
+    if not any(map(is_minted, shards)):
+        return {}
+    try:
+        owners = owners_of(client)
+    except PersistError:
+        return {}
+    return {shard: owner for shard in shards if (owner := owners.of(shard))}
 
 
 def _reasons(failed: Sequence[tuple[str, Exception]]) -> list[tuple[str, str]]:

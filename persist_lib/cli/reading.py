@@ -192,7 +192,7 @@ def listen(
     """Follow a shard: every update after a time, once, at its exact time.
 
     It prints updates as lines, and `progress [t]` when everything before t was printed. With --json each line is an
-    object, {"updates": [...]} or {"progress": [t]}. It goes on until the shard is complete; you can interrupt it at
+    object, {"updates": [...]} or {"progress": [t]}. It runs until the shard is complete; you can interrupt it at
     any time. It does not hold history: it fails with a message if since passes the time that it has come to.
 
     \b

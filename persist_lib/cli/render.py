@@ -5,7 +5,8 @@ Functions here open nothing: they take values that the library returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -39,23 +40,31 @@ def plain_table(*columns: str, right: Iterable[str] = (), title: str | None = No
     return Fitted(columns, frozenset(right), title)
 
 
-def shards_table(censuses: Iterable[Census], failed: Iterable[tuple[str, str]] = ()) -> Fitted:
+def shards_table(
+    censuses: Iterable[Census], failed: Iterable[tuple[str, str]] = (), owners: Mapping[str, str] = MappingProxyType({})
+) -> Fitted:  # fmt: skip
     """One line a shard: frontiers, contents, batches by level, debt, garbage, and what holds history back.
 
-    `failed` are pairs of a shard that could not be read and the reason.
+    `failed` are pairs of a shard that could not be read and the reason, `owners` whose the shards are whose names are
+    minted: a column of its own, if there are any.
     """
     table = plain_table(
-        "shard", "since", "upper", "updates", "size", "batches", "by level", "debt", "garbage", "held by",
+        "shard", *["of"] * bool(owners), "since", "upper", "updates", "size", "batches", "by level", "debt", "garbage",
+        "held by",
         right=("since", "upper", "updates", "size", "batches", "debt", "garbage"),
     )  # fmt: skip
+
+    def of(shard: str) -> list[str]:
+        return [owners.get(shard, "")] if owners else []
+
     for census in censuses:
         table.add_row(
-            census.shard, _shown(census, census.since), _shown(census, census.upper), units.number(census.updates),
-            units.size(census.size), _batches(census), by_level(census.levels), _debt(census), _garbage(census),
-            _holders(census),
+            census.shard, *of(census.shard), _shown(census, census.since), _shown(census, census.upper),
+            units.number(census.updates), units.size(census.size), _batches(census), by_level(census.levels),
+            _debt(census), _garbage(census), _holders(census),
         )  # fmt: skip
     for name, why in failed:
-        table.add_row(name, "", "", "", "", "", Text(f"cannot be read: {why}", "red"), "", "", "")
+        table.add_row(name, *of(name), "", "", "", "", "", Text(f"cannot be read: {why}", "red"), "", "", "")
     return table
 
 
@@ -107,9 +116,9 @@ def levels_table(levels: Iterable[Level]) -> Fitted:
     return table
 
 
-def census_table(census: Census, damaged: Sequence[str] = ()) -> Fitted:
-    """Everything that a census counts, a line each, and what is known of damage."""
-    table = plain_table("", census.shard)
+def census_table(census: Census, damaged: Sequence[str] = (), owner: str = "") -> Fitted:
+    """Everything that a census counts, a line each, what is known of damage, and whose the shard is."""
+    table = plain_table("", f"{census.shard} ({owner})" if owner else census.shard)
     for name, value in census_lines(census):
         table.add_row(name, value)
     for place, text in enumerate(damaged):

@@ -13,6 +13,7 @@ from rich.text import Text
 from persist_lib.cli import damage, render, units
 from persist_lib.cli.arguments import Shard
 from persist_lib.cli.layout import Fitted, Flow
+from persist_lib.cli.looking import whose
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import jsonable, state_value
 from persist_lib.frontier import Antichain
@@ -48,24 +49,24 @@ def show(
 
     with session.open() as client:
         version, now = client.inspect(shard), client.consensus.now()
-        known = damage.look(client, [shard]).get(shard)
+        known, owner = damage.look(client, [shard]).get(shard), whose(client, [shard]).get(shard, "")
     counted, collection = (
         census_of(shard, version, now, client.policy()),
         plan_garbage(version.state, version.seqno),
     )
     value = {
-        "shard": shard, "location": client.url, "seqno": version.seqno, "now": now, "state": state_value(version.state),
-        "census": jsonable(counted), "held": jsonable(collection.held), "holders": holders(version, now),
-        **damage.value(known),
+        "shard": shard, "owner": owner, "location": client.url, "seqno": version.seqno, "now": now,
+        "state": state_value(version.state), "census": jsonable(counted), "held": jsonable(collection.held),
+        "holders": holders(version, now), **damage.value(known),
     }  # fmt: skip
-    session.answer(value, *_sections(version, counted, collection, now, damage.lines(shard, known), batches))
+    title = Text.assemble((shard, "bold"), f"  v{version.seqno}", f"   {owner}" if owner else "")
+    session.answer(value, title, *_sections(version, counted, collection, now, damage.lines(shard, known), batches))
 
 
 def _sections(
     version: Version, census: Census, collection: GarbagePlan, now: int, damaged: list[str], every_batch: bool
 ) -> Iterator[RenderableType]:
     state = version.state
-    yield Text.assemble((census.shard, "bold"), f"  v{census.seqno}")
     show = partial(show_frontier, unit=state.times)
     yield f"since {show(state.since)}   upper {show(state.upper)}   {readable(state)}"
     yield Text("")

@@ -345,7 +345,7 @@ def resume(session: Session, name: Collection) -> None:
 def reset(
     session: Session, name: Collection, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 ) -> None:
-    """Begin a source anew with what is there now. Its collections are dropped, and made again, empty.
+    """Begin a source again with what is there now. Its collections are dropped, and made again, empty.
 
     This cannot be undone. It is for what can never go on: files that are gone, or were changed.
 

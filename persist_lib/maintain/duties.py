@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from persist_lib.core.cost import Cost
 from persist_lib.core.duties import BY_NAME, DUTIES
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.errors import Busy, Damage, Determinate, Indeterminate, PersistError
+from persist_lib.errors import PersistError
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.call import Call
 from persist_lib.maintain.census import Census, take_census
@@ -20,6 +21,7 @@ from persist_lib.maintain.garbage import Audited, Collected
 from persist_lib.maintain.liveness import Expired, Retained
 from persist_lib.maintain.rollups import RolledUp
 from persist_lib.maintain.worker import Worker
+from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 
@@ -106,51 +108,18 @@ def maintain(
     answer, by duty. With `dry_run` nothing changes, and the answers say what would be done. With `alone`, the duties
     that rewrite fail with Busy while another worker is at the shard; the others are done.
     """
-    before, tried = take_census(machine, policy), Tried(machine.shard)
+    before, tried = take_census(machine, policy), Each[Any]()
     for is_last in (False, True):
+        names = [duty.name for duty in DUTIES if duty.is_upkeep and duty.is_last is is_last]
         try:
             with Worker(machine, leases, alone=alone) as worker:
                 call = Call(worker, leases, policy=policy, engine=engine, dry_run=dry_run)
-                tried.do_all(call, is_last=is_last)
+                tried.add(names, partial(_upkeep, call), PersistError)
         except PersistError as error:
             tried.failed["retire the worker"] = error
-    tried.check()
+    tried.check(f"shard {machine.shard}: {{}} duties")
     return Maintained(tried.done, before, take_census(machine, policy))
 
 
-class Tried:
-    """The duties of one shard, each tried even if others fail: `done` has their answers, `failed` their errors."""
-
-    def __init__(self, shard: str) -> None:
-        self.shard = shard
-        self.done: dict[str, Any] = {}
-        self.failed: dict[str, PersistError] = {}
-
-    def do_all(self, call: Call, *, is_last: bool) -> None:
-        """Carry out the upkeep of the table, one duty after the other."""
-        for duty in DUTIES:
-            if duty.is_upkeep and duty.is_last is is_last:
-                try:
-                    self.done[duty.name] = entry_of(duty.name)(call)
-                except PersistError as error:
-                    self.failed[duty.name] = error
-
-    def check(self) -> None:
-        """If any duty failed, raise an error of the gravest failure's kind that names all failures."""
-        if not self.failed:
-            return
-        gravest = min(self.failed.values(), key=_gravity)
-        reasons = " ".join(f"{duty}: {type(error).__name__}: {error}." for duty, error in self.failed.items())
-        others = f"the others were done: {', '.join(self.done)}" if self.done else "none was done"
-        raise type(gravest)(
-            f"shard {self.shard}: {len(self.failed)} of {len(self.failed) + len(self.done)} duties failed, {others}. "
-            f"{reasons}",
-            **{**gravest.fields, "failed": {duty: str(e) for duty, e in self.failed.items()}, "done": self.done},
-        ) from gravest  # fmt: skip
-
-
-def _gravity(error: PersistError) -> int:
-    """The rank of an error: damage first, then failures of stores and networks, then the rest, and Busy last."""
-    kinds = (Damage, Indeterminate, Determinate)
-    rest = len(kinds) + isinstance(error, Busy)
-    return next((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), rest)
+def _upkeep(call: Call, duty: str) -> Any:
+    return entry_of(duty)(call)

@@ -37,9 +37,10 @@ class Holding:
     def begin(self, position: Position) -> str:
         """Keep what a stream needs that starts at a position, and return the name of its hold.
 
-        SUBTLE: nobody knows a name that is drawn here before Spark has noted the first offset. If the query died first,
-        its hold would stay for ever. So a lease keeps the history until the first batch is planned: then `check` makes
-        the hold. A hold with a given name is made at once, and the next start of a query that died takes it over.
+        SUBTLE: a name that is drawn here is not known elsewhere before Spark has noted the first offset. If the query
+        died first, its hold would stay for ever. So a lease keeps the history until the first batch is planned: then
+        `check` makes the hold. A hold with a given name is made at once, and the next start of a query that died takes
+        it over.
 
         Raises HoldConflict where another stream has the name, and SinceViolation where the history is gone.
         """
@@ -48,7 +49,7 @@ class Holding:
             self._drawn = self._drawn or f"spark-{machine.runtime.entropy():016x}"
             take(self._client, machine.shard, needed)
             if at(needed) < machine.state.since:
-                raise self._gone(self._drawn, needed, machine.state)
+                raise self._gone("", needed, machine.state)
             return self._drawn
         name = self._name
         state = machine.fetch().state
@@ -109,21 +110,23 @@ class Holding:
             )
 
     def _take(self, name: str, needed: int, opaque: bytes) -> None:
-        state = self._machine.state
-        if at(needed) < state.since:
-            raise self._gone(name, needed, state)
-        self._machine.commit(
-            lambda state, _now: c.DowngradeHold(name, let_go(state, at(needed), but=name), None, opaque)
-        )
+        machine = self._machine
+        if at(needed) >= machine.state.since:
+            machine.commit(lambda state, _now: c.DowngradeHold(name, let_go(state, at(needed), but=name), None, opaque))
+        if at(needed) < machine.state.since:  # also if it went just before the hold was made
+            raise self._gone("" if opaque == STARTING else name, needed, machine.state)
 
     def _gone(self, name: str, needed: int, state: State) -> SinceViolation:
-        shard = self._machine.shard
-        return SinceViolation(
-            f"{self._what}: this stream goes on after {self._show(needed)}, and history before "
-            f"{self._show(state.since.time)} was given up, as its hold {name} is not there any more. It cannot go on "
-            "exactly where it was. Start it anew with another checkpointLocation: it then reads the contents first",
-            as_of=needed, since=state.since, shard=shard,
-        )  # fmt: skip
+        """The error where history is gone; without a name, that of a stream which has not begun."""
+        shard, since = self._machine.shard, self._show(state.since.time)
+        how = f"was to begin at {self._show(needed)}, and history before {since} has been given up. Nothing was read"
+        if name:
+            how = (
+                f"has read up to {self._show(needed)}, and history before {since} was given up, as its hold {name} is "
+                "gone. It cannot continue exactly where it was. Start it with another checkpointLocation: it then "
+                "reads the contents first"
+            )
+        return SinceViolation(f"{self._what}: this stream {how}", as_of=needed, since=state.since, shard=shard)
 
     def _show(self, time: int | None) -> str:
         return self._machine.times().show(None if time is None else at(time))

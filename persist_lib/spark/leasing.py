@@ -1,8 +1,9 @@
 """Leases of batch reads: they keep history and parts while a query runs, without a process that stays alive.
 
-Whoever plans a query registers a reader, and tasks extend its lease while they read. Nobody retires it: it ends when
-nobody extends it. A worker of Spark that plans many queries uses one reader for those of half a lease, so that a shard
-has few of them. When a lease is lost, nothing is wrong yet: tasks look for their parts in the newest state (`slices`).
+The process that plans a query registers a reader, and tasks extend its lease while they read. It is not retired: its
+lease ends when no task extends it. A worker of Spark that plans many queries uses one reader for those of half a lease,
+so that a shard has few of them. When a lease is lost, nothing is wrong yet: tasks look for their parts in the newest
+state (`slices`).
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def _register(machine: Machine, as_of: int) -> ReaderId:
 
 
 def let_go(state: State, since: Antichain, but: str | None = None) -> Antichain:
-    """How far a reader or hold that needs history from `since` on may let go without ending anybody's history.
+    """How far a reader or hold that needs history from `since` on may let go without ending the history of others.
 
     SUBTLE: since follows the least of all readers and holds. On a shard without another hold, a reader that moves would
-    end the history before it for everybody, though it only wanted to read. So it moves no further than the least hold,
+    end the history before it for all others, though it only wanted to read. So it moves no further than the least hold,
     the one named `but` left out; without any, it keeps all that there is.
     """
     holds = [hold.since for name, hold in state.holds.items() if name != but]
@@ -75,7 +76,7 @@ class Keeping:
         self._due_ms = (0 if lease is None else lease.known_ms) + self._step_ms
 
     def look(self) -> None:
-        """Extend the lease if it is time to. Raises nothing: without it, the task finds its parts anew."""
+        """Extend the lease if it is time to. Raises nothing: without it, the task looks for its parts again."""
         if self._lease is None:
             return
         now = self._machine.runtime.clock_ms()

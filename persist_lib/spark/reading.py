@@ -70,7 +70,7 @@ class Table(NamedTuple):
     pushed: Pushed
     """What the option `where` leaves of it."""
     refusal: PersistError | None = None
-    """Why a batch cannot read the updates that the options name. A stream that goes on does not start there."""
+    """Why a batch cannot read the updates that the options name. A stream that is restarted does not start there."""
     collection: CollectionRecord | None = None
 
     @property

@@ -6,7 +6,7 @@
 Without `changes` a stream has the rows that are added, as one of Delta's has, and stops with an error at an update that
 takes rows away. With it, the stream has all updates, with `_time` and `_diff`; the contents that it starts with are
 updates at their `as_of`. Where a batch ends is decided once and is in the query's checkpoint; what is in it is the same
-whenever it is read. A stream of a collection goes on across handovers: the difference of the two renditions is among
+whenever it is read. A stream of a collection continues across handovers: the difference of the two renditions is among
 the updates, at the time of the handover.
 """
 
@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, SinceViolation
 from persist_lib.frontier import Antichain
 from persist_lib.kernel.columns import array_of
 from persist_lib.runtime.ambient import Runtime
@@ -90,7 +90,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if before is None:
             if (began := planning.first(self._from, target)) is None:
                 return start
-            before = Offset(table.shard, planning.holding.begin(began), began)
+            try:
+                before = Offset(table.shard, planning.holding.begin(began), began)
+            except SinceViolation:  # history went since the look: the next one finds what is there now
+                target = planning.fetch()
+                if planning.first(self._from, target) == began:
+                    raise
+                self._target_upper = None if self._target_upper is None else target
+                return self.latestOffset(start, limit)
         else:
             planning.holding.check(before)
         admission = planning.unlimited if isinstance(limit, ReadAllAvailable) else planning.limited

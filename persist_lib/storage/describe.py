@@ -21,6 +21,12 @@ MINTED = re.compile(r"(?:c|s|t[a-z])[0-9a-f]{16}")
 RENDITION = re.compile(r"r(\d+)\.(?:s(\d+)|kept)")
 
 
+def is_minted(shard: str) -> bool:
+    """Whether a shard's name was minted: it belongs to something that has a name of its own."""
+    id_ = shard.partition(".")[0]
+    return id_ == CATALOG or shard == "streams.list" or shard.endswith(".unsealed") or bool(MINTED.fullmatch(id_))
+
+
 class Owners(NamedTuple):
     """Whose the shards of a location are, whose names are minted: by one look at its catalog, after its shards'."""
 
@@ -137,7 +143,7 @@ class HandoverPlan(msgspec.Struct, frozen=True):
 
 
 class Capability(msgspec.Struct, frozen=True):
-    """What somebody may do with a collection: read from `since` on, or write.
+    """What a process or a hold may do with a collection: read from `since` on, or write.
 
     A `hold` is durable and has a name; a `read` or `write` is a lease, whose owner is the process that keeps it up.
     """

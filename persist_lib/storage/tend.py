@@ -1,7 +1,7 @@
-"""Looking after collections and tables: the duty of this layer. Each step may be taken by anybody, at any time, again.
+"""Looking after collections and tables: the duty of this layer. Any process may take each step, at any time, again.
 
 What it moves and takes away is decided by frontiers alone: a rendition goes when no time at which it was the collection
-can be read any more, and a dropped collection when nobody reads or holds it.
+can be read any more, and a dropped collection when it has no reader and no hold.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import msgspec
 
 from persist_lib.core.holds import newest_time
 from persist_lib.core.state import State
-from persist_lib.errors import HoldConflict, NotFound, ShardFinished, SinceViolation, StillRead
+from persist_lib.errors import HoldConflict, NotFound, PersistError, ShardFinished, SinceViolation, StillRead
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.each import Each
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting, without
 from persist_lib.storage.copying import HOLDS, handed_over_at, hold_name
 from persist_lib.storage.describe import Do, Step, Tended
 from persist_lib.storage.effects import HOLD, is_held_back, settle
 from persist_lib.storage.leases import expiry_steps, holders
 from persist_lib.storage.names import LAYER
-from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.records import CollectionRecord, RenditionRecord, TimelineRecord
+from persist_lib.storage.tables.lag import wal_timelines
 from persist_lib.storage.tables.tending import timeline_steps
 from persist_lib.storage.timeline import Renditions, Timeline, schema_for
 from persist_lib.storage.upper import meet, upper_of
@@ -35,30 +37,47 @@ def tend(
 ) -> Tended:  # fmt: skip
     """Look after the collection with this id, or after all, and then after the WALs of tables.
 
-    With `dry_run` nothing is changed.
+    With `dry_run` nothing is changed. One that cannot be looked after stops none of the others: at the end an error of
+    the gravest failure's kind names all of them, with what was done in its field `done`.
 
     `as_if_dropped` says what would be done once it is dropped, `given_up` once this rendition of it is given up.
     """
     done: list[Step] = []
-    for id_, found in sorted(catalog.fetch().collections.items()):
-        if only is not None and id_ != only:
-            continue
+    tried = Each[None]()
+    contents = catalog.fetch()
+
+    def take(step: Step, do: Do, _name: str = "") -> None:
+        if not dry_run:
+            do()
+        done.append(step)
+
+    def one(found: CollectionRecord) -> None:
         collection = msgspec.structs.replace(found, state="dropping") if as_if_dropped else found
         try:
             for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run, given_up=given_up).steps():
-                done.append(step)
-                if not dry_run:
-                    do()
+                take(step, do)
         except (NotFound, ShardFinished):
-            now = catalog.fetch().collections.get(id_)
+            now = catalog.fetch().collections.get(found.id)
             if now is not None and now.state == found.state:
                 raise  # it is not because another process dropped it, or took away what was left, meanwhile
+
+    def timeline(record: TimelineRecord) -> None:
+        with closing(timeline_steps(catalog, record, deadline, only=only, dry_run=dry_run)) as steps:
+            for step, do in steps:  # what cannot be applied stays in the WAL, and is found there again
+                tried.add([f"{step.action} {step.collection}"], partial(take, step, do), PersistError)
+
+    wanted = {
+        found.name if found.state == "live" else f"{found.name} ({id_})": found
+        for id_, found in sorted(contents.collections.items())
+        if only in (None, id_)
+    }
+    tried.add(wanted, lambda name: one(wanted[name]), PersistError)
     if not as_if_dropped:
-        with closing(timeline_steps(catalog, deadline, only=only, dry_run=dry_run)) as steps:
-            for step, do in steps:
-                done.append(step)
-                if not dry_run:
-                    do()
+        lines = {f"timeline {record.name}": record for record in wal_timelines(catalog.fetch())}
+        tried.add(lines, lambda name: timeline(lines[name]), PersistError)
+    for error in tried.failed.values() if only is not None else ():
+        raise error
+    tried.check("tending: {} of them", Tended(tuple(done)))
     return Tended(tuple(done))
 
 
@@ -126,7 +145,7 @@ class _Tending:
         yield from self._release_copies(renditions, timeline)
 
     def _keep(self, shard: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        """Set the hold of a shard that has none: its maker died, or somebody took it away."""
+        """Set the hold of a shard that has none: its maker died, or a person took it away."""
         state = self._client.inspect(shard).state
         if HOLD in state.holds or state.is_finished():
             return
@@ -159,7 +178,7 @@ class _Tending:
             self._client.release_hold(self._collection.shard, hold)
 
     def _move(self, shard: str, target: int, reason: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        """Move a shard's hold to `target`, if it is not there; and since with it, where nobody else is behind."""
+        """Move a shard's hold to `target`, if it is not there; and since with it, where none is behind."""
         state = self._client.inspect(shard).state
         hold = state.holds.get(HOLD)
         if hold is None:
@@ -207,12 +226,12 @@ class _Tending:
         self._catalog.change(decide, self._deadline)
 
     def _finish(self, record: RenditionRecord) -> Iterator[tuple[Step, Do]]:
-        """Take away a rendition's shards, if nobody reads them, and then its row."""
+        """Take away a rendition's shards, if they have no reader, and then its row."""
         current = self._catalog.fetch().renditions.get((record.collection, record.number))
         if not self._is_dry and (current is None or current.state != "dropping"):
             return
         for name in record.every:
-            yield from self._end(name, "nobody can need this rendition any more")
+            yield from self._end(name, "no reader can need this rendition any more")
         if self._is_dry or all(self._is_gone(name) for name in record.every):
             yield (
                 self._step("forget", f"rendition {record.number}", "nothing is left of it"),
@@ -220,7 +239,7 @@ class _Tending:
             )
 
     def _take_away(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
-        """What is left of a dropped collection, the rendition shard first: nobody can begin to read after that."""
+        """What is left of a dropped collection, the rendition shard first: no reader can begin after that."""
         shard, names = self._collection.shard, [name for record in renditions for name in record.every]
         dropped = "the collection was dropped"
         for name in (shard, *names):

@@ -66,7 +66,7 @@ def until_decided(
     """Repeat an attempt until it is certain what became of it, also beyond the deadline.
 
     Attempts beyond the deadline take at most `again_s` seconds each. Raises Indeterminate only as a last resort: when
-    the runtime `gives_up`, or nobody can tell any more.
+    the runtime `gives_up`, or it cannot be found out any more.
     SUBTLE: after an unknown outcome, an error that says "this attempt did nothing" says nothing of those before.
     Only an answer, or a refusal of the shard, decides.
     """

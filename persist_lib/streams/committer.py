@@ -71,7 +71,7 @@ class Committer:
         """Held while what a commit did is noted. With it, streams and the calls that wait belong together."""
 
     def after_fork_in_child(self) -> None:
-        """The parent goes on; this process has no runtime."""
+        """The parent's runtime runs on; this process has none."""
         self._begin()
         self._outbox.after_fork_in_child()
         self._dead = Fenced(

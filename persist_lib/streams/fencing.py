@@ -1,6 +1,6 @@
 """What keeps a predecessor out: its ids are retired, and it gets no others.
 
-SUBTLE: to retire ids is not enough, as a predecessor that is refused would register anew. So every registration of a
+SUBTLE: to retire ids is not enough, as a predecessor that is refused would register again. So every registration of a
 stream's writer is one commit with the lock's row. The hold's fencing value matters because moving since needs no id.
 """
 

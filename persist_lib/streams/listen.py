@@ -97,7 +97,7 @@ class StreamListen:
         """Go on until something is due. Raises StopIteration at the end.
 
         SUBTLE: a failure or an interrupt may come at any call. A step notes how far it is only when all of it was
-        given, so one of which nothing was given begins anew; after a part of it, this listener cannot go on.
+        given, so one of which nothing was given begins again; after a part of it, this listener cannot go on.
         """
         if self._failure is not None:
             raise self._failure

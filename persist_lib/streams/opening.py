@@ -107,7 +107,7 @@ def _shared(client: Client, owns_client: bool, reentrance: str, owner: str, *, w
 
 
 class _Unwoken(AroundConsensus):
-    """A Consensus that wakes nobody."""
+    """A Consensus that wakes no process that waits."""
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002 - all operations alike
         return call()

@@ -407,3 +407,16 @@ def test_sql_reads_collections_as_of_times(made: Shell, tmp_path: Path):
     assert made.json("sql", both)["rows"] == [{"grew": 989}]
     assert "describe" not in made.fails(1, "sql", "select * from nowhere")
     assert [row["column_name"] for row in made.json("sql", 'describe "sales/orders"')["rows"]][:2] == ["id", "name"]
+
+
+def test_shards_with_minted_names_say_whose_they_are(made: Shell):
+    (shard, *_) = [name for name in made.json("shards", "--names")["shards"] if name.endswith(".r1.s1")]
+    whose = "collection orders, rendition 1, shard 1"
+    assert re.search(rf"{shard} +{whose} ", made("shards"))
+    found = {one["shard"]: one["owner"] for one in made.json("shards")["shards"]}
+    assert (found[shard], found["_catalog"]) == (whose, "the catalog")
+    assert whose in made("show", shard).splitlines()[0]
+    assert made.json("show", shard)["owner"] == whose
+    assert whose in made("census", shard)
+    made("create", "plain", "--key", "id:int64 not null")
+    assert made.json("show", "plain")["owner"] == ""

@@ -11,10 +11,13 @@ import pytest
 
 import persist_lib as persist
 from orchestration.definitions import build_definitions
-from orchestration.partitions import NONE_YET, owners_of
+from orchestration.partitions import NONE_YET
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib import pending_area
+from persist_lib.storage.sources.alerts import CHECKS
+from persist_lib.storage.sources.records import owners_of
+from scripts.dagster_home import make_home
 from tests.orchestration.test_passes import failure, run
 from tests.orchestration.test_sensors_and_schedules import skipped, tick
 from tests.orchestration.test_sources import Fed
@@ -109,3 +112,56 @@ def test_a_shard_with_a_minted_name_says_whose_it_is(
     assert all((one.description or "").startswith(whose) for one in done.get_asset_check_evaluations())
     damage_a_part(folder, shard)
     assert f"{shard} ({whose})" in failure(run(folder, instance, "scrub", shards=[shard]))
+
+
+def is_green(instance: dg.DagsterInstance, what: str) -> bool:
+    """Whether Dagster's UI draws an asset as materialized: no partition of it is missing or failed."""
+    there = set(instance.get_dynamic_partitions(f"persist_{what}"))
+    return not there - instance.get_materialized_partitions(dg.AssetKey("census" if what == "shards" else what))
+
+
+def test_on_a_new_instance_nothing_is_green_before_a_tick_and_where_no_location_opens(
+    tmp_path: Path, folder: Path
+) -> None:
+    make_home(tmp_path / "made")
+    with dg.DagsterInstance.from_config(str(tmp_path / "made")) as made:
+        repository = build_definitions(Settings(location=f"file:{folder}")).get_repository_def()
+        assert not [what for what in DEFINED if is_green(made, what)], "before anything ticked"
+    (tmp_path / "fresh").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "fresh")) as fresh:
+        none = Persist(location=f"file:{folder}/none")
+        with pytest.raises(persist.NotFound):
+            tick(repository, "shard_discovery", fresh, none)
+        assert not [what for what in DEFINED if is_green(fresh, what)]
+
+
+def test_on_a_new_instance_a_declared_source_with_data_that_nothing_ingests_is_red(
+    client: persist.Client, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist,
+    folder: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    fed = Fed(client, tmp_path / "in")
+    for name in ("never", "left"):
+        fed.create(name)
+        fed.write(name, {"id": 1, "word": "a"})
+    fed.sources.run("left", until_idle=True)
+    fed.write("left", {"id": 2, "word": "a"})
+    key = dg.AssetCheckKey(dg.AssetKey("sources"), "instances")
+    job = dg.define_asset_job(
+        "judge", selection=dg.AssetSelection.checks(*(dg.AssetCheckKey(key.asset_key, name) for name in CHECKS))
+    )
+    definitions = dg.Definitions.merge(
+        build_definitions(Settings(location=f"file:{folder}", config=SMALL)), dg.Definitions(jobs=[job])
+    )
+    assert definitions.resolve_job_def("judge").execute_in_process(instance=instance).success, (
+        "a red check fails no run"
+    )
+    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+    assert found is not None
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    for name in ("never", "left"):
+        assert f"{name}: something new is there, and no instance and no run ingests it" in (found.description or "")
+    judged: Any = tick(repository, "source_watch", instance, given).asset_events
+    (same,) = [one for one in judged if one.check_name == "instances"]
+    assert (same.passed, same.description) == (False, found.description)
+    fed.sources.close()
+    fed.controller.close()

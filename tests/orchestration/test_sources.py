@@ -314,7 +314,8 @@ def test_the_checks_judge_all_sources(fed: Fed, folder: Path, instance: dg.Dagst
         return {one.check_name: (one.passed, one.description or "") for one in done.get_asset_check_evaluations()}
 
     found = verdicts(errors_share=None)
-    assert {name: one[0] for name, one in found.items()} == dict.fromkeys(names, True)
+    assert {name: one[0] for name, one in found.items()} == {**dict.fromkeys(names, True), "instances": False}
+    assert found["instances"][1].startswith("orders: something new is there, and no instance and no run ingests it")
     strict = verdicts(instances=1, errors=1, behind_s=0)
     assert {name: one[0] for name, one in strict.items()} == {
         "instances": False, "lag": False, "errors": False, "held_back": True, "unread": True,

@@ -9,7 +9,8 @@ import msgspec
 
 from persist_lib.arguments import parse_integer, shown
 from persist_lib.config import MIB
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage
+from persist_lib.runtime.each import Each
 from persist_lib.storage.sources.health import named
 from persist_lib.storage.sources.news import News, look
 
@@ -78,7 +79,11 @@ def check(
     wanted = sorted(set(names) or set(declared))
     found = look(sources, {}, leave_out=set(declared) - set(wanted)) if news is None else news
     by_name = {one.source: one for one in found}
-    return {name: _checked(sources, declared.get(name), name, limits, by_name.get(name)) for name in wanted}
+    tried = Each[list[Alert]]().add(
+        wanted, lambda name: _checked(sources, declared.get(name), name, limits, by_name.get(name))
+    )
+    unknown = {name: _unknown(says) for name, says in tried.why.items()}
+    return {name: unknown.get(name) or tried.done[name] for name in wanted}
 
 
 def _checked(
@@ -86,12 +91,11 @@ def _checked(
 ) -> list[Alert]:  # fmt: skip
     state = "dropping" if record is None else record.state
     if state in UNSETTLED:  # SUBTLE: who asks for it would finish that, and a check changes nothing
-        says = UNSETTLED[state]
-    else:
-        try:
-            return judge(sources.show(name), limits, news)
-        except PersistError as error:
-            says = f"{type(error).__name__}: {error.message}"
+        return _unknown(UNSETTLED[state])
+    return judge(sources.show(name), limits, news)
+
+
+def _unknown(says: str) -> list[Alert]:
     return [Alert(one, one != "unread", says if one == "unread" else "it is not known") for one in CHECKS]
 
 

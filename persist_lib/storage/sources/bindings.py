@@ -144,7 +144,7 @@ class Bindings:
         """Answer the binding that a message belongs to, and its time; mint one up to `mark` if none covers it.
 
         For readers that meet messages before anybody said that they are there. `mark` is the first address after the
-        message. The answer is what the shard says, which may be a binding of somebody else that goes further. Raises
+        message. The answer is what the shard says, which may be another instance's binding that goes further. Raises
         SinceViolation where the binding is so old that it is given up.
         """
         if mark.address <= address:
@@ -155,7 +155,7 @@ class Bindings:
             self.mint(lambda _: {partition: mark}, deadline)
 
     def fetch_told(self) -> int:
-        """The shard's since: what the source's messages at earlier times were is known to nobody any more."""
+        """The shard's since: what the source's messages at earlier times were is not known any more."""
         return self._client.machine(self.shard).fetch().state.since.time or 0
 
     def behind_ms(self, time: int) -> int:

@@ -1,6 +1,6 @@
 """What a reader chose, and all instances must agree on, such as a snapshot: committed first, then read back.
 
-A choice is a sequence of bytes in a shard of the source. It is committed whole, by whoever is first; what others bring
+A choice is a sequence of bytes in a shard of the source. It is committed whole, by the first process; what others bring
 is left out. Whatever an instance then uses is what it reads here.
 """
 
@@ -55,7 +55,7 @@ class Choices:
             raise Determinate(f"the choice {self.shard} was forgotten while it was read: others were faster") from error
 
     def commit(self, chosen: Iterable[bytes]) -> None:
-        """Commit all of it at once, unless somebody was first. Look at `find` for what it is then.
+        """Commit all of it at once, unless another process was first. Look at `find` for what it is then.
 
         Raises Indeterminate when it is not known whether it is committed; `find` tells that too.
         """
@@ -66,7 +66,7 @@ class Choices:
             write.compare_and_append(map(_row, enumerate(chosen)), 0, 1, timeout=PATIENCE_S)
 
     def forget(self) -> None:
-        """Take it away, as nobody will ask for it again. Idempotent."""
+        """Take it away, as it will not be asked for again. Idempotent."""
         finish_shard(self._client, self.shard, SCHEMA, HOLD)
 
 

@@ -1,4 +1,4 @@
-"""What is done to make a source, and to take it away: steps that may be repeated, by whoever comes next."""
+"""What is done to make a source, and to take it away: steps that any process may repeat."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def settle(
 
 
 def hold(controller: Controller, record: SourceRecord, *, is_new: bool = False) -> None:
-    """Set the holds of a source where there are none: as it is made, or after somebody released one."""
+    """Set the holds of a source where there are none: as it is made, or after one was released."""
     contents, client = controller.catalog.fetch(), controller.client
     if not is_new:
         hold_input(client, record, is_new=False)
@@ -73,7 +73,7 @@ def hold(controller: Controller, record: SourceRecord, *, is_new: bool = False) 
 
 
 def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> list[str]:
-    """Drop what a source has, and forget it; or, where it is begun anew, declare it again.
+    """Drop what a source has, and forget it; or, where it begins again, declare it again.
 
     Answers what could not be taken away outside, and what to do about it.
     """

@@ -34,7 +34,7 @@ def hold_name(record: SourceRecord) -> str:
 
 
 def clock_of(controller: Controller, record: SourceRecord, owner: str, *, is_leased: bool = True) -> Clock:
-    """What says at which times a source's messages are. Without `is_leased`, for whoever reads no messages."""
+    """What says at which times a source's messages are. Without `is_leased`, for a caller that reads no messages."""
     if record.input is None:
         return Bindings(controller.client, record.bindings)
     if not isinstance(record.reader, Collection):
@@ -89,7 +89,7 @@ def in_unit(schema: Schema, unit: object) -> Schema:
 
 
 def hold_input(client: Client, record: SourceRecord, *, is_new: bool) -> SourceRecord:
-    """Hold the collection that a source reads, where nobody did yet; with the time from which on it can be read.
+    """Hold the collection that a source reads, where that is not done yet; with the time from which on it can be read.
 
     Only while a source is made (`is_new`) it begins there: what is read back decides. Raises NotFound if it is gone.
     """
@@ -105,7 +105,7 @@ def hold_input(client: Client, record: SourceRecord, *, is_new: bool) -> SourceR
             )  # fmt: skip
         if (found := state.holds.get(name)) is not None:
             break
-        with suppress(HoldConflict, SinceViolation):  # somebody else was first, or history was given up just now
+        with suppress(HoldConflict, SinceViolation):  # another process was first, or history was given up just now
             client.set_hold(shard, name, state.since, opaque=record.fence, expected=None)
     return changed(record, input=msgspec.structs.replace(record.input, begins=found.since.time or 0))
 
@@ -113,7 +113,7 @@ def hold_input(client: Client, record: SourceRecord, *, is_new: bool) -> SourceR
 def begin(controller: Controller, record: SourceRecord, names: Mapping[str, str]) -> None:
     """See to it that a source's collections say nothing of times before what it reads begins.
 
-    SUBTLE: they can be read as of the time before, where they are empty, as whoever starts reads the state there.
+    SUBTLE: they can be read as of the time before, where they are empty, as a reader that starts reads the state there.
     """
     if record.input is None or not (begins := record.input.begins):
         return

@@ -39,7 +39,7 @@ def upserted(schema: Schema, rows: pa.Table, deletes: Flags, lookup: Lookup) -> 
     loose = pa.schema([one if one.name in schema.key_names else one.with_nullable(True) for one in schema.data])
     every = pa.concat_tables([exactly(loose, old), exactly(loose, rows)])
     every = pa.table([joined(column) for column in every.columns], schema=every.schema)
-    # Old rows have the time -1: they come before all others, and are added by nobody.
+    # Old rows have the time -1: they come before all others, and are not added.
     times = np.concatenate([np.full(old.num_rows, -1), integers(rows.column(TIME)).astype(np.int64)])
     takes_away = np.concatenate([np.zeros(old.num_rows, np.bool_), deletes])
     order, ties = sort_order([every.column(name).chunk(0) for name in schema.key_names])  # stable: old ones first

@@ -1,7 +1,7 @@
 """Sources that read a collection: its updates are messages that have times already, so nothing gives them others.
 
 The one partition is the collection, and an address is a time. What a source makes of the updates at a time is at the
-same time in its own collections. So whoever reads both as of one time reads the same moment.
+same time in its own collections. So a reader of both as of one time reads the same moment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the instances of a source are: a collection with a row each. It is about processes, so it is not definite.
 
-A process that was killed cannot say so. So each row has the time at which it was written, and whoever reads it sees how
+A process that was killed cannot say so. So each row has the time at which it was written, and a reader of it sees how
 long ago that is; instances take away the rows of others that were not heard of for long.
 """
 
@@ -35,7 +35,7 @@ SCHEMA = Schema(
     times="ms", unique=True,
 )  # fmt: skip
 EVERY_MS = 10_000
-"""How often it is told that nothing has changed."""
+"""How often an instance writes that nothing has changed."""
 LAGGING_MS = 60_000
 """An instance that finds more than it can make durable, and is behind the clock by that much, is lagging."""
 UNSEEN_MS = 5 * 60_000
@@ -138,7 +138,7 @@ def is_alive(row: Mapping[str, Any], now: int) -> bool:
 
 
 def is_old(row: Mapping[str, Any], now: int) -> bool:
-    """Whether what a row says interests nobody any more."""
+    """Whether what a row says is too old to be of use."""
     return unseen_ms(row, now) > (FORGET_FAILED_MS if row["state"] == "failed" else FORGET_MS)
 
 

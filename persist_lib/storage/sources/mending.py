@@ -1,4 +1,4 @@
-"""Mending a source: what was decoded wrongly is decoded anew from the messages that it kept, at their times.
+"""Mending a source: what was decoded wrongly is decoded again from the messages that it kept, at their times.
 
 A recipe is another way to decode. Of each collection that depends on it a rendition is made from NAME/raw, beside the
 instances that run, and compared. The handover of the output decides; that of the errors follows, at the same time.
@@ -253,7 +253,7 @@ def fill(mending: Ingestion, deadline: Deadline, beyond: int = 0) -> int:
         if deadline.has_passed():
             raise out_of_time(
                 f"source {mending.record.name!r}", deadline,
-                "its messages are still being decoded anew. The same call goes on where this one ended",
+                "its messages are still being decoded anew. The same call continues where this one ended",
             )  # fmt: skip
         deadline.pause(PAUSE_S)
 
@@ -273,7 +273,7 @@ def judged(controller: Controller, record: SourceRecord, time: int, deadline: De
 
 
 def finish(sources: Sources, record: SourceRecord, deadline: Deadline) -> int:
-    """Hand over to what was decided on, and decode by it from now on. Whoever comes next goes on. Answers the time."""
+    """Hand over to what was decided on, and decode by it from now on. The next call finishes it. Answers the time."""
     controller, recipe, names = sources.controller, recipe_of(record), names_by_role(sources.controller, record)
     commands = {role: f"{mend_command(record, recipe.number, role)}.follows" for role in ROLES}
     owner = f"mend {record.name}"[:100]

@@ -1,8 +1,8 @@
-"""Which sources have something to ingest, and nobody at work: for whoever starts instances, as Dagster does.
+"""Which sources have something to ingest, and no instance at work: for what starts instances, as Dagster does.
 
 All sources together cost one listing of the newest versions of shards, and the two lists of the catalog. Of a source on
 which nothing has moved since the last look, nothing more is read in the location; where an instance writes its health,
-nothing at all. Only the upstream of the others is asked, as nobody else knows what is new there.
+nothing at all. Only the upstream of the others is asked, as only that knows what is new there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from persist_lib.errors import PersistError
+from persist_lib.runtime.each import Each
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import clock_of, reader_of
 from persist_lib.storage.sources.following import Following
@@ -34,8 +34,8 @@ Version = tuple[int, int]
 class News(msgspec.Struct, frozen=True):
     """What is to be done for a source. `time` is its t, -1 where that was not looked at.
 
-    "new": there is something to ingest, and nobody at work. "none": there is nothing. "unread": it could not be asked.
-    `unread` is what is there and is not read, with why, where the upstream was asked.
+    "new": there is something to ingest, and no instance at work. "none": there is nothing. "unread": it could not be
+    asked. `unread` is what is there and is not read, with why, where the upstream was asked.
     """
 
     source: str
@@ -69,23 +69,19 @@ def look(sources: Sources, memory: Memory, *, leave_out: Collection[str] = ()) -
     ids = {record.id for _, record in records}
     for gone in set(memory) - ids:
         del memory[gone]
-    found = []
-    for name, record in records:
-        if name in leave_out or record.state in {"making", "dropping"}:
-            continue
-        if record.state == "paused":
-            found.append(News(name, "paused", f"it is paused{': ' if record.why else ''}{record.why}"))
-            continue
-        try:
-            found.append(_look(sources, record, memory, versions, now))
-        except (PersistError, OSError) as error:
-            found.append(News(name, "unread", f"{type(error).__name__}: {error}"))
-    return found
+    wanted = {
+        name: record for name, record in records if name not in leave_out and record.state in {"running", "paused"}
+    }
+    tried = Each[News]().add(wanted, lambda name: _look(sources, wanted[name], memory, versions, now))
+    unread = {name: News(name, "unread", says) for name, says in tried.why.items()}
+    return [unread.get(name) or tried.done[name] for name in wanted]
 
 
 def _look(
     sources: Sources, record: SourceRecord, memory: Memory, versions: Mapping[str, Version], now: int
 ) -> News:  # fmt: skip
+    if record.state == "paused":
+        return News(record.name, "paused", f"it is paused{': ' if record.why else ''}{record.why}")
     known = memory.get(record.id)
     health = versions.get(record.health, (0, 0))
     if _is_at_work(sources, record, known, health, now):

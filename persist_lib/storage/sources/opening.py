@@ -26,7 +26,7 @@ def open_reader(client: Client, record: SourceRecord) -> SourceReader:
 
 
 def make_outside(client: Client, record: SourceRecord, deadline: Deadline) -> Known | None:
-    """Make what a source has besides its collections; return what is known of its table. Idempotent."""
+    """Make what a source has apart from its collections; return what is known of its table. Idempotent."""
     if not isinstance(record.reader, Postgres):
         return None
     Choices(client, record.choices).create(record.fence)

@@ -38,7 +38,7 @@ RAW = Schema(
     },
     times="ms",
 )  # fmt: skip
-"""All that a message can have, so that it can be decoded anew."""
+"""All that a message can have, so that it can be decoded again."""
 MOST_RAW = 64 << 10
 """Bytes of a bad message that are kept in the error collection. `keep_raw` keeps all of it."""
 ABOUT: Mapping[str, pa.DataType] = {

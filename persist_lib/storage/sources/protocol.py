@@ -8,7 +8,7 @@ same messages to everybody, or says that they are gone. Other messages than befo
                 key: binary         (optional) the bytes of its key
                 header: string      (optional) what else its decoder needs, such as a CSV file's first line
                 headers: string     (optional) what came beside, as JSON
-    timestamp: ms, UTC  (optional) when it was written, by whoever wrote it
+    timestamp: ms, UTC  (optional) when it was written, as its writer says
     problem: string     (optional) why the reader could not give it whole. Null: it did
 """
 
@@ -123,7 +123,7 @@ class SourceReader(Protocol):
         ...
 
     def estimate(self, partition: str, start: int, end: int) -> int:
-        """Return about how many bytes the messages with addresses in `[start, end)` have. It asks nobody."""
+        """Return about how many bytes the messages with addresses in `[start, end)` have. It sends no request."""
         ...
 
     def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -12,11 +12,15 @@ from persist_lib.client import Client
 from persist_lib.errors import NotFound
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.storage.describe import Owners
 from persist_lib.storage.records import Record, decode, encode, schema_of
 from persist_lib.storage.small import Bodies, Row
 from persist_lib.storage.sources.declared import Decoding, From, Meaning
 from persist_lib.storage.sources.postgres import Known
 from persist_lib.storage.sources.protocol import HOLD
+
+if TYPE_CHECKING:
+    from persist_lib.storage.controller import Controller
 
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
 State = Literal["making", "running", "paused", "dropping"]
@@ -38,7 +42,7 @@ class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
 class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Another way to decode a source's messages, of which renditions are made, by the roles of their collections.
 
-    `number` counts such attempts. Once it is `decided`, whoever comes next hands over.
+    `number` counts such attempts. Once it is `decided`, the next process hands over.
     """
 
     number: int
@@ -53,8 +57,8 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A source. `collections` are the ids of those that it writes by definite appends, by what they are for.
 
-    `epoch` counts how often it was begun anew; instances of another epoch are fenced off. `again`: once it
-    is dropped, it is to be created anew. `mends` counts the recipes that were tried, `mended` is the number of the one
+    `epoch` counts how often it was reset; instances of another epoch are fenced off. `again`: once it
+    is dropped, it is to be created again. `mends` counts the recipes that were tried, `mended` is the number of the one
     that decodes its messages now, 0 for the first. `table` is what a table of PostgreSQL was when the source was made.
     """
 
@@ -117,6 +121,22 @@ Decide = Callable[[dict[str, SourceRecord]], SourceRecord | None]
 
 To = Callable[[dict[str, SourceRecord]], tuple[SourceRecord | None, SourceRecord | None]]
 """Makes of the sources the row to take away and the one to set."""
+
+
+def fetch_owners(controller: Controller) -> Owners:
+    """Whose the minted shards are. Read it after the list of shards: what is new in that is then in this."""
+    declared = Declared(controller.client, controller.catalog.shard)
+    try:
+        sources = {record.id: name for name, record in declared.fetch().items() if record.state != "dropping"}
+    finally:
+        declared.close()
+    return Owners(controller.catalog.fetch(), sources)
+
+
+def owners_of(client: Client) -> Owners:
+    """The same of a location."""
+    with client.controller() as controller:
+        return fetch_owners(controller)
 
 
 class Declared:

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 STEP_BYTES = 32 * MIB
 WINDOW_BYTES = 64 * MIB
 TICK_MS = 5_000
-"""How often a source without new messages goes on in time: each time is an append to each of its collections."""
+"""How often a source without new messages moves on in time: each time is an append to each of its collections."""
 HOLD_EVERY_MS = 5_000
-"""By how much t goes on before holds follow."""
+"""By how much t moves before holds follow."""
 PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indeterminate)
 """What the next step may not meet: an instance drops what it has in memory, and starts again."""
 
@@ -211,7 +211,7 @@ class Ingestion:
         return self._pipeline.apply(messages, partial(self._lookup, window), schemas, self._waiting(window))
 
     def _settle(self, window: Window, deadline: Deadline) -> None:
-        """See to it that the window is decoded as its collections are. If they were handed over, look anew.
+        """See to it that the window is decoded as its collections are. If they were handed over, look again.
 
         SUBTLE: first the output, whose handover decides, and then the errors, whose is at the same time. So while
         neither is promised beyond what is written, the second handover can always follow the first.
@@ -305,7 +305,7 @@ class Ingestion:
         self._held = since
 
     def _tell(self) -> None:
-        """Tell the upstream what nobody will ask for again: the addresses at the bindings' since, never at t."""
+        """Tell the upstream what will not be asked for again: the addresses at the bindings' since, never at t."""
         since = self._clock.fetch_told()
         if since <= self._told:
             return

@@ -133,7 +133,7 @@ class Sources:
         self._set(name, "paused", parse_text(why, "why", 1000), timeout)
 
     def resume(self, name: str, *, timeout: float | None = None) -> None:
-        """Let instances go on; a hold of the source that somebody released is set again. Raises NotFound."""
+        """Let instances go on; a hold of the source that was released is set again. Raises NotFound."""
         self._set(name, "running", "", timeout)
         hold(self.controller, self.find(name))
 
@@ -147,7 +147,7 @@ class Sources:
         return self._end(name, timeout, again=False)
 
     def reset(self, name: str, *, timeout: float | None = None) -> SourceDescription:
-        """Begin a source anew, from what its reader has now: drop it with its collections, and create it again.
+        """Begin a source again, from what its reader has now: drop it with its collections, and create it again.
 
         What the collections had is gone. For what Gone and Diverged leave no other way. Raises NotFound.
         """
@@ -167,7 +167,7 @@ class Sources:
         """Decode a source's messages in another way, beside the present one, from `NAME/raw`; and say what differs.
 
         What is not given stays as it is. The first call makes renditions of the output and of the errors; a later one
-        goes on with them, and needs no arguments. Nobody reads these until `hand_over`, and instances run on. Raises
+        goes on with them, and needs no arguments. They are not read until `hand_over`, and instances run on. Raises
         NotFound; InvalidUsage for a source without keep_raw, or while something else is tried; and TimedOut, after
         which the same call goes on.
         """

@@ -83,13 +83,13 @@ class Target:
             raise self._diverged(differing, shard)
 
     def append(self, updates: pa.Table, start: int, end: int, deadline: Deadline) -> None:
-        """Append what is not there yet. If somebody else wrote since `check`, it is compared again."""
+        """Append what is not there yet. If another process wrote since `check`, it is compared again."""
         self.writer.append(updates, start, end, timeout=max(0.001, deadline.remaining_s()))
         for name, checked in self._checked.items():
             version = self._controller.client.machine(name).version
             others = set(version.state.writers) - {self.writer.shard(name).id}
-            # SUBTLE: an append needs a writer's registration, whose end is a transition too. So whoever appended since
-            # the check is registered still, or has left more than one transition.
+            # SUBTLE: an append needs a writer's registration, whose end is a transition too. So one that appended
+            # since the check is registered still, or has left more than one transition.
             if others or version.seqno > checked + 1:
                 self._said = "Another instance was first at these times, and this one may have written others"
                 self._check(updates, start, end)

@@ -12,7 +12,7 @@ from persist_lib.storage.leases import expiry_steps
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.tables.applying import apply
-from persist_lib.storage.tables.lag import Behind, Lag, fetch_lag, wal_timelines
+from persist_lib.storage.tables.lag import Behind, Lag, fetch_lag
 from persist_lib.storage.tables.tidying import tidy
 from persist_lib.storage.tables.wal_line import WalLine
 from persist_lib.storage.wal import SCHEMA, wal_shard
@@ -21,25 +21,24 @@ OWNER = "tend"
 
 
 def timeline_steps(
-    catalog: Catalog, deadline: Deadline, *, only: str | None = None, dry_run: bool = False
+    catalog: Catalog, record: TimelineRecord, deadline: Deadline, *, only: str | None = None, dry_run: bool = False
 ) -> Generator[tuple[Step, Do], None, None]:
-    """What there is to do for the table with this id, or for all tables and their WALs; and how to do each step.
+    """What there is to do for the table with this id, or for all tables of a timeline and its WAL; and how to do it.
 
     The next step is found when the one before was done. A dry run says what would be done if all of them were.
     """
-    for record in wal_timelines(catalog.fetch()):
-        lag = fetch_lag(catalog, record)
-        wanted = [behind for behind in lag.tables if only in (None, behind.id)]
-        if wanted:
-            line = WalLine(catalog, record, OWNER)
-            try:
-                for behind in wanted:
-                    yield _applying(behind, lag), partial(_apply, line, behind, deadline)
-            finally:
-                line.close()
-        if only is None:
-            yield from expiry_steps(catalog.client, f"timeline {record.name}", [wal_shard(record.id)])
-            yield from _tidying(catalog, record, lag, deadline, is_dry=dry_run, is_moved=bool(wanted))
+    lag = fetch_lag(catalog, record)
+    wanted = [behind for behind in lag.tables if only in (None, behind.id)]
+    if wanted:
+        line = WalLine(catalog, record, OWNER)
+        try:
+            for behind in wanted:
+                yield _applying(behind, lag), partial(_apply, line, behind, deadline)
+        finally:
+            line.close()
+    if only is None:
+        yield from expiry_steps(catalog.client, f"timeline {record.name}", [wal_shard(record.id)])
+        yield from _tidying(catalog, record, lag, deadline, is_dry=dry_run, is_moved=bool(wanted))
 
 
 def _applying(behind: Behind, lag: Lag) -> Step:

@@ -395,7 +395,7 @@ def test_a_stream_whose_hold_was_released_says_what_is_gone(client: persist.Clie
     world.append(rng, 20, times=3)
     world.controller.tend("orders")
     world.controller.tend("orders")
-    with pytest.raises(persist.SinceViolation, match="collection orders: this stream goes on after"):
+    with pytest.raises(persist.SinceViolation, match="collection orders: this stream has read up to"):
         drain(started(query))
 
 

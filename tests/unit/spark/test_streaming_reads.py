@@ -257,7 +257,7 @@ def test_a_stopped_stream_keeps_its_history_and_a_released_one_lets_go(client: p
     for _ in range(8):
         world.append(rng, 20)
         client.maintain("orders")
-    with pytest.raises(SinceViolation, match="Start it anew with another checkpointLocation"):
+    with pytest.raises(SinceViolation, match="Start it with another checkpointLocation"):
         query.start()
 
 
@@ -317,7 +317,7 @@ def test_a_first_batch_that_was_planned_is_read_at_a_restart_or_refused_in_words
         later.expire("orders")
         world.append(rng, 20)
         later.maintain("orders")
-    with pytest.raises(SinceViolation, match="Start it anew with another checkpointLocation"):
+    with pytest.raises(SinceViolation, match="Start it with another checkpointLocation"):
         other.run()
 
 

@@ -188,3 +188,64 @@ def test_a_step_back_is_refused() -> None:
     for start, end in ((Updates(5), Updates(4)), (Contents(6), Updates(5)), (Contents(6, b"k"), Contents(6, b"a"))):
         with pytest.raises(persist.errors.InvalidUsage, match="a stream goes forward"):
             offsets.steps(start, end)
+
+
+@pytest.mark.parametrize(
+    ("carrier", "options", "trigger"),
+    [
+        *(("shard", options, trigger) for options in ({}, {"hold": "h"}, {"from": "latest"}) for trigger in TRIGGERS),
+        ("collection", {}, "available now"), ("collection", {"hold": "h"}, "once"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_new_stream_looks_again_where_history_goes_between_its_look_and_its_lease(
+    setting: Setting, carrier: str, options: dict[str, str], trigger: Trigger
+) -> None:
+    rng, rivalled, number, seen = random.Random(3), setting.rivalled, 0, 1
+    world, chosen = told(setting, carrier)
+    world.append(rng, 5, times=2)
+    reader = setting.writes.open_reader("orders") if isinstance(world, World) else None
+
+    def act() -> None:
+        world.append(rng, 1)
+        if isinstance(world, World):
+            assert reader is not None
+            reader.downgrade_since(world.upper - 1)
+        else:
+            world.controller.alter("orders", retention=0)
+            world.controller.tend()
+
+    while seen > number:
+        number, sink = number + 1 + number // 3, Sink()
+        query = setting.stream(sink, **chosen, **options)
+        rivalled.act = act
+        rivalled.at(number)
+        query.start(trigger)
+        query.step()
+        seen, rivalled.act = rivalled.seen, None
+        check(query, sink, world)
+        if "hold" in options:
+            setting.writes.release_hold("orders", "h") if reader else world.controller.release_hold("orders", "h")  # type: ignore[union-attr]
+    assert number > 3
+
+
+def test_a_new_stream_that_asks_for_history_that_goes_meanwhile_says_so(setting: Setting) -> None:
+    rng, rivalled = random.Random(4), setting.rivalled
+    world, _ = told(setting, "shard")
+    world.append(rng, 5, times=4)
+    reader = setting.writes.open_reader("orders")
+    for number in range(2, 5):
+        query = setting.stream(Sink(), **{"from": str(world.upper - 2)})
+        query.start()
+
+        def act() -> None:
+            world.append(rng, 1, times=3)
+            reader.downgrade_since(world.upper - 1)
+
+        rivalled.act = act
+        rivalled.at(number)
+        with pytest.raises(persist.SinceViolation) as told_:
+            query.step()
+        rivalled.act = None
+        assert "hold" not in told_.value.message or "a hold would have kept it" in told_.value.message, told_.value
+        assert "goes on" not in told_.value.message

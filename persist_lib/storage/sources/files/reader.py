@@ -152,7 +152,7 @@ class LineFiles:
         return {partition: Lag(bytes=left) for partition, left in self.lag(marks).items()}
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
-        """Files are left where they are: whoever made them takes them away."""
+        """Files are left where they are: the program that made them takes them away."""
 
     def close(self) -> None:
         """Release connections."""

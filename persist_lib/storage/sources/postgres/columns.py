@@ -29,7 +29,7 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
 }  # fmt: skip
 WHAT_TO_DO = (
     "Nothing of it was written. Declare a source of the table under another name, which takes the columns as they are "
-    "now, and drop this one once nobody needs its history"
+    "now, and drop this one once its history is not needed"
 )
 
 

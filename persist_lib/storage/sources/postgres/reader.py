@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from persist_lib.storage.sources.postgres import Known, Postgres
 
 IDLE_BYTES = 16 * MIB
-"""By how much the log goes on without changes of the table before that is bound: so much is held back for nothing."""
+"""How far the log moves without changes of the table before that is bound: so much is held back for nothing."""
 WAIT_S = 0.1
 FEW_WAITS, MOST_WAITS = 40, 400
 """How often it waits for a server that sends nothing of its log: of what may be bound, and of what is bound.

@@ -354,7 +354,7 @@ def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
 
 @contextmanager
 def _unless_there() -> Iterator[None]:
-    """Somebody else may make the same just now."""
+    """Another process may make the same just now."""
     with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
         yield
 
