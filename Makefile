@@ -9,6 +9,8 @@ PROJECT := .venv/.project
 PYTHON_IN_VENV := .venv/bin/python
 PYTEST := $(PYTHON_IN_VENV) -m pytest
 
+# What is compiled is kept: otherwise each started interpreter compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # spark-submit, dagster and persist are found, also by what they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
