@@ -16,11 +16,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 
+T = TypeVar("T")
 VARIABLE = "PERSIST_CIRCLE"
 
 
@@ -32,7 +34,13 @@ class Sample:
     whole: tuple[str, ...] = ()
 
 
-NIGHTLY: Mapping[str, str] = {}
+NIGHTLY: Mapping[str, str] = {
+    "tests/unit/location/test_s3.py::test_more_than_a_thousand": "the tests of pages beside it",
+    "tests/unit/location/test_s3_cas.py::test_more_than_a_thousand": "tests of pages in test_s3.py, of truncation here",
+    "tests/unit/storage/sources/test_bindings.py::test_two_minters_in_threads": "two minters by turns, beside it",
+    "tests/unit/storage/sources/test_bindings.py::test_processes_that_ask": "two minters by turns, beside it",
+    "tests/unit/storage/sources/test_kafka.py::test_a_million": "a million records of Avro and of files",
+}
 """The beginning of a test's id, and what holds its rule by day."""
 
 SAMPLED: Mapping[str, Sample] = {
@@ -44,6 +52,10 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/interrupts/": Sample(0.25),
     "tests/powercut/": Sample(0.25),
     "tests/races/test_late_attempts.py": Sample(0.4),
+    "tests/unit/client/test_times_at_every_door.py": Sample(0.4),
+    "tests/unit/storage/sources/test_loading.py::test_tasks_make": Sample(0.4),
+    "tests/unit/storage/sources/test_mending.py::test_what_a_mender_left": Sample(0.3),
+    "tests/unit/storage/tables/test_tail.py": Sample(0.5),
 }
 """The beginning of a test's id, and what is drawn."""
 
@@ -59,6 +71,13 @@ def _at_night(nodeid: str) -> bool:
 
 def _sample(nodeid: str) -> Sample | None:
     return next((sample for beginning, sample in SAMPLED.items() if nodeid.startswith(beginning)), None)
+
+
+def by_day(places: Sequence[T], every: int) -> Sequence[T]:
+    """Where one test strikes: everywhere at night, and by day at each `every`-th place, from one that the seed says."""
+    if os.environ.get(VARIABLE) != "day":
+        return places
+    return places[int(_draw("", os.environ.get("PERSIST_SEED", "fixed")) * every) :: every]
 
 
 def kept(nodeids: Iterable[str], seed: str) -> set[str]:
