@@ -35,7 +35,7 @@ def test_what_is_of_the_night_and_what_nothing_is_said_of(monkeypatch: pytest.Mo
 
 def test_one_test_strikes_at_some_places_by_day_and_at_all_at_night(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PERSIST_CIRCLE", "day")
-    drawn = set()
+    drawn: set[int] = set()
     for seed in range(40):
         monkeypatch.setenv("PERSIST_SEED", str(seed))
         places = circles.by_day(range(1, 10), 3)
