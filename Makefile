@@ -11,9 +11,9 @@ PYTEST := $(PYTHON_IN_VENV) -m pytest
 
 # spark-submit, dagster and persist are found, also by what they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# Bytecode is kept, also where the environment says otherwise: without it each process that a test starts compiles all
+# Bytecode is kept, also where the environment says otherwise: without it each interpreter that a test starts compiles all
 # that it imports, which is half of its start.
-export PYTHONDONTWRITEBYTECODE :=
+unexport PYTHONDONTWRITEBYTECODE
 
 # Evaluated where used: a JVM is only looked for by what runs Spark.
 WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,6 +38,11 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "a short one, in the same file",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_s3": "files and SQLite, in the same file",
     "tests/wheels/test_types.py::test_the_pipeline_s_types_are_there_too": "the library's types, in the same file",
+    "tests/unit/location/test_s3.py::test_more_than_a_thousand": "the tests of pages beside it",
+    "tests/unit/location/test_s3_cas.py::test_more_than_a_thousand": "tests of pages in test_s3.py, of truncation here",
+    "tests/unit/storage/sources/test_bindings.py::test_two_minters_in_threads": "two minters by turns, beside it",
+    "tests/unit/storage/sources/test_bindings.py::test_processes_that_ask": "two minters by turns, beside it",
+    "tests/unit/storage/sources/test_kafka.py::test_a_million": "a million records of Avro and of files",
 }
 """The beginning of a test's id, and what holds its rule by day."""
 
@@ -55,6 +60,10 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/races/test_outcomes.py": Sample(0.25, ("[memory",)),
     "tests/races/test_verbs_processes.py": Sample(0.3),
     "tests/wheels/test_extras.py": Sample(0.3),
+    "tests/unit/client/test_times_at_every_door.py": Sample(0.4),
+    "tests/unit/storage/sources/test_loading.py::test_tasks_make": Sample(0.4),
+    "tests/unit/storage/sources/test_mending.py::test_what_a_mender_left": Sample(0.3),
+    "tests/unit/storage/tables/test_tail.py": Sample(0.5),
 }
 """The beginning of a test's id, and what is drawn."""
 
@@ -70,6 +79,13 @@ def _at_night(nodeid: str) -> bool:
 
 def _sample(nodeid: str) -> Sample | None:
     return next((sample for beginning, sample in SAMPLED.items() if nodeid.startswith(beginning)), None)
+
+
+def by_day(places: Sequence[T], every: int) -> Sequence[T]:
+    """Where one test strikes: everywhere at night, and by day at each `every`-th place, from one that the seed says."""
+    if os.environ.get(VARIABLE) != "day":
+        return places
+    return places[int(_draw("", os.environ.get("PERSIST_SEED", "fixed")) * every) :: every] or places[:1]
 
 
 def kept(nodeids: Iterable[str], seed: str) -> set[str]:
@@ -89,15 +105,6 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
         least = min(group)
         chosen.update(nodeid for draw, nodeid, share in group if draw < share or (draw, nodeid, share) == least)
     return chosen
-
-
-def some(items: Iterable[T], name: str, share: float) -> list[T]:
-    """Of a product inside one test: by day a share, at least one, drawn by the seed; else all of it."""
-    found = list(items)
-    if os.environ.get(VARIABLE) != "day":
-        return found
-    draws = [(_draw(f"{name} {at}", os.environ.get("PERSIST_SEED", "fixed")), at) for at in range(len(found))]
-    return [found[at] for draw, at in draws if draw < share or (draw, at) == min(draws)]
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:

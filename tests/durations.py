@@ -12,6 +12,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -66,7 +67,7 @@ class Recorder:
         sleep = time.sleep
 
         def counted(seconds: Any) -> None:
-            self._slept += seconds
+            self._slept += seconds if threading.current_thread() is threading.main_thread() else 0
             sleep(seconds)
 
         time.sleep = counted

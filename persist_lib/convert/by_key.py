@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist_lib.arguments import is_of, native, shown
 from persist_lib.convert.codecs import canonical_column, canonical_json, exact_json
 from persist_lib.convert.updates import iter_updates
 from persist_lib.errors import InvalidUsage
+from persist_lib.kernel.columns import integers
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import is_instance, values_of
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
@@ -84,9 +84,8 @@ def _check_ones(table: pa.Table, what: str) -> None:
 
 def _first_other(table: pa.Table, name: str, only: int) -> int | None:
     """The first row whose column has another value; None if there is none."""
-    column = table.column(name)
-    row = pc.index(pc.not_equal(column, pa.scalar(only, column.type)), True).as_py()
-    return None if row < 0 else int(row)
+    others = np.flatnonzero(integers(table.column(name)) != only)
+    return int(others[0]) if others.size else None
 
 
 def _has_columns(keys: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -132,15 +132,21 @@ def statistics_columns(columns: pa.Schema) -> list[str]:
     return [f.name for f in columns if f.name not in (TIME, DIFF) and not pa.types.is_floating(f.type)]
 
 
-def _evaluate(expression: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
+def evaluated(table: pa.Table, expressions: Mapping[str, pc.Expression]) -> pa.Table:
+    """What each expression gives for the rows of a table."""
+    # It imports pandas, which takes longer than many a command.
     from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions  # noqa: PLC0415
 
     steps = [
         Declaration("table_source", TableSourceNodeOptions(table)),
-        Declaration("project", ProjectNodeOptions([expression], ["mask"])),
+        Declaration("project", ProjectNodeOptions(list(expressions.values()), list(expressions))),
     ]
     # SUBTLE: on one thread, so that the answers are in the order of the rows.
-    return Declaration.from_sequence(steps).to_table(use_threads=False).column(0)
+    return Declaration.from_sequence(steps).to_table(use_threads=False)
+
+
+def _evaluate(expression: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
+    return evaluated(table, {"mask": expression}).column(0)
 
 
 def _refusal(expression: pc.Expression, columns: pa.Schema) -> str | None:

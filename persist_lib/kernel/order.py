@@ -31,6 +31,7 @@ from persist_lib.schema.schema import TIME, Schema
 
 Digit = Callable[[Rows | None], U64]
 
+FEW = 64  # rows of which all words are sorted at once, as looking for those that tell apart takes longer
 DEEP = 32  # words of text compared one by one; what still ties is ranked by whole values
 
 
@@ -86,6 +87,11 @@ def sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flag
     digits = list(digits_of(columns, shared))
     if not digits and columns:  # all rows are the same, as far as they are looked at
         return np.arange(len(columns[0])), np.ones(max(0, len(columns[0]) - 1), np.bool_)
+    if columns and len(columns[0]) <= FEW:
+        words = np.stack([digit(None) for digit in digits])
+        order = np.lexsort(words[::-1])
+        words = words.take(order, axis=1)
+        return order, (words[:, 1:] == words[:, :-1]).all(axis=0)
     places = max(1, (len(columns[0]) - 1).bit_length()) if columns else 1
     codes, used = _pack(digits, None, 64 - places)
     if used:

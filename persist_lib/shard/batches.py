@@ -362,7 +362,7 @@ def _runs(parts: list[Part]) -> tuple[int, ...]:
 
 
 def _by_time(schema: Schema, table: pa.Table) -> ByTime:
-    times, diffs = table.column(TIME).to_numpy(), diffs_of(table)
+    times, diffs = integers(table.column(TIME)), diffs_of(table)
     order = np.argsort(times, kind="stable")
     distinct, starts, counts = np.unique(times[order], return_index=True, return_counts=True)
     with np.errstate(over="ignore"):

@@ -91,7 +91,7 @@ def _copy(to: Path) -> Path:
 def _pytest(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Run these in the copy until one fails; its exit status, and the first test that failed."""
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PERSIST_SEED": "fixed"}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PERSIST_SEED": "fixed", "PYTHONDONTWRITEBYTECODE": "1"}
     ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
     return ran.returncode, failed[1] if failed else (ran.stdout + ran.stderr).strip()[-200:]

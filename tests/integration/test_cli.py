@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 import typer.main
 from click.testing import CliRunner as ClickRunner
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import persist_lib as persist
 from persist_lib.cli.app import app
 from persist_lib.core import duties
+from tests.commands import invoke
 
 SCHEMA = persist.Schema(key={"order_id": "int64"}, value={"state": "string"})
 SMALL = persist.Config(inline_bytes=0)
@@ -58,7 +59,7 @@ class Shell:
         }
 
     def run(self, *words: object, typed: str | None = None) -> Result:
-        return CliRunner().invoke(app, list(map(str, words)), env=self.env, input=typed)
+        return invoke(*words, typed=typed, **self.env)
 
     def __call__(self, *words: object, typed: str | None = None) -> str:
         done = self.run(*words, typed=typed)

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import persist_lib as persist
-from persist_lib.cli.app import app
+from tests.commands import invoke
 from tests.integration.test_cli import Shell
 from tests.unit.cli.shells import run
 
@@ -384,10 +383,10 @@ def test_names_are_completed(made: Shell):
 
 
 def test_every_command_has_an_example():
-    commands = CliRunner().invoke(app, ["collection", "--help"]).stdout
+    commands = invoke("collection", "--help").stdout
     for name in re.findall(r"^│ ([a-z][a-z-]+)  ", commands, re.MULTILINE):
         if name not in ("hold", "rendition"):
-            assert f"persist collection {name}" in CliRunner().invoke(app, ["collection", name, "--help"]).stdout
+            assert f"persist collection {name}" in invoke("collection", name, "--help").stdout
 
 
 def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import persist_lib as persist
-from persist_lib.cli.app import app
+from tests.commands import invoke
 
 SCHEMA = persist.Schema(key={"order_id": "int64"}, value={"state": "string", "cents": "int64"})
 SMALL = persist.Config(inline_bytes=0)
@@ -27,8 +27,7 @@ class Shell:
         self.root = root
 
     def run(self, *words: str, typed: str | None = None) -> Result:
-        env = {"PERSIST_LOCATION": str(self.root), "PERSIST_CONSENSUS": None, "COLUMNS": None}
-        return CliRunner().invoke(app, list(words), env=env, input=typed)
+        return invoke(*words, typed=typed, PERSIST_LOCATION=str(self.root))
 
     def __call__(self, *words: str, typed: str | None = None) -> str:
         done = self.run(*words, typed=typed)

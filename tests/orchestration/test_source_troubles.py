@@ -21,12 +21,10 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import persist_lib as persist
 from orchestration.definitions import build_definitions
 from orchestration.settings import Settings
-from persist_lib.cli.app import app
 from persist_lib.errors import Gone, InvalidUsage
 from persist_lib.storage.sources import (
     Collection,
@@ -44,6 +42,7 @@ from persist_lib.storage.sources.health import Report
 from persist_lib.storage.sources.records import changed
 from persist_lib.storage.sources.running import Behind
 from tests import servers
+from tests.commands import invoke
 
 pytestmark = pytest.mark.dagster
 LOCATION = "memory:troubles"
@@ -311,7 +310,7 @@ def by_command() -> dict[str, list[dict[str, Any]]]:
     """What the command says, by source; its exit code says that something is wrong."""
     limits = ("--instances=0", "--behind=3600", "--lag-messages=5", "--lag-bytes=50", "--errors-share=0.5")
     words = ["source", "check", "--json", *limits]
-    done = CliRunner().invoke(app, words, env={"PERSIST_LOCATION": LOCATION, "PERSIST_CONSENSUS": None})
+    done = invoke(*words, PERSIST_LOCATION=LOCATION)
     assert done.exit_code == 1, done.output
     found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)["sources"]
     return found

@@ -15,6 +15,7 @@ from persist_lib.arguments import did_you_mean, shown
 from persist_lib.convert.by_key import parse_keys, parse_rows
 from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
+from persist_lib.format.predicate import evaluated
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import array_of, at_time
 from persist_lib.kernel.constraints import find_violation
@@ -176,15 +177,8 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
 def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
     given = {name: value for name, value in change.items() if isinstance(value, pc.Expression)}
     if given:
-        from pyarrow import acero  # noqa: PLC0415 - it imports pandas, where that is installed
-
-        project = acero.ProjectNodeOptions(list(given.values()), list(given))
-        plan = [
-            acero.Declaration("table_source", acero.TableSourceNodeOptions(data)),
-            acero.Declaration("project", project),
-        ]
         try:
-            found = acero.Declaration.from_sequence(plan).to_table(use_threads=False)
+            found = evaluated(data, given)
         except (pa.ArrowException, KeyError) as error:
             raise InvalidUsage(f"an expression of this update cannot be computed: {error}") from error
     for name, value in change.items():

@@ -11,35 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import persist_lib as persist
+from tests.commands import SETTINGS, forked
 
 PERSIST = str(Path(sys.executable).with_name("persist"))
 LONG = "a-shard-with-a-rather-long-name.2026_11_22-and-then-some-more"
 NS = 1_790_000_000_123_456_789
 """A time of 19 digits."""
-SETTINGS = ("LOCATION", "CONSENSUS", "PRICES", "CONFIG")
 
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment without settings of Persist and without a width."""
-    unset = {*(f"PERSIST_{name}" for name in SETTINGS), "COLUMNS", "NO_COLOR", "FORCE_COLOR"}
+    unset = {*SETTINGS, "NO_COLOR", "FORCE_COLOR"}
     return {**{name: value for name, value in os.environ.items() if name not in unset}, **more}
 
 
 def run(
-    *words: object, cwd: Path, env: dict[str, str] | None = None, **options: Any
+    *words: object, cwd: Path, env: dict[str, str] | None = None, program: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the installed command and capture what it prints."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    """Run the command and capture what it prints."""
     return subprocess.run(
-        [PERSIST, *map(str, words)], cwd=cwd, env=environment(**(env or {})), text=True, timeout=120, check=False,
-        **streams,
+        [program or forked(), *map(str, words)], cwd=cwd, env=environment(**(env or {})), text=True, timeout=120,
+        check=False, capture_output=True,
     )  # fmt: skip
 
 
 def shell(script: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash, in which $P is the command."""
     return subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {script}"], cwd=cwd, env=environment(P=PERSIST, **env), text=True,
+        ["bash", "-c", f"set -o pipefail; {script}"], cwd=cwd, env=environment(P=forked(), **env), text=True,
         timeout=120, check=False, capture_output=True,
     )  # fmt: skip
 

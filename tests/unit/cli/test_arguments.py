@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import persist_lib as persist
-from persist_lib.cli.app import app
 from persist_lib.errors import InvalidUsage
 from persist_lib.location import open_location
+from tests.commands import invoke
 
 SCHEMA = persist.Schema(key={"id": "int64"})
-UNSET = {"PERSIST_LOCATION": None, "PERSIST_CONSENSUS": None, "PERSIST_PRICES": None, "COLUMNS": None}
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +21,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with persist.open("file:./data") as client:
         client.open_writer("victim", SCHEMA).compare_and_append([{"id": 1}], 0, 1)
     return tmp_path
-
-
-def run(*words: str, **env: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={**UNSET, **env})
 
 
 def state_of_victim() -> object:
@@ -53,7 +47,7 @@ EMPTY = {
 def test_an_empty_location_consensus_or_price_is_wrong_usage_and_nothing_is_touched(how: str) -> None:
     (before, command, after), env = EMPTY[how]
     untouched = state_of_victim()
-    done = run(*before, *command, *after, **env)
+    done = invoke(*before, *command, *after, **env)
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert "is empty" in done.stderr
     assert "variable" in done.stderr
@@ -61,18 +55,18 @@ def test_an_empty_location_consensus_or_price_is_wrong_usage_and_nothing_is_touc
 
 
 def test_what_is_empty_is_named_where_it_was_given() -> None:
-    assert "--location is empty" in run("--location", "", "shards").stderr
-    assert "$PERSIST_CONSENSUS is empty" in run("shards", PERSIST_CONSENSUS="").stderr
-    assert '"error": "InvalidUsage"' in run("--location", "", "shards", "--json").stderr.replace('":"', '": "')
+    assert "--location is empty" in invoke("--location", "", "shards").stderr
+    assert "$PERSIST_CONSENSUS is empty" in invoke("shards", PERSIST_CONSENSUS="").stderr
+    assert '"error": "InvalidUsage"' in invoke("--location", "", "shards", "--json").stderr.replace('":"', '": "')
 
 
 def test_an_option_decides_over_an_empty_environment() -> None:
-    done = run("--location", "file:./data", "shards", "--names", PERSIST_LOCATION="")
+    done = invoke("--location", "file:./data", "shards", "--names", PERSIST_LOCATION="")
     assert (done.exit_code, done.stdout) == (0, "victim\n")
 
 
 def test_told_nothing_the_command_looks_here() -> None:
-    assert run("shards", "--names").stdout == "victim\n"
+    assert invoke("shards", "--names").stdout == "victim\n"
 
 
 @pytest.mark.parametrize("empty", ["", "  "])
@@ -119,7 +113,7 @@ def test_a_consensus_beside_a_location_that_is_open_is_refused() -> None:
 def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: tuple[str, ...], here: Path) -> None:
     (here / "x.csv").write_text("id\n7\n")
     untouched = state_of_victim()
-    done = run(*words)
+    done = invoke(*words)
     assert done.exit_code == 2, (words, done.output)
     assert "Traceback" not in done.stderr
     if words[:2] != ("maintain", "victim"):
@@ -133,7 +127,7 @@ def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: t
     ("append", "victm", "--lower", "1", "--upper", "2"), ("garbage", "victm", "--dry-run"),
 ])  # fmt: skip
 def test_of_a_mistyped_shard_the_names_that_are_near_are_told(words: tuple[str, ...]) -> None:
-    done = run(*words)
+    done = invoke(*words)
     assert done.exit_code == 1, done.output
     assert "Did you mean victim?" in done.stderr
     assert "client.open_shard" not in done.stderr, "that is for Python"
@@ -141,32 +135,32 @@ def test_of_a_mistyped_shard_the_names_that_are_near_are_told(words: tuple[str, 
 
 
 def test_of_a_shard_that_is_like_no_other_no_name_is_suggested(here: Path) -> None:
-    done = run("show", "zzz")
+    done = invoke("show", "zzz")
     assert "Did you mean" not in done.stderr
     assert "`persist shards --names` lists all" in done.stderr
     persist.open(f"file:{here}/empty").close()
-    assert "There are no other shards either" in run("--location", f"file:{here}/empty", "show", "victim").stderr
+    assert "There are no other shards either" in invoke("--location", f"file:{here}/empty", "show", "victim").stderr
 
 
 def test_a_hold_that_is_not_there_is_called_just_that() -> None:
-    done = run("hold", "release", "victim", "audit")
+    done = invoke("hold", "release", "victim", "audit")
     assert done.exit_code == 1
     assert "there is no hold 'audit'" in done.stderr
     assert "omebody else" not in done.stderr
 
 
 def test_a_location_for_blobs_alone_says_what_it_lacks_and_what_does_without() -> None:
-    done = run("--location", "s3://bucket/prefix?region=x", "shards")
+    done = invoke("--location", "s3://bucket/prefix?region=x", "shards")
     assert done.exit_code == 2
     assert "s3+cas://bucket/prefix?region=x, which needs no database" in done.stderr
     assert "--consensus" in done.stderr
-    assert "s3+cas" not in run("--location", "postgresql://h/db", "shards").stderr
+    assert "s3+cas" not in invoke("--location", "postgresql://h/db", "shards").stderr
 
 
 def test_a_retention_that_no_shard_can_have_is_refused_in_words() -> None:
-    done = run("set-retention", "victim", str(2**70))
+    done = invoke("set-retention", "victim", str(2**70))
     assert done.exit_code == 2
     assert "the retention distance (times behind upper, or None) must be an integer in [0, " in done.stderr
     assert f"got {2**70}" in done.stderr
     assert "Malformed" not in done.stderr
-    assert run("set-retention", "victim", str(2**64 - 1)).exit_code == 0
+    assert invoke("set-retention", "victim", str(2**64 - 1)).exit_code == 0

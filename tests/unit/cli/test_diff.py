@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import persist_lib as persist
-from persist_lib.cli.app import app
 from persist_lib.core.compare import compare
 from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.errors import NotFound
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.shard.log import fetch_at
-from tests.unit.cli.shells import SETTINGS
+from tests.commands import invoke
 
 SCHEMA = persist.Schema(key={"id": "int64"})
 CONFIG = persist.Config(inline_bytes=0, rollup_every=8)
@@ -108,8 +106,7 @@ def url(tmp_path: Path) -> str:
 
 
 def run(url: str, *words: object) -> Any:
-    env: dict[str, str | None] = {f"PERSIST_{name}": None for name in SETTINGS}
-    return CliRunner().invoke(app, list(map(str, words)), env={**env, "PERSIST_LOCATION": url, "COLUMNS": None})
+    return invoke(*words, PERSIST_LOCATION=url)
 
 
 def newest(url: str) -> Version:

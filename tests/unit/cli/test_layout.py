@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import persist_lib as persist
 from persist_lib.cli import render
-from persist_lib.cli.app import app
 from persist_lib.cli.layout import Fitted, Flow, wrapped
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, SeqNo
 from persist_lib.maintain import census_of
-from tests.unit.cli.shells import LONG, NS, SETTINGS, make_large
+from tests.commands import invoke
+from tests.unit.cli.shells import LONG, NS, make_large
 
 WIDTHS = (80, 60, 40)
 
@@ -50,9 +50,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(url: str, width: int | None, *words: str, stdin: str | None = None) -> Result:
-    unset: dict[str, str | None] = {f"PERSIST_{name}": None for name in SETTINGS}
-    env = {**unset, "PERSIST_LOCATION": url, "COLUMNS": None if width is None else str(width)}
-    return CliRunner().invoke(app, list(words), env=env, input=stdin)
+    return invoke(*words, typed=stdin, PERSIST_LOCATION=url, COLUMNS=None if width is None else str(width))
 
 
 COMMANDS = [

@@ -9,13 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
 
 import persist_lib as persist
-from persist_lib.cli.app import app
 from persist_lib.cli.schemas import build_schema, parse_columns, python_of
 from persist_lib.errors import InvalidUsage
-from tests.unit.cli.shells import SETTINGS
+from tests.commands import invoke
 
 COLUMNS = ("--key", "id:int64", "--value", "name:string", "--value", "price:decimal(10,2)?")
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"name": "string", "price": "decimal128(10, 2)"})
@@ -27,19 +25,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> Result:
-    env: dict[str, str | None] = {f"PERSIST_{name}": None for name in SETTINGS}
-    return CliRunner().invoke(app, list(words), env={**env, "COLUMNS": None})
-
-
 def done(*words: str) -> Any:
-    result = run(*words, "--json")
+    result = invoke(*words, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def fails(code: int, *words: str) -> str:
-    result = run(*words)
+    result = invoke(*words)
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert "Traceback" not in result.stderr
     return result.stderr
@@ -51,7 +44,7 @@ def version(name: str = "items") -> Any:
 
 
 def test_a_shard_has_the_columns_that_were_declared_and_python_opens_it_with_the_same_words() -> None:
-    shown = run("create", "items", *COLUMNS)
+    shown = invoke("create", "items", *COLUMNS)
     assert shown.stdout.startswith("created items in file:/")
     assert version().state.schemas == (SCHEMA,)
     said = shown.stderr.split("in Python: ")[1]
@@ -64,7 +57,7 @@ def test_creating_the_same_again_changes_nothing_and_another_is_refused() -> Non
     assert done("create", "items", *COLUMNS)["created"] is True
     before = version()
     assert done("create", "items", *COLUMNS)["created"] is False
-    assert "exists already" in run("create", "items", *COLUMNS).stdout
+    assert "exists already" in invoke("create", "items", *COLUMNS).stdout
     for other in (COLUMNS[:-2], ("--key", "id:string"), (*COLUMNS, "--value", "more:bool")):
         said = fails(2, "create", "items", *other)
         assert "SchemaMismatch: shard items exists already, with the schema (id: int64) ->" in said
@@ -73,25 +66,25 @@ def test_creating_the_same_again_changes_nothing_and_another_is_refused() -> Non
 
 
 def test_a_dry_run_makes_neither_a_shard_nor_a_location(here: Path) -> None:
-    assert "would create items in file:./data: (id: int64)" in run("create", "items", *COLUMNS, "--dry-run").stdout
+    assert "would create items in file:./data: (id: int64)" in invoke("create", "items", *COLUMNS, "--dry-run").stdout
     assert list(here.iterdir()) == []
-    run("create", "other", *COLUMNS)
+    invoke("create", "other", *COLUMNS)
     assert done("create", "items", *COLUMNS, "--dry-run")["schema"]["value"]["price"] == "decimal128(10, 2)"
     with persist.open("file:./data", read_only=True) as client:
         assert client.shards() == ["other"]
 
 
 def test_a_finished_name_is_not_used_again() -> None:
-    run("create", "items", *COLUMNS)
-    run("finish", "items", "--yes")
+    invoke("create", "items", *COLUMNS)
+    invoke("finish", "items", "--yes")
     assert fails(1, "create", "items", *COLUMNS).startswith("ShardFinished")
     assert fails(1, "evolve", "items", "--add", "x:int64").startswith("ShardFinished")
 
 
 def test_columns_are_added_once_and_only_when_it_is_no_dry_run() -> None:
-    run("create", "items", *COLUMNS)
+    invoke("create", "items", *COLUMNS)
     before = version()
-    assert "would add note: string" in run("evolve", "items", "--add", "note:string", "--dry-run").stdout
+    assert "would add note: string" in invoke("evolve", "items", "--add", "note:string", "--dry-run").stdout
     assert version() == before
     assert done("evolve", "items", "--add", "note:string", "--add", "seen:date")["added"] == [
         "note: string",
@@ -116,7 +109,7 @@ def test_columns_are_added_once_and_only_when_it_is_no_dry_run() -> None:
     ("a:timestamp[us, Mars]", "time zone 'Mars' is not known"), ("a:int64 not null?", "use only one of them"),
 ])  # fmt: skip
 def test_what_cannot_be_added_is_refused_in_words_and_nothing_is_changed(added: str, said: str) -> None:
-    run("create", "items", *COLUMNS)
+    invoke("create", "items", *COLUMNS)
     before = version()
     for dry in ((), ("--dry-run",)):
         assert said in fails(2, "evolve", "items", "--add", added, *dry)
@@ -124,7 +117,7 @@ def test_what_cannot_be_added_is_refused_in_words_and_nothing_is_changed(added: 
 
 
 def test_evolving_needs_a_column_and_a_shard() -> None:
-    run("create", "items", *COLUMNS)
+    invoke("create", "items", *COLUMNS)
     assert "name a column to add" in fails(2, "evolve", "items")
     assert "Did you mean items?" in fails(1, "evolve", "itms", "--add", "x:int64")
     assert "must differ" in fails(2, "evolve", "items", "--add", "x:int64", "--add", "x:string")
@@ -143,7 +136,7 @@ def test_a_wrong_call_makes_nothing(here: Path, words: tuple[str, ...]) -> None:
     (here / "x.csv").write_text("id,name\n1,a\n")
     (here / "x.txt").write_text("id,name\n1,a\n")
     (here / "empty.csv").write_text("")
-    result = run(*words)
+    result = invoke(*words)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.stderr
     assert not (here / "data").exists()
@@ -204,6 +197,6 @@ def test_a_clock_and_constraints_are_declared_and_said(here: Path) -> None:
     assert eval(python_of(schema), {"persist": persist}) == schema
     with persist.open(f"file:{here}/data") as client:
         assert client.inspect("c").state.schemas[-1] == schema
-    refused = run(*words[:6])
+    refused = invoke(*words[:6])
     assert refused.exit_code == 2
     assert "times=ms, unique, non_negative" in refused.output.replace("\n", " ")

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import persist_lib as persist
 from jobs import program
 from orchestration.settings import Settings, resolved
-from persist_lib.cli.app import app
 from persist_lib.errors import InvalidUsage
 from persist_lib.settings import Given, find_file, parse_config, read_file, resolve
-from tests.unit.cli.shells import SETTINGS
+from tests.commands import invoke
 
 NOTHING: dict[str, str | None] = {"location": None, "consensus": None, "prices": None, "config": None}
 
@@ -36,13 +34,8 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def run(*words: str, **env: str) -> Result:
-    unset: dict[str, str | None] = {f"PERSIST_{name}": None for name in SETTINGS}
-    return CliRunner().invoke(app, list(words), env={**unset, "COLUMNS": None, **env})
-
-
 def in_force(*words: str, **env: str) -> dict[str, tuple[Any, str]]:
-    done = run(*words, "config", "--json", **env)
+    done = invoke(*words, "config", "--json", **env)
     assert done.exit_code == 0, done.output
     return {name: (one["value"], one["source"]) for name, one in json.loads(done.stdout)["settings"].items()}
 
@@ -68,7 +61,7 @@ def test_the_settings_are_those_that_a_client_gets(home: Path, monkeypatch: pyte
     write(
         home, 'location = "file:data"\nprices = { get = 1.0 }\n[config]\nrollup_every = 7\n[config.cache]\npath = "c"\n'
     )
-    assert run("create", "o", "--key", "id:int64").exit_code == 0
+    assert invoke("create", "o", "--key", "id:int64").exit_code == 0
     seen: list[persist.Client] = []
     census = persist.Client.census
 
@@ -77,8 +70,8 @@ def test_the_settings_are_those_that_a_client_gets(home: Path, monkeypatch: pyte
         return census(client, name)
 
     monkeypatch.setattr(persist.Client, "census", noting)
-    assert run("shards").exit_code == 0
-    assert run("scrub", "--all").exit_code == 0
+    assert invoke("shards").exit_code == 0
+    assert invoke("scrub", "--all").exit_code == 0
     [client] = seen
     assert client.config.rollup_every == 7
     assert client.config.cache is not None
@@ -160,7 +153,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_wrong_in_the_file_names_the_file_and_what_is_allowed(home: Path, text: str) -> None:
     path = write(home, text)
-    done = run("shards")
+    done = invoke("shards")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"InvalidUsage: {path}: " if "cannot" not in WRONG[text][0] else "InvalidUsage: ")
     for said in WRONG[text]:
@@ -169,21 +162,21 @@ def test_what_is_wrong_in_the_file_names_the_file_and_what_is_allowed(home: Path
 
 
 def test_prices_that_are_none_name_where_they_were_given(home: Path) -> None:
-    run("create", "o", "--key", "id:int64")
+    invoke("create", "o", "--key", "id:int64")
     path = write(home, "prices = { got = 1 }\n")
-    assert f"{path}: prices are" in run("shards").stderr
-    assert "$PERSIST_PRICES: prices are" in run("shards", PERSIST_PRICES="gold").stderr
+    assert f"{path}: prices are" in invoke("shards").stderr
+    assert "$PERSIST_PRICES: prices are" in invoke("shards", PERSIST_PRICES="gold").stderr
 
 
 def test_the_file_that_says_where_the_location_is_is_named_when_there_is_none(home: Path) -> None:
     path = write(home, 'location = "file:nowhere"\n')
-    assert f"(that is what {path} says)" in run("shards").stderr
+    assert f"(that is what {path} says)" in invoke("shards").stderr
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "3", '"x"'])
 def test_a_config_that_is_no_object_is_refused_alike_everywhere(text: str) -> None:
-    assert "$PERSIST_CONFIG must be a JSON object" in run("config", PERSIST_CONFIG=text).stderr
-    assert "--config must be a JSON object" in run("config", "--config", text).stderr
+    assert "$PERSIST_CONFIG must be a JSON object" in invoke("config", PERSIST_CONFIG=text).stderr
+    assert "--config must be a JSON object" in invoke("config", "--config", text).stderr
     with pytest.raises(InvalidUsage, match="PERSIST_CONFIG must be a JSON object"):
         resolved(Settings(location="memory:"), {"PERSIST_CONFIG": text})
     with pytest.raises(InvalidUsage, match="x must be a JSON object"):
@@ -192,7 +185,7 @@ def test_a_config_that_is_no_object_is_refused_alike_everywhere(text: str) -> No
 
 def test_an_unknown_setting_is_told_alike_by_the_command_dagster_and_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "PERSIST_CONFIG: there is no setting 'part_byte'. Did you mean part_bytes"
-    assert said in run("config", PERSIST_CONFIG='{"part_byte": 1}').stderr
+    assert said in invoke("config", PERSIST_CONFIG='{"part_byte": 1}').stderr
     with pytest.raises(InvalidUsage) as dagster:
         resolved(Settings(location="memory:"), {"PERSIST_CONFIG": '{"part_byte": 1}'})
     assert said in str(dagster.value)
@@ -212,7 +205,7 @@ def test_dagster_does_not_look_for_a_file(home: Path) -> None:
 def test_passwords_are_not_shown(home: Path) -> None:
     write(home, 'location = "s3://b/p?secret_access_key=hidden1"\nconsensus = "postgresql://me:hidden2@host/db"\n')
     for words in (("config",), ("config", "--json"), ("config", "-v")):
-        done = run(*words)
+        done = invoke(*words)
         assert done.exit_code == 0
         assert "hidden" not in done.output
         assert "postgresql://me:***@host/db" in done.stdout
@@ -226,7 +219,7 @@ def test_showing_the_settings_opens_nothing(home: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--config", ""), ("--config", " ")])
 def test_an_empty_config_option_is_an_unset_variable(words: tuple[str, ...]) -> None:
-    done = run(*words, "config")
+    done = invoke(*words, "config")
     assert done.exit_code == 2
     assert "--config is empty" in done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from jobs.ingesting.running import Ingest
 from jobs.ingesting.settings import Settings
 from jobs.ingesting.work import Done, Work, run_task
 from persist_lib.errors import InvalidUsage, NotFound
+from tests.circles import by_day
 from tests.unit.jobs.ingests import JSONL, SCHEMA, Killed, Kills, Reads, check, client_of, contents, run, write_files
 
 
@@ -39,7 +39,7 @@ def test_all_good_lines_are_rows_and_all_bad_ones_are_aside(tmp_path: Path) -> N
 def test_a_kill_at_any_request_doubles_and_loses_nothing(tmp_path: Path, happens: bool) -> None:
     rows, bad = write_files(tmp_path / "in")
     asked = job(tmp_path / "in")
-    for at in itertools.count(1):
+    for at in by_day(range(1, 1 << 20), 4):
         url = f"memory:ingest-{tmp_path.name}-{happens}-{at}"
         kills = Kills(at, happens=happens)
         client, first = client_of(url, kills), Reads()

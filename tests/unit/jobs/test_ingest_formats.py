@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
-import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from jobs.ingesting.sampling import infer_schema
 from jobs.ingesting.settings import Settings
 from persist_lib.convert.lines.unpacking import DamagedFile
 from persist_lib.errors import InvalidUsage
+from tests.circles import by_day
 from tests.unit.jobs.ingests import Killed, Kills, client_of, contents, run
 
 SCHEMA = persist.Schema(
@@ -238,7 +238,7 @@ def test_changes_by_key_are_applied_once_however_often_it_is_killed(tmp_path: Pa
     lines, table = changes_of(4, 120, "key")
     write_changes(tmp_path / "in", lines, 4)
     asked = Ingest("s", [str(tmp_path / "in")], Settings("debezium", chunk_bytes=700, group_bytes=2000), SMALL)
-    for at in itertools.count(1):
+    for at in by_day(range(1, 1 << 20), 4):
         url = f"memory:changes-{tmp_path.name}-{happens}-{at}"
         client = client_of(url, Kills(at, happens=happens))
         try:

@@ -64,6 +64,22 @@ def test_two_columns_of_text_are_ordered_as_pairs_of_bytes(alphabet: str, rows: 
     assert ties.tolist() == [keys[a] == keys[b] for a, b in itertools.pairwise(expected)]
 
 
+TEXTS = st.none() | st.sampled_from(["", "a", "b", "a\0", "é", "a" * 7, "a" * 8 + "b", "a" * 300, "a" * 300 + "b"])
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS, st.none() | st.integers(0, 3)), min_size=2, max_size=9))
+def test_few_rows_are_ordered_as_many_are(rows: list[tuple[str | None, str | None, int | None]]) -> None:
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), KINDS, strict=True)]
+    few = sort_order(columns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "FEW", 0)
+        many = sort_order(columns)
+    assert [each.tolist() for each in few] == [each.tolist() for each in many]
+
+
+KINDS = (pa.string(), pa.binary(), pa.int64())
+
+
 def test_many_ties_in_few_groups_leave_too_little_room_beside_the_places() -> None:
     """Groups, places and a wide second column do not fit into one word together."""
     random = np.random.default_rng(3)

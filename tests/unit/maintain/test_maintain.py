@@ -10,16 +10,15 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 import persist_lib as persist
-from persist_lib.cli.app import app
 from persist_lib.core.duties import DUTIES
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
 from persist_lib.maintain import garbage, liveness, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
+from tests.commands import invoke
 from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
 
@@ -391,7 +390,7 @@ def test_damage_of_one_shard_hinders_no_other_from_the_command_line(tmp_path: Pa
             write.compare_and_append([row(time, "x" * 2000, time)], time, time + 1)
     damage_one(world, client, "bad")
     world.close()
-    answer = CliRunner().invoke(app, ["--location", f"file:{tmp_path}/data", "maintain", "--all"])
+    answer = invoke("--location", f"file:{tmp_path}/data", "maintain", "--all")
     assert answer.exit_code == 3
     assert f"bad: 1 of {len(UPKEEP)} duties failed" in answer.output
     assert "compaction FAILED" in answer.output

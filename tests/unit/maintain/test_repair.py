@@ -9,10 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 import persist_lib as persist
-from persist_lib.cli.app import app
 from persist_lib.core.formats import NEWEST
 from persist_lib.errors import Corrupt, HistoryRegressed, Missing, NewerFormat, NotFound
 from persist_lib.format.frame import HEADER_BYTES
@@ -20,6 +18,7 @@ from persist_lib.format.log import ROW_MAGIC
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.testing import check_world, contents_of
+from tests.commands import invoke
 from tests.conformance.stores import CONSENSUSES
 from tests.framing import framed
 from tests.worlds import SCHEMA, World, row
@@ -198,20 +197,19 @@ def test_the_command_says_what_it_would_drop_and_asks(tmp_path: Path) -> None:
     filled(world).close()
     poison(world, text_token)
     broken = rows_of(world)
-    run = CliRunner()
-    dry = run.invoke(app, ["--location", url, "repair", SHARD, "--dry-run"])
+    dry = invoke("--location", url, "repair", SHARD, "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert "does not decode" in dry.output
     assert "Retire" in dry.output
-    told = run.invoke(app, ["--location", url, "--json", "repair", SHARD])
+    told = invoke("--location", url, "--json", "repair", SHARD)
     assert told.exit_code == 2, "a machine has to say --yes"
-    wrong = run.invoke(app, ["--location", url, "repair", SHARD], input="something else\n")
+    wrong = invoke("--location", url, "repair", SHARD, typed="something else\n")
     assert wrong.exit_code == 2
     assert rows_of(world) == broken
-    done = run.invoke(app, ["--location", url, "--json", "repair", SHARD, "--yes"])
+    done = invoke("--location", url, "--json", "repair", SHARD, "--yes")
     assert done.exit_code == 0, done.output
     assert [one["command"] for one in json.loads(done.stdout)["dropped"]] == ["Retire"]
     assert len(rows_of(world)) == len(broken) - 1
-    again = run.invoke(app, ["--location", url, "repair", SHARD, "--yes"])
+    again = invoke("--location", url, "repair", SHARD, "--yes")
     assert "nothing to repair" in again.output
     world.close()

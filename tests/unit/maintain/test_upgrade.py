@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import persist_lib as persist
-from persist_lib.cli.app import app
 from persist_lib.core.formats import CREATED, NEWEST
 from persist_lib.format.log import row_format
 from persist_lib.ids import SeqNo
 from persist_lib.testing import check_world, contents_of
+from tests.commands import invoke
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, World, row
 
@@ -119,15 +118,14 @@ def test_the_command_upgrades_all_after_a_dry_run(tmp_path: Path) -> None:
     with persist.open(url, config=OLD) as client:
         for shard in "ab":
             client.open_writer(shard, SCHEMA)
-    run = CliRunner()
-    dry = run.invoke(app, ["--location", url, "upgrade", "--all", "--dry-run"])
+    dry = invoke("--location", url, "upgrade", "--all", "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert dry.output.count(f"would move from format 1 to {NEWEST}") == 2
-    done = run.invoke(app, ["--location", url, "--json", "upgrade", "--all"])
+    done = invoke("--location", url, "--json", "upgrade", "--all")
     found = json.loads(done.stdout)["shards"]
     assert [(one["shard"], one["before"], one["after"]) for one in found] == [("a", 1, NEWEST), ("b", 1, NEWEST)]
-    again = run.invoke(app, ["--location", url, "upgrade", "a"])
+    again = invoke("--location", url, "upgrade", "a")
     assert f"stays in format {NEWEST}" in again.output
-    assert run.invoke(app, ["--location", url, "upgrade", "a", "--to", "1"]).exit_code == 2
-    log = run.invoke(app, ["--location", url, "log", "a"])
+    assert invoke("--location", url, "upgrade", "a", "--to", "1").exit_code == 2
+    log = invoke("--location", url, "log", "a")
     assert f"format 1 → {NEWEST}" in log.output

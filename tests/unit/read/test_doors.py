@@ -31,11 +31,14 @@ def world() -> Iterator[World]:
     world.close()
 
 
-@pytest.fixture
-def read(world: World) -> persist.ReadHandle:
+@pytest.fixture(scope="module")
+def read() -> Iterator[persist.ReadHandle]:
+    """A reader of a shard that no test changes."""
+    world = World()
     client = world.client(TINY)
     filled(client)
-    return client.open_reader("s")
+    yield client.open_reader("s")
+    world.close()
 
 
 EVERYTHING = persist.Schema(

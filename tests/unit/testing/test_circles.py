@@ -33,6 +33,19 @@ def test_what_is_of_the_night_and_what_nothing_is_said_of(monkeypatch: pytest.Mo
     assert {one for one in IDS if one not in kept(IDS, "1")} == {one for one in IDS if "test_x" in one}
 
 
+def test_one_test_strikes_at_some_places_by_day_and_at_all_at_night(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PERSIST_CIRCLE", "day")
+    drawn: set[int] = set()
+    for seed in range(40):
+        monkeypatch.setenv("PERSIST_SEED", str(seed))
+        places = circles.by_day(range(1, 10), 3)
+        assert len(places) == 3
+        drawn.update(places)
+    assert drawn == set(range(1, 10))
+    monkeypatch.setenv("PERSIST_CIRCLE", "night")
+    assert circles.by_day(range(1, 10), 3) == range(1, 10)
+
+
 def test_what_the_table_names_is_there():
     for beginning in (*circles.NIGHTLY, *circles.SAMPLED):
         path = beginning.split("::", 1)[0]

@@ -46,6 +46,10 @@ with persist.open("memory:") as client:
     write.compare_and_append([{"id": 1, "text": "x"}], 0, 1)
     assert read.snapshot(as_of=0).to_arrow().num_rows == 1
     client.maintain("s")
+    controller = client.controller()
+    controller.create("c", persist.Schema(key={"id": "int64"}), mode="compare_and_append")
+    with controller.open_writer("c") as write:
+        write.append_now([{"id": 1}])
 """
     loaded = loaded_by(program)
     assert loaded & OPTIONAL == set()

@@ -256,7 +256,7 @@ def test_windows_are_cut_and_change_nothing(place: Place, monkeypatch: pytest.Mo
     monkeypatch.setattr(following, "STEP_BYTES", 3000)
     monkeypatch.setattr(running.Ingestion, "window_bytes", 3000)
     place.create()
-    for n in range(40):
+    for n in range(20):
         place.write.upsert([row(id_, n * 100 + id_) for id_ in range(n % 5, 20)])
     parts = running.Ingestion._parts
     counts: list[int] = []

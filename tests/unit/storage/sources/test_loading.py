@@ -183,7 +183,7 @@ def test_a_window_on_both_sides_of_a_handover_is_written_by_one_process(place: P
 
 def test_a_hot_key_is_sent_once_for_each_time(place: Place) -> None:
     place.create(meaning=Meaning(envelope="upsert"))
-    place.write("a.jsonl", *({"id": 7, "word": f"w{number}"} for number in range(5_000)))
+    place.write("a.jsonl", *({"id": 7, "word": f"w{number}"} for number in range(2_000)))
     sent: list[int] = []
 
     class Counting(Here):
@@ -193,7 +193,7 @@ def test_a_hot_key_is_sent_once_for_each_time(place: Place) -> None:
             return super().__call__(work, says)
 
     with closing(loading_of(place, Counting())) as loading:
-        assert loading.step().messages == 5_000
+        assert loading.step().messages == 2_000
     steps = len(place.updates("s"))
     assert sum(sent) < 200
     assert steps > 10

@@ -6,6 +6,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.storage.tables import Tables
+from tests.circles import by_day
 from tests.unit.storage.tables.banks import UNIQUE, read, rows
 from tests.unit.storage.tables.test_kills_and_doubts import DiesAt, Killed
 from tests.worlds import World
@@ -62,7 +63,7 @@ def test_a_commit_that_was_acknowledged_is_read_until_the_drop_and_none_is_after
     plan.is_armed = True
     tables.drop("a")
     outcomes = []
-    for number in range(1, plan.seen + 1):
+    for number in by_day(range(1, plan.seen + 1), 3):
         world, others = world_with()
         opened = others.transaction()
         opened.upsert("a", rows((1, 11)))

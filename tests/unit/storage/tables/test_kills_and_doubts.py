@@ -9,6 +9,7 @@ from persist_lib.location.wrap.around import Operation
 from persist_lib.storage.records import TableMode
 from persist_lib.storage.tables import Tables
 from persist_lib.testing import Fate, Outcome
+from tests.circles import by_day
 from tests.unit.storage.tables.banks import UNIQUE, read, rows
 from tests.worlds import World
 
@@ -87,7 +88,7 @@ def test_a_process_that_dies_between_any_two_requests_leaves_all_or_nothing() ->
     all_of_it(tables)
     count = plan.seen
     outcomes = []
-    for number in range(1, count + 1):
+    for number in by_day(range(1, count + 1), 4):
         world, others = world_with("wal")
         plan = DiesAt(number)
         tables = world.client(persist.Config(inline_bytes=0), plan=plan).controller().tables()
