@@ -129,6 +129,7 @@ def look(specifier: str, named: tuple[str, ...], payloads: list[bytes] = PAYLOAD
 def serve() -> None:
     """Answer each damage of the standard input by a line."""
     kind, place, work = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    print(flush=True)  # it has begun, which takes long beside other work
     for line in sys.stdin:
         wrong = Wrong(**json.loads(line))
         shutil.rmtree(work, ignore_errors=True)
@@ -147,6 +148,7 @@ def ask(kind: str, place: Path, cases: list[Wrong], work: Path) -> list[str]:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as child:
             assert child.stdin is not None
             assert child.stdout is not None
+            child.stdout.readline()
             for wrong in cases[len(said) :]:
                 child.stdin.write(json.dumps(asdict(wrong)).encode() + b"\n")
                 child.stdin.flush()

@@ -73,11 +73,7 @@ class SqliteRecords:
         def read(session: Session) -> list[tuple[object, ...]]:
             try:
                 rows: list[tuple[object, ...]] = list(session.cursor.execute(sql, values))
-            except UnicodeDecodeError as error:
-                raise Corrupt(
-                    f"{self._path} is damaged: {error}. Restore it from a copy", key=str(self._path)
-                ) from error
-            except apsw.Error as error:
+            except sqlite_file.FAILURES as error:
                 check_in_place(session)
                 raise sqlite_file.read_failed(error, self._path) from error
             check_in_place(session)  # after the read: so the file was in place during it
@@ -103,7 +99,7 @@ class SqliteRecords:
         def attempt(session: Session) -> T:
             try:
                 return transaction(session, lambda: write(session))
-            except apsw.Error as error:
+            except sqlite_file.FAILURES as error:
                 raise sqlite_file.write_failed(error, self._path, session.connection.system_errno) from error
 
         return self._connections.use(attempt)

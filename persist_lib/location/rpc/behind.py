@@ -63,7 +63,7 @@ class Behind:
             log.info("a shard server answers again, and is asked from now on")
         return self._is_away
 
-    def leave(self, error: PersistError) -> None:
+    def leave(self, error: Exception) -> None:
         """Ask this store from now on, until a server is there again. Raises what keeps it from being opened."""
         self.consensus()
         if not self._is_away:

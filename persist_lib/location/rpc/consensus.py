@@ -146,7 +146,7 @@ class RpcConsensus:
                 return self._sent(proposed, token, timeout_s, is_repeated=is_repeated)
             except Gone as gone:
                 if behind is None:
-                    raise gone.told() from gone
+                    raise Determinate(str(gone)) from gone
                 behind.leave(gone)
         # SUBTLE: never as rows of this client's own. A server that is paused may hold the command, and only the heart
         # looks for its token and says "not committed" of nothing else than what can never be.
@@ -223,6 +223,6 @@ class RpcConsensus:
                 )
             except Gone as gone:
                 if self._behind is None:
-                    raise gone.told() from gone
+                    raise Determinate(str(gone)) from gone
                 self._behind.leave(gone)
         return alone(self._behind.consensus())

@@ -29,8 +29,8 @@ SHUNNED_MOST_S = 30.0
 """How long a server that did not answer is asked last: at first, and at most. Each further time twice as long."""
 CHECK_S = 0.25
 """How long such a server may take to answer that it is there, when it is tried again."""
-SHARE, SHARE_LEAST_S = 0.2, 1.0
-"""How long a server may take to answer where there is another one to ask: a share of the caller's time, and at least.
+SHARE_S, SHARE_LEAST_S = 2.0, 1.0
+"""How long a server may take to answer where another one is there to ask, and at least where it has half of the time.
 It may be paused or cut off, which no connection tells."""
 GRACE_S = 2.0
 """How much longer than the caller's timeout to wait for an answer, so that the server can say what is so."""
@@ -78,7 +78,7 @@ class Server:
     def connected(self, seconds: float) -> Iterator[grpc.Channel]:
         """The connection, which is there now, and while it is in use. Forks wait for that.
 
-        Raises Determinate if there is none after so many seconds.
+        Raises Gone if there is none after so many seconds.
         """
         use = object()
         try:
@@ -113,10 +113,9 @@ class Server:
                 self.shun()
                 if error.code() in NOT_DONE:
                     raise _failed(self, "now", error) from error
-                raise _Unreached(
+                raise Gone(
                     f"the shard server {self.address} cannot be reached ({error.code().name}, {error.details()}); "
-                    "nothing was sent to it",
-                    address=self.address,
+                    "nothing was sent to it"
                 ) from error
             self._is_ready = True
         return channel
@@ -233,35 +232,36 @@ class Servers:
         """Ask a server, and return its answer, of type `kind`. Waits at most `seconds`, or the caller's deadline.
 
         Where there is another one to ask, a server has a share of that time, and `takes_s` more, which the call may
-        take. Servers that cannot be reached are passed over and, if the call only `reads`, those that do not answer in
-        time as well. Raises Gone if that is so of all: none did anything. Raises Indeterminate if a server got the call
+        take. The last one has half of what is left: all may only be slow, and one that answered before may be paused.
+        Servers that cannot be reached are passed over and, if the call only `reads`, those that do not answer in time
+        as well. Raises Gone if that is so of all: none did anything. Raises Indeterminate if a server got the call
         and did not answer, and what a server told, if none carried it out. Repeated then, another server is asked.
         """
         seconds = patience_s(CALL_S) if seconds is None else seconds
         deadline = self.runtime.deadline(max(0.001, seconds))
-        share_s = max(SHARE_LEAST_S, SHARE * seconds) + takes_s if self._has_other else seconds
         told: Determinate | None = None
-        gone = Determinate("no shard server was asked; nothing was done")
+        gone = Gone("no shard server was asked; nothing was done")
         for server in self._by_turn(route):
             try:
                 with server.connected(min(self._connect_s(server), deadline.left_s())) as channel:
+                    share_s = self._share_s(server, deadline.left_s()) + takes_s
                     return self._ask(server, channel, name, arguments, kind, deadline.left_s(), share_s)
             except _Unanswered as error:
                 if not reads:
                     raise Indeterminate(f"{error}; it is not known what was done") from error
-                gone = Determinate(f"{error}; nothing was changed")
+                gone = Gone(f"{error}; nothing was changed")
             except Unread as error:
                 if not reads:
                     told_by = f"the shard server {server.address} answered {name}, but {error}"
                     raise Indeterminate(f"{told_by}; it is not known what was done") from error
                 raise error.error from error
-            except _Unreached as error:
+            except Gone as error:
                 gone = error
             except Determinate as error:  # it did nothing: perhaps another one can
                 told = error
         if told is not None:
             raise told
-        raise Gone(gone.message, **gone.fields) from gone
+        raise gone
 
     def order(self, route: str) -> list[Server]:
         """All servers, in an order that depends on the route alone."""
@@ -278,11 +278,20 @@ class Servers:
         is_before = self._has_store or (self._has_other and not server.is_shunned)
         return CHECK_S if server.is_silent and is_before else CONNECT_S
 
+    def _share_s(self, server: Server, left_s: float) -> float:
+        """How long a server may take to answer of what is left."""
+        if not self._has_other:
+            return left_s
+        half_s, lately = max(SHARE_LEAST_S, left_s / 2), self.runtime.monotonic() - SHUNNED_MOST_S
+        others = [one for one in self._servers if one is not server]
+        has_fresh = any(not one.is_silent or one.shunned_until < lately for one in others)
+        return min(SHARE_S, half_s) if has_fresh or (self._has_store and not server.is_silent) else half_s
+
     def _answers(self, server: Server, seconds: float) -> bool:
         try:
             with server.connected(seconds):
                 return True
-        except PersistError:
+        except (PersistError, Gone):
             return False
 
     def _ask(
@@ -308,16 +317,8 @@ class Servers:
         return iter(sorted(self.order(route), key=lambda server: server.is_shunned))
 
 
-class Gone(Determinate):
-    """No server is there: none could be reached or, for a call that only reads, answered."""
-
-    def told(self) -> Determinate:
-        """The same as an error that users know."""
-        return Determinate(self.message, **self.fields)
-
-
-class _Unreached(Determinate):
-    """A server cannot be reached: it got nothing."""
+class Gone(Exception):
+    """A server, or all of them, could not be reached: it got nothing. Or it did not answer a call that only reads."""
 
 
 class _Unanswered(Exception):

@@ -143,7 +143,7 @@ class SqliteConsensus:
         def read(session: Session) -> list[Any]:
             try:
                 rows = session.cursor.execute(sql, values).fetchall()
-            except apsw.Error as error:
+            except sqlite_file.FAILURES as error:
                 check_in_place(session)  # raises the likeliest cause first
                 raise sqlite_file.read_failed(error, self.path) from error
             check_in_place(session)  # after the read: so the file was in place during it
@@ -234,7 +234,7 @@ class SqliteConsensus:
                     f"waited {seconds:g} s for this process's other writers of {self.path}; nothing was written"
                 )
             return work(session)
-        except apsw.Error as error:
+        except sqlite_file.FAILURES as error:
             raise sqlite_file.write_failed(error, self.path, session.connection.system_errno) from error
         finally:
             if held:

@@ -35,6 +35,8 @@ APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
+FORMATS = {18: (1, 2), 19: (1, 2), 47: (1, 2, 3, 4)}
+"""What may stand at some bytes of the header. SQLite calls any other a database to read only, or an unknown error."""
 CHECKPOINT_PAGES = 1000
 """The log is written back to the database about every 4 MiB (some hundred commits), and then overwritten in place."""
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
@@ -53,6 +55,9 @@ NEVER_BEGAN = (
     apsw.AuthError,
 )  # fmt: skip
 """Errors of SQLite when it cannot take a lock, open the file or begin to write. A commit raises none of them."""
+DAMAGED = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)
+"""Errors of a damaged database. Our statements do not change, so what is wrong with one of them is in the schema."""
+FAILURES = (apsw.Error, UnicodeDecodeError)
 
 
 class Layout(NamedTuple):
@@ -104,7 +109,8 @@ def check_format(path: Path, layout: Layout = CONSENSUS) -> None:
         file.xClose()
     except apsw.Error as error:
         raise read_failed(error, path) from error
-    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+    is_sound = len(header) == HEADER_BYTES and all(header[at] in known for at, known in FORMATS.items())
+    if not is_sound or not header.startswith(MAGIC):
         raise read_failed(apsw.NotADBError("file is not a database"), path)
     version, application = (int.from_bytes(header[at : at + 4]) for at in (60, 68))
     _check_ids(application, version, path, layout)
@@ -246,9 +252,9 @@ def heads_of(found: list[tuple[object, object]], path: Path) -> dict[str, SeqNo]
     return {key_of(key, path): row_of((seqno, b""), str(key), path).seqno for key, seqno in found}
 
 
-def read_failed(error: apsw.Error, path: Path) -> PersistError:
+def read_failed(error: Exception, path: Path) -> PersistError:
     """Return the error for a failed read: Corrupt for damage, else Determinate, as a read changes nothing."""
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+    if isinstance(error, DAMAGED):
         return Corrupt(
             f"the SQLite database {path} is damaged ({error}); restore it from a copy", key=str(path), expected=None,
             actual=str(error),
@@ -256,7 +262,7 @@ def read_failed(error: apsw.Error, path: Path) -> PersistError:
     return Determinate(f"could not read the SQLite database {path}: {error}", path=str(path))
 
 
-def write_failed(error: apsw.Error, path: Path, code: int = 0) -> PersistError:
+def write_failed(error: Exception, path: Path, code: int = 0) -> PersistError:
     """Return the error for a failed write; `code` is the errno. Only failures before the commit are determinate.
 
     An I/O error may have come after the last frame of the log was written: a recovery would then find the commit.
@@ -268,7 +274,7 @@ def write_failed(error: apsw.Error, path: Path, code: int = 0) -> PersistError:
         cause = OSError(code, os.strerror(code)) if code in NO_ROOM else None
         if (full := no_room("a row", path, cause)) is not None:
             return full
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+    if isinstance(error, DAMAGED):
         return read_failed(error, path)
     if isinstance(error, apsw.TooBigError):
         return InvalidUsage(f"a row is too large for the SQLite database {path}; nothing was written", path=str(path))

@@ -1,8 +1,9 @@
 """SQLite's write-ahead log, looked at before SQLite does, which ends it at the first frame that does not verify.
 
 What a power cut tears is the last transaction, as each one was synced before the next was written. So a frame that does
-not verify, with frames of a later transaction behind it that do, is damage: SQLite would drop those in silence, and a
-checkpoint then write over them. It cannot tell damage to the last transaction, nor that a log was cut or removed.
+not verify, with a whole transaction behind it that continues another one, is damage: SQLite would drop it in silence,
+and a checkpoint then write over it. Single transactions that continue nothing are left by syncs that failed, one over
+the other. It cannot tell damage to the last transaction, nor that a log was cut or removed.
 """
 
 from __future__ import annotations
@@ -87,18 +88,20 @@ def _frames(data: bytes, page_bytes: int) -> Any:
 
 
 def _behind(sound: Any, commits: Any, page_bytes: int) -> _Wrong | None:
-    """What is wrong, if behind the first frame that does not verify a transaction ends and a sound frame follows."""
+    """What is wrong, if behind the first frame that does not verify a sound transaction follows the end of another.
+
+    SUBTLE: it was begun after the sync of the one that it follows, so what that one followed was once durable.
+    """
     import numpy as np  # noqa: PLC0415
 
-    if sound.all():
-        return None
     first = int(np.argmin(sound))
-    later = first + np.flatnonzero(sound[first:])
-    ends = first + np.flatnonzero(commits[first:] & (sound[first:] | (np.arange(len(sound) - first) == 0)))
-    if not len(ends) or not len(later) or later[-1] <= ends[0]:
+    ends = np.flatnonzero(commits[first:]) + first
+    unsound = np.cumsum(~sound)[ends]
+    followed = ends[1:][unsound[1:] == unsound[:-1]]
+    if sound.all() or not len(followed):
         return None
     at = HEADER.size + first * (FRAME_HEADER + page_bytes)
-    return _Wrong(at, f"frame {first + 1} does not verify, and later ones behind it do, up to {later[-1] + 1}")
+    return _Wrong(at, f"frame {first + 1} does not verify, and later ones behind it do, up to {followed[-1] + 1}")
 
 
 @functools.cache

@@ -60,11 +60,11 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         return sqlite_file.heads_of(self._read(*heads_query(keys)), self._path)
 
     def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
-        failure: apsw.Error | OSError | None = None
+        failure: Exception | None = None
         for _ in range(ATTEMPTS):
             try:
                 rows = self._read_locked(sql, values) if self._log.exists() else self._read_still(sql, values)
-            except (apsw.Error, OSError) as error:
+            except (*sqlite_file.FAILURES, OSError) as error:
                 check_same(str(self._path), self._first_seen)
                 failure = error  # the log came or went between looking and opening
                 continue
@@ -93,7 +93,7 @@ class ReadOnlySqliteConsensus(RefusesWrites):
         # In this order: a process that changes the database has a log, and removes it after its last change.
         return rows if not self._log.exists() and _identity(self._path) == before else None
 
-    def _failed(self, failure: apsw.Error | OSError | None) -> PersistError:
+    def _failed(self, failure: Exception | None) -> PersistError:
         if isinstance(failure, apsw.CantOpenError):
             return Determinate(
                 f"the SQLite database {self._path} has a write-ahead log, but its -shm file is missing: it was copied "

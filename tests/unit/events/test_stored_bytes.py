@@ -27,7 +27,10 @@ BAD = ("WRONG", "OTHER", "UNTYPED", "CRASH", "HANG")
 FOREIGN = "OTHER InvalidUsage: "
 NOT_OURS = "not one of Persist's"
 CASES = [(kind, state) for kind in LOCAL for state in STATES if (kind, state) != ("persist", "killed")]
-"""A location in SQLite has nothing that says where its write-ahead log ended: what that means is in the table."""
+"""A location in SQLite has nothing that says where its write-ahead log ended: what that means is in the table. What is
+said of its damaged files is in `tests/unit/location/test_sqlite_damage.py` and `test_sqlite_log.py`."""
+CRASHES = ("rock", "OPTIONS")
+"""RocksDB reads this file without a check, and of 80 flips one ended the process. `0045-event-stores.md` has it."""
 DESIGN = Path("docs/design/0045-event-stores.md")
 HEADING = "| Store | Region | Flip | Cut | Swap |"
 
@@ -60,7 +63,9 @@ def is_bad(said: str) -> bool:
 def test_no_damage_to_a_file_gives_another_log(kind: str, state: str, tmp_path: Path) -> None:
     is_slow = kind == "persist"
     found = said_of(kind, tmp_path, state, COUNT_SLOW if is_slow else COUNT, 1 if IS_ALL or not is_slow else 4)
-    assert {region: bad for region, said in found.items() if (bad := [one for one in said if is_bad(one)])} == {}
+    found_bad = {region: bad for region, said in found.items() if (bad := [one for one in said if is_bad(one)])}
+    known = {key: bad for key, bad in found_bad.items() if (kind, key[0]) == CRASHES and "HANG" not in bad}
+    assert found_bad == known
     assert any("Corrupt" in one for said in found.values() for one in said), "nothing was damaged at all"
 
 

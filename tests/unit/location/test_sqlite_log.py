@@ -70,6 +70,38 @@ def test_a_torn_last_transaction_and_a_whole_log_are_no_damage(killed: Path, tmp
         assert outcome(killed, tmp_path, damage) is None
 
 
+def appended(killed: Path, folder: Path, rows: int) -> bytes:
+    """The log after one more transaction, by a process that came after the killed one."""
+    shutil.copytree(killed.parent, folder)
+    connection = sqlite3.connect(folder / "db")
+    connection.execute("PRAGMA cache_size=2000")
+    for number in range(rows):
+        connection.execute("INSERT INTO t VALUES (?)", (bytes([number]) * 3000,))
+    connection.commit()
+    log = (folder / "db-wal").read_bytes()
+    connection.close()
+    return log
+
+
+def test_what_several_failed_transactions_left_behind_the_end_is_no_damage(killed: Path, tmp_path: Path) -> None:
+    """Each was written where the one before had been, whole and with its last frame, and its sync failed."""
+    left = b""
+    for rows in (9, 4, 1):
+        log = appended(killed, tmp_path / str(rows), rows)
+        left = log + left[len(log) :]
+    assert outcome(killed, tmp_path / "left", lambda _: left) is None
+    connection = sqlite3.connect(tmp_path / "left" / "db")
+    assert connection.execute("SELECT count(*) FROM t").fetchone() == (ROWS + 1,), "as SQLite does"
+    connection.close()
+
+
+def test_damage_in_two_places_is_found(killed: Path, tmp_path: Path) -> None:
+    def twice(data: bytes) -> bytes:
+        return flipped(HEADER.size + 5 * FRAME + 90)(flipped(HEADER.size + 12 * FRAME + 90)(data))
+
+    assert "frame 6 does not verify" in (outcome(killed, tmp_path, twice) or "nothing")
+
+
 def test_a_location_whose_log_is_damaged_is_not_opened(tmp_path: Path) -> None:
     first = SqliteConsensus(tmp_path / "db")
     for number in range(5):
