@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -125,7 +126,8 @@ class PersistRecords:
             found = machine.try_fetch()
             if found is not None and lock_of(found.state, self._where) is not None:
                 continue
-            create_if_missing(machine, schema, self._client.config.format)
+            free = partial(clients.check_free, self._client, machine.shard)
+            create_if_missing(machine, schema, self._client.config.format, free)
             schema_id(machine, schema)
 
             def build(state: State, _now: int) -> c.SetHold:
